@@ -1,0 +1,43 @@
+# `make` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN = $(VENV)/bin
+DEMO = .demo
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types tests bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/installed ## quanterr and its development tools, in .venv
+
+# torch first: which build of it is wanted is not this project's business, and the next line keeps it.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: install ## quantize a real model to FP8 and INT8, compare both, show the reports
+	$(BIN)/python examples/demo.py $(DEMO)
+
+test: lint types tests ## lint, types and tests: what CI runs
+
+lint: install ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## mypy, strict
+	$(BIN)/mypy
+
+tests: install ## pytest
+	$(BIN)/python -m pytest -q
+
+bench: install ## speed and memory, beside a plain script and beside plain reading (takes minutes)
+	$(BIN)/python tests/bench/bench.py
+
+clean: ## what the other targets made
+	rm -rf $(VENV) $(DEMO) .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis

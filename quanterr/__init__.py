@@ -1,0 +1,53 @@
+"""How far is a quantized checkpoint from its original, layer by layer?
+
+>>> import quanterr
+>>> report = quanterr.compare("orig.safetensors", "quant.safetensors")  # doctest: +SKIP
+>>> report.aggregate.overall_snr_db  # doctest: +SKIP
+31.48
+
+Importing this module loads nothing else: the public names are found when they are first asked for,
+so that ``quanterr --help`` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quanterr.checkpoints import open_checkpoint
+    from quanterr.comparison import compare
+    from quanterr.errors import QuanterrError
+    from quanterr.formats import FORMATS
+    from quanterr.measuring import measure
+    from quanterr.metrics import METRICS, theoretical_sqnr
+    from quanterr.report.model import Report
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "compare": "quanterr.comparison",
+    "open_checkpoint": "quanterr.checkpoints",
+    "measure": "quanterr.measuring",
+    "theoretical_sqnr": "quanterr.metrics",
+    "Report": "quanterr.report.model",
+    "FORMATS": "quanterr.formats",
+    "METRICS": "quanterr.metrics",
+    "QuanterrError": "quanterr.errors",
+}
+
+__all__ = [
+    "FORMATS",
+    "METRICS",
+    "QuanterrError",
+    "Report",
+    "compare",
+    "measure",
+    "open_checkpoint",
+    "theoretical_sqnr",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Find a public name where it lives, at its first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'quanterr' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,5 @@
+"""``python -m quanterr``."""
+
+from quanterr.cli import main
+
+main()

@@ -1,0 +1,73 @@
+"""What can go wrong, and the exit status that says so.
+
+QuanterrError
+├── UsageError          2   a wrong argument, or a pattern that matches nothing
+├── CheckpointError     3   an input cannot be read or is invalid
+└── ResourceError       5   memory, device, disk, an output that cannot be written
+
+Misfit                      not an error of the run: why one stored weight does not fit one format
+"""
+
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """Exit status of the command. When several hold, the unreliable result outranks the failed gate."""
+
+    OK = 0
+    GATE_FAILED = 1
+    USAGE = 2
+    UNREADABLE = 3
+    INCONCLUSIVE = 4
+    ENVIRONMENT = 5
+    BUG = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+    TERMINATED = 143
+
+
+MEANINGS = {
+    Status.OK: "compared completely, every gate holds",
+    Status.GATE_FAILED: "compared completely, a gate does not hold",
+    Status.USAGE: "wrong usage or configuration; a pattern that matches nothing",
+    Status.UNREADABLE: "an input cannot be read or is invalid",
+    Status.INCONCLUSIVE: "something was not compared, or the result means nothing (`--allow-partial`: 0)",
+    Status.ENVIRONMENT: "memory, device, disk, an output that cannot be written",
+    Status.BUG: "a bug in quanterr",
+    Status.INTERRUPTED: "Ctrl-C; the report is written and says that it is incomplete",
+    Status.BROKEN_PIPE: "whoever read the output went away",
+    Status.TERMINATED: "SIGTERM; as Ctrl-C",
+}
+
+
+class QuanterrError(Exception):
+    """Something the user can mend; the message names it and says how."""
+
+    status = Status.BUG
+
+
+class UsageError(QuanterrError):
+    """A wrong argument or configuration."""
+
+    status = Status.USAGE
+
+
+class CheckpointError(QuanterrError):
+    """An input that cannot be read or is invalid."""
+
+    status = Status.UNREADABLE
+
+
+class ResourceError(QuanterrError):
+    """The machine does not give what is needed."""
+
+    status = Status.ENVIRONMENT
+
+
+class Misfit(Exception):
+    """Why a stored weight does not fit a format; becomes the reason in the report."""
+
+    def __init__(self, reason: str, lacking: bool = False) -> None:
+        """``lacking``: a part is not stored at all, so it may be another format."""
+        super().__init__(reason)
+        self.lacking = lacking

@@ -1,0 +1,45 @@
+"""Text for people: names made harmless, sizes and counts made short."""
+
+MAX_SHOWN = 200
+
+
+def display(name: str, limit: int = MAX_SHOWN) -> str:
+    """A name from a checkpoint as it may be printed anywhere.
+
+    Whatever is not printable (control characters, escape sequences, bidirectional overrides, line
+    separators, lone surrogates) becomes ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``; a long name loses its middle.
+    """
+    shown = name if name.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in name)
+    if not shown:
+        return '""'
+    if len(shown) > limit:
+        half = (limit - 1) // 2
+        shown = f"{shown[:half]}…{shown[-half:]}"
+    return shown
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def listed(names: list[str], limit: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    shown = ", ".join(display(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in binary units: ``1.50 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.2f} TiB"
+
+
+def count(n: int, one: str, many: str | None = None) -> str:
+    """``1 tensor``, ``1,204 tensors``."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
