@@ -1,0 +1,165 @@
+"""Checkpoints: what is stored where; headers first, bytes when asked."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from quanterr.checkpoints import hub_cache, strict_json
+from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
+from quanterr.checkpoints.safetensors_file import read_header, shard_conflict
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.text import display, listed
+
+__all__ = ["Checkpoint", "Entry", "StoredFile", "open_checkpoint"]
+
+SUFFIXES = (".safetensors", ".sft")
+INDEX_SUFFIX = ".safetensors.index.json"
+SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
+CONFIGS = ("config.json", "hf_quant_config.json")
+MAX_INDEX = 256 * 2**20
+MAX_CONFIG = 16 * 2**20
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read the headers of a checkpoint; no weight is read.
+
+    ``path`` is a ``.safetensors`` or ``.sft`` file, a folder with an index or with the shards of one
+    model, an index itself, or ``org/name`` (``hf://org/name@revision/inside``) in the local cache.
+
+    Raises:
+        CheckpointError: missing, unreadable, damaged or not a checkpoint.
+        UsageError: a folder that holds several.
+    """
+    given = os.fspath(path)
+    where, revision = Path(given), None
+    try:
+        if given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(where)):
+            where, revision = hub_cache.find_snapshot(given)
+        if os.path.isdir(where):
+            kind, paths, index = _in_folder(where)
+        elif where.name.endswith(".index.json"):
+            kind, (paths, index) = "index", _in_index(where)
+        else:
+            kind, paths, index = "file", [where], None
+        return _open_files(given, kind, paths, index, _config(paths[0].parent), revision)
+    except OSError as error:
+        raise cannot_open(where, error) from error
+    except ValueError as error:
+        raise CheckpointError(f"{display(given)}: not a file name") from error
+
+
+def _in_folder(folder: Path) -> tuple[str, list[Path], dict[str, str] | None]:
+    names = sorted(os.listdir(folder))
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    if "model" + INDEX_SUFFIX in indexes:
+        indexes = ["model" + INDEX_SUFFIX]
+    if len(indexes) == 1:
+        return "folder", *_in_index(folder / indexes[0])
+    found = indexes or [name for name in names if name.endswith(SUFFIXES)]
+    if any(not name.startswith("consolidated") for name in found):
+        # Mistral ships the same weights twice; the other names are the ones that match.
+        found = [name for name in found if not name.startswith("consolidated")]
+    if not found:
+        seen = f"it holds {listed(names)}" if names else "it is empty"
+        raise CheckpointError(
+            f"{display(str(folder))}: no checkpoint found (looked for *{INDEX_SUFFIX}, *.safetensors and *.sft; {seen})"
+        )
+    shards = [SHARD.fullmatch(name) for name in found]
+    if len(found) == 1 and not shards[0]:
+        return "folder", [folder / found[0]], None
+    series = {(match["stem"], match["total"], match["suffix"]) for match in shards if match}
+    if None in shards or len(series) != 1 or len(found) > int(next(iter(series))[1]):
+        raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {listed(found, 20)}")
+    stem, total, suffix = series.pop()
+    expected = [f"{stem}-{number:05}-of-{total}{suffix}" for number in range(1, int(total) + 1)]
+    _require_shards(folder, expected)
+    return "folder", [folder / name for name in expected], None
+
+
+def _in_index(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The shards an index names, in order, and its map from tensor to shard."""
+    file = StoredFile(path)
+    try:
+        if file.size > MAX_INDEX:
+            raise CheckpointError(f"{file}: index of {file.size} bytes; the limit is {MAX_INDEX}")
+        index = strict_json.loads(file.read(0, file.size))
+    except strict_json.Invalid as error:
+        raise CheckpointError(f"{file}: index {display(str(error))}") from error
+    finally:
+        file.close()
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f'{file}: index has no "weight_map"')
+    for shard in weight_map.values():
+        if not _plain_file_name(shard):
+            raise CheckpointError(f"{file}: index: shard name {display(repr(shard))} is not a plain file name")
+    names = sorted(set(weight_map.values()))
+    _require_shards(path.parent, names)
+    return [path.parent / name for name in names], weight_map
+
+
+def _plain_file_name(name: Any) -> bool:
+    return (
+        isinstance(name, str) and name not in ("", ".", "..") and not any(character in name for character in "/\\:\0")
+    )
+
+
+def _require_shards(folder: Path, names: list[str]) -> None:
+    missing = [name for name in names if not os.path.lexists(folder / name)]
+    if missing:
+        raise CheckpointError(
+            f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {listed(missing, 20)}"
+        )
+
+
+def _open_files(
+    given: str,
+    kind: str,
+    paths: list[Path],
+    index: dict[str, str] | None,
+    config: dict[str, Any],
+    revision: str | None,
+) -> Checkpoint:
+    files: list[StoredFile] = []
+    entries: dict[str, Entry] = {}
+    metadata: list[dict[str, str]] = []
+    notes: list[str] = []
+    try:
+        for path in paths:
+            files.append(StoredFile(path))
+            found, header, odd = read_header(files[-1])
+            metadata.append(header)
+            notes += odd
+            for entry in found:
+                if entry.name in entries:
+                    raise shard_conflict(entries[entry.name], entry)
+                entries[entry.name] = entry
+        if index is not None:
+            notes += _check_index(index, entries, display(given))
+    except BaseException:
+        close_all(files)
+        raise
+    return Checkpoint(given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes))
+
+
+def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -> list[str]:
+    """Headers are the truth: what the index promises must be there; what it leaves out is noted."""
+    for name, shard in index.items():
+        if name not in entries or entries[name].file.path.name != shard:
+            raise CheckpointError(f"{given}: index: {display(name)} is not in {display(shard)}")
+    unlisted = [name for name in entries if name not in index]
+    return [f"{given}: index does not list {listed(unlisted)}; compared all the same"] if unlisted else []
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What lies beside the weights as configuration, one key a file: hints, so what cannot be read is left out."""
+    found: dict[str, Any] = {}
+    for name in CONFIGS:
+        try:
+            if (folder / name).stat().st_size > MAX_CONFIG:
+                continue
+            found[name] = strict_json.loads((folder / name).read_bytes(), lenient=True)
+        except (OSError, ValueError):
+            continue
+    return found

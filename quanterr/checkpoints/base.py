@@ -1,0 +1,233 @@
+"""What a checkpoint is: named entries with a dtype and a shape, and the bytes of each on request."""
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from quanterr.errors import CheckpointError, ResourceError
+from quanterr.text import display
+
+# Bits of one element, by the dtype's name in a safetensors header.
+DTYPE_BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+
+ATTEMPTS = 3  # a network file system may fail once and then recover
+
+
+class StoredFile:
+    """One file, read by position. It must not change while it is open: see :meth:`check_unchanged`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a regular file; O_NONBLOCK, so that a FIFO is refused instead of waited for.
+
+        Raises:
+            CheckpointError: missing, not a regular file, not readable; names nearby files.
+            ResourceError: too many open files.
+        """
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise cannot_open(path, error) from error
+        except ValueError as error:
+            raise CheckpointError(f"{display(str(path))}: not a file name") from error
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise CheckpointError(f"{self}: not a regular file")
+        self._identity = _identity(status)
+        self.size = status.st_size
+
+    def __str__(self) -> str:
+        return display(str(self.path))
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` with the bytes from ``offset`` on.
+
+        Raises:
+            CheckpointError: the file ends before, or cannot be read.
+        """
+        done = 0
+        while done < len(view):
+            n = self._pread(view[done:], offset + done)
+            if n == 0:
+                raise CheckpointError(f"{self}: ends at byte {offset + done}, while it is being read: truncated")
+            done += n
+
+    def _pread(self, view: memoryview, offset: int) -> int:
+        for attempt in range(ATTEMPTS):
+            try:
+                return os.preadv(self._fd, [view], offset)
+            except OSError as error:
+                if error.errno not in (errno.EIO, errno.ESTALE) or attempt == ATTEMPTS - 1:
+                    name = errno.errorcode.get(error.errno or 0, "?")
+                    raise CheckpointError(f"{self}: read failed at byte {offset}: {name}") from error
+                time.sleep(0.1 * 4**attempt)
+        raise AssertionError("unreachable")
+
+    def read(self, offset: int, n: int) -> bytes:
+        """``n`` bytes from ``offset``: for headers and other small things."""
+        buffer = bytearray(n)
+        self.read_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+    def will_need(self, offset: int, n: int) -> None:
+        """Tell the kernel to fetch these bytes now; a hint, and no more."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, n, os.POSIX_FADV_WILLNEED)
+
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError when the file is no longer the one that was opened, byte for byte."""
+        now = os.fstat(self._fd)
+        if _identity(now) != self._identity:
+            raise CheckpointError(
+                f"{self}: changed while being read (size {self.size} → {now.st_size}); results discarded. "
+                "Compare again when nothing writes to it"
+            )
+
+    def probe(self) -> None:
+        """Raise ResourceError when no more files can be opened: the reason why a library could not."""
+        try:
+            os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            raise cannot_open(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def cannot_open(path: Path, error: OSError) -> CheckpointError | ResourceError:
+    """The error of a file or folder that cannot be opened: says why, and which names are near."""
+    name = display(str(path))
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return CheckpointError(f"{name}: no such file{_nearby(path)}")
+        case errno.EACCES | errno.EPERM:
+            return CheckpointError(f"{name}: permission denied")
+        case errno.ELOOP:
+            return CheckpointError(f"{name}: too many levels of symbolic links")
+        case errno.ENXIO:
+            return CheckpointError(f"{name}: not a regular file")
+        case errno.EMFILE | errno.ENFILE:
+            return ResourceError(f"{name}: too many open files; raise the limit with `ulimit -n`")
+    return CheckpointError(f"{name}: {(error.strerror or str(error)).lower()}")
+
+
+def _nearby(path: Path) -> str:
+    """The nearest names in the same folder, as the end of a sentence."""
+    from difflib import get_close_matches
+
+    try:
+        names = sorted(os.listdir(path.parent))
+    except OSError:
+        return ""
+    near = get_close_matches(path.name, names, n=3, cutoff=0.6)
+    return f"; did you mean {', '.join(display(name) for name in near)}?" if near else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A stored tensor's header: ``nbytes`` bytes at ``offset`` of ``file``, C order, little endian."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: StoredFile = field(repr=False)
+    offset: int
+    nbytes: int
+
+    @property
+    def n(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return DTYPE_BITS[self.dtype]
+
+    def read(self) -> bytes:
+        """All its bytes: for small tensors."""
+        return self.file.read(self.offset, self.nbytes)
+
+    def __str__(self) -> str:
+        return f"{display(self.name)} ({self.dtype} {list(self.shape)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Named entries in one or several files, found from headers alone.
+
+    ``metadata`` is the files' ``__metadata__``, one dict a file; ``config`` what lies beside the
+    weights as ``config.json`` and the like: hints, which are checked against the tensors.
+    """
+
+    path: str
+    kind: str
+    files: tuple[StoredFile, ...]
+    entries: dict[str, Entry]
+    metadata: tuple[dict[str, str], ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.entries.values())
+
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError if a file changed since it was opened."""
+        for file in self.files:
+            file.check_unchanged()
+
+    def close(self) -> None:
+        """Close the files."""
+        close_all(self.files)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def close_all(files: Iterable[StoredFile]) -> None:
+    """Close every file."""
+    for file in files:
+        file.close()

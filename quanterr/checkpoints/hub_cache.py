@@ -1,0 +1,61 @@
+"""``org/name`` in the local Hugging Face cache; nothing is ever downloaded.
+
+    $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
+        models--org--name/refs/<revision>           the commit
+        models--org--name/snapshots/<commit>/…      links to ../../blobs/…
+
+Reference: huggingface.co/docs/hub/local-cache.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from quanterr.errors import CheckpointError
+from quanterr.text import display
+
+MODEL_ID = re.compile(r"(?:hf://)?(?P<org>[\w.-]+)/(?P<name>[\w.-]+?)(?:@(?P<revision>[\w.-]+))?(?:/(?P<inside>.+))?")
+
+
+def cache_folder() -> Path:
+    """Where the Hugging Face libraries keep what they downloaded."""
+    if folder := os.environ.get("HF_HUB_CACHE"):
+        return Path(folder).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "huggingface" / "hub"
+
+
+def is_model_id(given: str) -> bool:
+    """Whether a path that does not exist may be meant as ``org/name`` or ``org/name@revision``."""
+    folder = given.split("/")[0]
+    return bool(re.fullmatch(r"[\w.-]+/[\w.@-]+", given)) and not (
+        given.endswith((".safetensors", ".sft", ".json")) or os.path.isdir(folder)
+    )
+
+
+def find_snapshot(given: str) -> tuple[Path, str]:
+    """Folder (or file inside it) of a cached model, and its commit.
+
+    Raises:
+        CheckpointError: not a model id, or not in the cache; says which command downloads it.
+    """
+    match = MODEL_ID.fullmatch(given)
+    if not match or any(part in ("..", ".") for part in given.split("/")):
+        raise CheckpointError(f"{display(given)}: no such file, and not a model id like org/name")
+    model = f"{match['org']}/{match['name']}"
+    revision = match["revision"] or "main"
+    home = cache_folder() / f"models--{match['org']}--{match['name']}"
+    try:
+        commit = (home / "refs" / revision).read_text().strip()
+    except (OSError, ValueError):
+        commit = revision
+    snapshot = home / "snapshots" / commit
+    if not re.fullmatch(r"[\w.-]+", commit) or not snapshot.is_dir():
+        wanted = f" --revision {revision}" if match["revision"] else ""
+        raise CheckpointError(
+            f"{display(given)}: no such file, and not in the Hugging Face cache ({display(str(cache_folder()))}); "
+            f"get it with `hf download {model}{wanted}`"
+        )
+    inside = match["inside"]
+    return (snapshot / inside if inside else snapshot), commit

@@ -1,0 +1,227 @@
+"""A safetensors file: the strict reading of its header.
+
+    8 bytes     u64, little endian: length of the header
+    header      JSON object: name → {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": str → str;
+                starts with "{", may be padded with spaces
+    data        the tensors, without a hole and without overlap
+
+Where the safetensors library is lax (duplicate names, trailing bytes, unknown padding, any number of
+tensors and dimensions), this is strict; then the library checks the file as well.
+
+Reference: huggingface/safetensors, README.md and safetensors/src/tensor.rs.
+"""
+
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from quanterr.checkpoints.base import DTYPE_BITS, Entry, StoredFile
+from quanterr.checkpoints.strict_json import DuplicateKey, Invalid, loads
+from quanterr.errors import CheckpointError
+from quanterr.text import count, display, listed
+
+MAX_HEADER = 100_000_000  # bytes, the format's own limit
+MAX_TENSORS = 1_000_000
+MAX_DIMENSIONS = 32
+MAX_DIMENSION = 2**40
+MAX_NAME = 4096  # characters
+MAX_OFFSET = 2**63
+
+# What other files begin with, and what to do about them.
+IMPOSTORS = (
+    (b"PK\x03\x04", "is a PyTorch zip or another zip archive; quanterr never unpickles. Convert to safetensors first"),
+    (b"\x80\x02", "is a Python pickle; quanterr never unpickles. Convert to safetensors first"),
+    (b"GGUF", "is a GGUF file, which this version does not read"),
+    (b"\x93NUMPY", "is a NumPy file, not safetensors"),
+)
+
+
+def read_header(file: StoredFile) -> tuple[list[Entry], dict[str, str], list[str]]:
+    """Entries in file order, the ``__metadata__`` and notes on what is odd but harmless.
+
+    Raises:
+        CheckpointError: the file is not a whole, valid safetensors file; names file and tensor.
+    """
+    header, data_start = _raw_header(file)
+    try:
+        fields = loads(header)
+    except DuplicateKey as error:
+        raise CheckpointError(f"{file}: {_twice(error.key)}") from error
+    except Invalid as error:
+        raise CheckpointError(f"{file}: header {error}") from error
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{file}: header is not a JSON object")
+    if len(fields) > MAX_TENSORS:
+        raise CheckpointError(f"{file}: {len(fields)} tensors exceed the limit of {MAX_TENSORS}")
+
+    metadata = _metadata(file, fields.pop("__metadata__", {}))
+    notes: list[str] = []
+    entries = [_entry(file, name, value, data_start, notes) for name, value in fields.items()]
+    _check_tiling(file, entries, data_start)
+    _check_with_library(file)
+    return entries, metadata, notes
+
+
+def _raw_header(file: StoredFile) -> tuple[bytes, int]:
+    if file.size == 0:
+        raise CheckpointError(f"{file}: empty file (0 bytes)")
+    start = file.read(0, min(file.size, 256))
+    if not start[8:].startswith(b"{") and (story := _impostor(start)):
+        raise CheckpointError(f"{file}: {story}")
+    if file.size < 8:
+        raise CheckpointError(f"{file}: too short for a safetensors header ({file.size} bytes)")
+    length = int.from_bytes(start[:8], "little")
+    if length > MAX_HEADER:
+        raise CheckpointError(
+            f"{file}: header length {length} exceeds the format limit of {MAX_HEADER}; not a safetensors file"
+        )
+    if 8 + length > file.size:
+        raise CheckpointError(
+            f"{file}: header claims {length} bytes, file has {file.size}: truncated or not safetensors"
+        )
+    header = file.read(8, length)
+    if not header.startswith(b"{"):
+        raise CheckpointError(f"{file}: header is not a JSON object; it must start with '{{'")
+    padding = header[len(header.rstrip(b" \t\r\n\0")) :].strip(b" ")
+    if padding:
+        raise CheckpointError(f"{file}: header padded with 0x{padding[0]:02x}; expected spaces")
+    n = header.count(b'"data_offsets"')
+    if n > MAX_TENSORS:
+        raise CheckpointError(f"{file}: {n} tensors exceed the limit of {MAX_TENSORS}")
+    return header, 8 + length
+
+
+def _twice(key: str) -> str:
+    if key in ("dtype", "shape", "data_offsets"):
+        return f'duplicate key "{key}" in a tensor\'s entry'
+    return f'tensor name or key "{display(key)}" appears twice'
+
+
+def _impostor(start: bytes) -> str | None:
+    """What a file is that is no safetensors file, told from its first bytes."""
+    for magic, story in IMPOSTORS:
+        if start.startswith(magic):
+            return story
+    text = start.lstrip()
+    if text.startswith(b"version https://git-lfs"):
+        real = next((line.split()[-1].decode() for line in text.splitlines() if line.startswith(b"size ")), "unknown")
+        return f"is a Git LFS pointer, not the weights (real size {real} bytes); run `git lfs pull`"
+    if text[:1] in (b"<", b"{", b"[") and all(byte >= 32 or byte in b"\t\r\n" for byte in start[:8]):
+        kind = "HTML or XML" if text[:1] == b"<" else "a JSON document"
+        return f"looks like {kind}, not weights; download it again (is a login needed?)"
+    return None
+
+
+def _metadata(file: StoredFile, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: __metadata__ must be an object of strings")
+    for key, text in value.items():
+        if not isinstance(text, str):
+            raise CheckpointError(f'{file}: metadata value for "{display(key)}" must be a string')
+    return value
+
+
+def _entry(file: StoredFile, name: str, value: Any, data_start: int, notes: list[str]) -> Entry:
+    where = f"{file}: {display(name)}"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{file}: tensor name {display(name)} is not valid Unicode") from error
+    if len(name) > MAX_NAME:
+        raise CheckpointError(f"{where}: name of {len(name)} characters; the limit is {MAX_NAME}")
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where}: entry is not an object")
+    for key in ("dtype", "shape", "data_offsets"):
+        if key not in value:
+            raise CheckpointError(f'{where}: missing "{key}"')
+    unknown = sorted(value.keys() - {"dtype", "shape", "data_offsets"})
+    notes.extend(f'{where}: ignoring unknown field "{display(key)}"' for key in unknown)
+    dtype = value["dtype"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise CheckpointError(f"{where}: {_unknown_dtype(dtype)}")
+    shape = _shape(where, value["shape"])
+    begin, end = _offsets(where, value["data_offsets"])
+    entry = Entry(name, dtype, shape, file, data_start + begin, end - begin)
+    bits = entry.n * entry.bits
+    if bits % 8:
+        raise CheckpointError(f"{where}: {bits} bits is not a whole number of bytes")
+    if bits // 8 != entry.nbytes:
+        raise CheckpointError(
+            f"{where}: shape {list(shape)} of {dtype} needs {bits // 8} bytes, range has {entry.nbytes}"
+        )
+    return entry
+
+
+def _unknown_dtype(dtype: Any) -> str:
+    if isinstance(dtype, str) and dtype.upper() in DTYPE_BITS:
+        return f"unknown dtype {display(dtype)} (did you mean {dtype.upper()}?)"
+    return f"unknown dtype {display(str(dtype))} (the file may be newer than this quanterr)"
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_OFFSET
+
+
+def _shape(where: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(_whole(size) for size in value):
+        raise CheckpointError(f"{where}: shape must be a list of integers in 0…2^63")
+    if len(value) > MAX_DIMENSIONS:
+        raise CheckpointError(f"{where}: {len(value)} dimensions; the limit is {MAX_DIMENSIONS}")
+    if any(size > MAX_DIMENSION for size in value):
+        raise CheckpointError(f"{where}: dimension exceeds 2^40: {value}")
+    return tuple(value)
+
+
+def _offsets(where: str, value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2 or not all(_whole(offset) for offset in value):
+        raise CheckpointError(f"{where}: data_offsets must be two integers in 0…2^63")
+    begin, end = value
+    if end < begin:
+        raise CheckpointError(f"{where}: end before begin in data_offsets {value}")
+    return begin, end
+
+
+def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> None:
+    """The tensors must cover the data without a hole, without overlap, to the last byte."""
+    position, before = data_start, "the start of the data"
+    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
+        begin, end = entry.offset, entry.offset + entry.nbytes
+        if begin > position:
+            raise CheckpointError(
+                f"{file}: bytes {position - data_start}–{begin - data_start} belong to no tensor"
+                f" (between {before} and {display(entry.name)})"
+            )
+        if begin < position:
+            raise CheckpointError(
+                f"{file}: {before} and {display(entry.name)} overlap at"
+                f" {begin - data_start}–{min(position, end) - data_start}"
+            )
+        if end > file.size:
+            raise CheckpointError(
+                f"{file}: truncated: {_missing(file, entries)}; first affected: {display(entry.name)}"
+            )
+        position, before = end, display(entry.name)
+    if position < file.size:
+        raise CheckpointError(
+            f"{file}: {count(file.size - position, 'trailing byte')} after the last tensor; some loaders ignore them, "
+            "others refuse. Save the file again"
+        )
+
+
+def _missing(file: StoredFile, entries: list[Entry]) -> str:
+    needed = max(entry.offset + entry.nbytes for entry in entries)
+    return f"{count(needed - file.size, 'byte')} missing (have {file.size:,}, need {needed:,})"
+
+
+def _check_with_library(file: StoredFile) -> None:
+    try:
+        with safe_open(file.path, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        file.probe()
+        raise CheckpointError(f"{file}: the safetensors library refuses it: {display(str(error))}") from error
+
+
+def shard_conflict(first: Entry, second: Entry) -> CheckpointError:
+    """The error of one tensor in two shards."""
+    return CheckpointError(f"{listed([first.name])} is in {first.file} and in {second.file}")
