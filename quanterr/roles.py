@@ -1,0 +1,57 @@
+"""What a weight does in its model, told from its name: for groups in the report and for selecting layers.
+
+The first row with a matching component decides. Components are what dots separate.
+"""
+
+import re
+from functools import lru_cache
+
+# role, and the pattern that a component of the name must match in full
+ROLES: tuple[tuple[str, str], ...] = (
+    ("vae", r"vae|first_stage_model"),
+    ("text_encoder", r"text_encoders?(_\d)?|cond_stage_model|conditioner|t5xxl|clip_[lg]"),
+    ("experts", r"experts?|.*_experts?|block_sparse_moe"),
+    ("norm", r".*norm\d?(_[a-z]+)?|.*layernorm.*|ln_?(\d|f|pre|post|attn|mlp)?|rms.*|norm_.*"),
+    (
+        "mlp",
+        r".*mlp.*|ffn?|feed_?forward|gate_proj|up_proj|down_proj|gate_up_proj|fc\d|w[123]|intermediate|dense\w*dense",
+    ),
+    (
+        "attention",
+        r".*attn\d?.*|.*attention|[qkv]_proj|o_proj|qkv|to_[qkv]|to_out|qkv_proj|wqkv|selfattention|encdecattention",
+    ),
+    ("head", r"lm_head|head|output|classifier|score|final_layer|proj_out"),
+    ("embedding", r".*embed.*|wte|wpe|shared|.*embedder|patch_in|img_in|txt_in|time_in|vector_in|guidance_in"),
+)
+OTHER = "other"
+
+# words that --layers-to-compare knows besides the roles
+ALIASES = {
+    "attn": "attention",
+    "embed": "embedding",
+    "expert": "experts",
+    "norms": "norm",
+    "te": "text_encoder",
+}
+
+_COMPILED = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES)
+_INDEXED = re.compile(r"(?:^|\.)([^.]+)\.(\d+)(?:\.|$)")
+
+
+@lru_cache(maxsize=1 << 16)
+def _roles_of_component(component: str) -> frozenset[str]:
+    return frozenset(role for role, pattern in _COMPILED if pattern.fullmatch(component))
+
+
+def role_of(name: str) -> str:
+    """Role of a weight: one of :data:`ROLES`, or ``other``."""
+    found = frozenset[str]().union(*(_roles_of_component(part) for part in name.split(".")))
+    role = next((role for role, _ in ROLES if role in found), OTHER)
+    # A block's own output (BERT's output.dense, Flux's proj_out) is the second half of its MLP.
+    return "mlp" if role == "head" and block_of(name) else role
+
+
+def block_of(name: str) -> str | None:
+    """The block a weight lies in, ``layers.12`` or ``double_blocks.3``; None outside of any."""
+    match = _INDEXED.search(name)
+    return f"{match[1]}.{match[2]}" if match else None

@@ -1,0 +1,76 @@
+"""Which layers are compared: the words of ``--layers-to-compare``.
+
+    attn            a role (see roles.py) or one of its aliases; any other word: a part of the name
+    *.mlp.*         with * ? or [ : a glob on the full name
+    re:blocks\\.1    a regular expression, searched in the full name
+    !norm           any of these with ! in front: leaves out
+
+Without a word that takes in, all layers are taken in.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+from quanterr.errors import UsageError
+from quanterr.roles import ALIASES, OTHER, ROLES, role_of
+from quanterr.text import display, listed
+
+NAMED = {role for role, _ in ROLES} | {OTHER}
+
+
+class Selection:
+    """The layers that patterns take in."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        """Compile the patterns; a string may hold several, separated by commas (a ``re:`` may not).
+
+        Raises:
+            UsageError: an empty pattern or a regular expression that does not compile.
+        """
+        self.patterns = tuple(word for pattern in patterns for word in _words(pattern))
+        self._taken = [(word, _matcher(word)) for word in self.patterns if not word.startswith("!")]
+        self._left = [(word, _matcher(word[1:])) for word in self.patterns if word.startswith("!")]
+
+    def takes(self, name: str) -> bool:
+        """Whether the weight of this name is compared."""
+        taken = not self._taken or any(matches(name) for _, matches in self._taken)
+        return taken and not any(matches(name) for _, matches in self._left)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise UsageError for a pattern that matches no name: it was misspelt; names the nearest."""
+        names = list(names)
+        for word, matches in self._taken + self._left:
+            if not any(matches(name) for name in names):
+                raise UsageError(f'no layer matches "{display(word)}"{_nearest(word, names)}')
+
+
+def _words(pattern: str) -> list[str]:
+    if pattern.removeprefix("!").startswith("re:"):
+        return [pattern]
+    return [word.strip() for word in pattern.split(",")]
+
+
+def _matcher(word: str) -> Callable[[str], bool]:
+    if not word:
+        raise UsageError("an empty pattern in --layers-to-compare")
+    if word.startswith("re:"):
+        try:
+            return lambda name, expression=re.compile(word[3:]): expression.search(name) is not None  # type: ignore[misc]
+        except re.error as error:
+            raise UsageError(f'"{display(word)}" is not a regular expression: {error}') from error
+    if any(character in word for character in "*?["):
+        return lambda name: fnmatch.fnmatchcase(name, word)
+    role = ALIASES.get(word, word)
+    if role in NAMED:
+        return lambda name: role_of(name) == role
+    return lambda name: word in name
+
+
+def _nearest(word: str, names: list[str]) -> str:
+    components = {part for name in names for part in name.split(".") if not part.isdigit()}
+    near = get_close_matches(word.lstrip("!"), sorted(NAMED | ALIASES.keys() | components), n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {', '.join(display(name) for name in near)}?"
+    return f"; the layers are called {listed(names, 3)}"

@@ -1,0 +1,228 @@
+import pytest
+
+from quanterr.errors import UsageError
+from quanterr.roles import ALIASES, OTHER, ROLES, block_of, role_of
+from quanterr.selection import Selection
+
+NAMES = [
+    "model.embed_tokens.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.0.self_attn.k_norm.weight",
+    "model.layers.0.mlp.up_proj.weight",
+    "model.layers.1.mlp.experts.7.up_proj.weight",
+    "model.layers.1.router.weight",
+    "lm_head.weight",
+]
+EMBED, NORM, ATTN, K_NORM, MLP, EXPERT, ROUTER, HEAD = NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        # Llama, Qwen
+        ("model.embed_tokens.weight", "embedding"),
+        ("model.layers.0.self_attn.q_proj.weight", "attention"),
+        ("model.layers.0.self_attn.o_proj.weight", "attention"),
+        ("model.layers.0.self_attn.q_norm.weight", "norm"),
+        ("model.layers.31.mlp.gate_proj.weight", "mlp"),
+        ("model.layers.31.mlp.down_proj.weight", "mlp"),
+        ("model.layers.0.input_layernorm.weight", "norm"),
+        ("model.layers.0.post_attention_layernorm.weight", "norm"),
+        ("model.layers.0.pre_feedforward_layernorm.weight", "norm"),
+        ("model.norm.weight", "norm"),
+        ("lm_head.weight", "head"),
+        # Llama and Mistral as their makers name them
+        ("tok_embeddings.weight", "embedding"),
+        ("layers.0.attention.wq.weight", "attention"),
+        ("layers.0.attention_norm.weight", "norm"),
+        ("layers.0.feed_forward.w2.weight", "mlp"),
+        ("layers.0.ffn_norm.weight", "norm"),
+        ("output.weight", "head"),
+        # DeepSeek, Mixtral, Qwen MoE, gpt-oss
+        ("model.layers.3.mlp.experts.17.gate_proj.weight", "experts"),
+        ("model.layers.3.mlp.shared_experts.up_proj.weight", "experts"),
+        ("model.layers.3.mlp.shared_expert.up_proj.weight", "experts"),
+        ("model.layers.3.mlp.experts.gate_up_proj", "experts"),
+        ("model.layers.3.mlp.gate.weight", "mlp"),
+        ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "attention"),
+        ("model.layers.3.self_attn.kv_a_layernorm.weight", "norm"),
+        ("model.layers.0.block_sparse_moe.experts.0.w1.weight", "experts"),
+        # GPT-2, Falcon
+        ("transformer.wte.weight", "embedding"),
+        ("h.0.ln_1.weight", "norm"),
+        ("h.0.attn.c_attn.weight", "attention"),
+        ("h.0.mlp.c_fc.weight", "mlp"),
+        ("transformer.h.0.self_attention.query_key_value.weight", "attention"),
+        # Flux
+        ("img_in.weight", "embedding"),
+        ("model.diffusion_model.txt_in.weight", "embedding"),
+        ("time_in.in_layer.weight", "embedding"),
+        ("guidance_in.out_layer.weight", "embedding"),
+        ("double_blocks.0.img_attn.qkv.weight", "attention"),
+        ("double_blocks.0.img_attn.norm.query_norm.scale", "norm"),
+        ("double_blocks.0.txt_mlp.2.weight", "mlp"),
+        ("double_blocks.0.img_mod.lin.weight", "other"),
+        ("single_blocks.0.linear1.weight", "other"),
+        ("single_blocks.0.norm.key_norm.scale", "norm"),
+        ("final_layer.linear.weight", "head"),
+        # Flux, Wan and Qwen-Image in diffusers and ComfyUI
+        ("transformer_blocks.0.attn.to_q.weight", "attention"),
+        ("transformer_blocks.0.attn.to_out.0.weight", "attention"),
+        ("transformer_blocks.0.ff.net.2.weight", "mlp"),
+        ("x_embedder.weight", "embedding"),
+        ("blocks.0.cross_attn.k.weight", "attention"),
+        ("blocks.0.self_attn.norm_q.weight", "norm"),
+        ("blocks.0.ffn.0.weight", "mlp"),
+        ("patch_embedding.weight", "embedding"),
+        ("head.head.weight", "head"),
+        # SDXL as ComfyUI stores it
+        ("model.diffusion_model.input_blocks.4.1.transformer_blocks.0.attn1.to_q.weight", "attention"),
+        ("model.diffusion_model.input_blocks.4.1.transformer_blocks.0.ff.net.0.proj.weight", "mlp"),
+        ("model.diffusion_model.input_blocks.4.1.transformer_blocks.0.norm1.weight", "norm"),
+        ("model.diffusion_model.input_blocks.0.0.weight", "other"),
+        ("model.diffusion_model.time_embed.0.weight", "embedding"),
+        ("first_stage_model.decoder.mid.attn_1.q.weight", "vae"),
+        ("vae.decoder.conv_in.weight", "vae"),
+        ("conditioner.embedders.0.transformer.text_model.encoder.layers.0.mlp.fc1.weight", "text_encoder"),
+        ("text_encoders.clip_l.transformer.text_model.embeddings.token_embedding.weight", "text_encoder"),
+        ("text_encoder_2.encoder.block.0.layer.0.SelfAttention.q.weight", "text_encoder"),
+        # T5
+        ("shared.weight", "embedding"),
+        ("encoder.block.0.layer.0.SelfAttention.q.weight", "attention"),
+        ("encoder.block.0.layer.0.layer_norm.weight", "norm"),
+        ("encoder.final_layer_norm.weight", "norm"),
+        # BERT
+        ("bert.embeddings.word_embeddings.weight", "embedding"),
+        ("bert.embeddings.LayerNorm.weight", "norm"),
+        ("bert.encoder.layer.0.attention.self.query.weight", "attention"),
+        ("bert.encoder.layer.0.attention.output.dense.weight", "attention"),
+        ("bert.encoder.layer.0.attention.output.LayerNorm.weight", "norm"),
+        ("bert.encoder.layer.0.intermediate.dense.weight", "mlp"),
+        ("bert.encoder.layer.0.output.LayerNorm.weight", "norm"),
+        ("bert.pooler.dense.weight", "other"),
+        ("classifier.weight", "head"),
+        # what says nothing
+        ("weight", "other"),
+        ("", "other"),
+        ("...", "other"),
+        ("model.layers.0.something_new.weight", "other"),
+    ],
+)
+def test_the_role_of_a_weight_is_told_from_its_name(name, role):
+    assert role == role_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("model.layers.12.self_attn.q_proj.weight", "layers.12"),
+        ("model.layers.12.mlp.experts.3.up_proj.weight", "layers.12"),
+        ("double_blocks.3.img_attn.qkv.weight", "double_blocks.3"),
+        ("model.diffusion_model.input_blocks.4.1.proj_in.weight", "input_blocks.4"),
+        ("h.0.ln_1.weight", "h.0"),
+        ("blocks.7", "blocks.7"),
+        ("lm_head.weight", None),
+        ("layer4.weight", None),
+        ("7.weight", None),
+        ("", None),
+    ],
+)
+def test_the_block_of_a_weight_is_its_first_numbered_component(name, block):
+    assert block == block_of(name)
+
+
+def test_every_alias_stands_for_a_role():
+    assert set(ALIASES.values()) <= {role for role, _ in ROLES}
+    assert not set(ALIASES) & {role for role, _ in ROLES}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "taken"),
+    [
+        ([], NAMES),
+        # roles and their other names
+        (["attention"], [ATTN]),
+        (["attn"], [ATTN]),
+        (["mlp"], [MLP]),
+        (["expert"], [EXPERT]),
+        (["norm"], [NORM, K_NORM]),
+        (["norms"], [NORM, K_NORM]),
+        (["embed"], [EMBED]),
+        (["head"], [HEAD]),
+        ([OTHER], [ROUTER]),
+        # a part of a name
+        (["q_proj"], [ATTN]),
+        (["up_pr"], [MLP, EXPERT]),
+        (["layers.1.mlp"], [EXPERT]),
+        # globs on the full name
+        (["*up_proj.weight"], [MLP, EXPERT]),
+        (["*.mlp.up_proj.*"], [MLP]),
+        (["lm_head.weigh?"], [HEAD]),
+        (["model.layers.[1-9].*"], [EXPERT, ROUTER]),
+        # regular expressions, searched in the full name
+        (["re:layers\\.0\\..*proj"], [ATTN, MLP]),
+        (["re:^lm"], [HEAD]),
+        (["re:experts\\.\\d{1,3}"], [EXPERT]),
+        # several
+        (["attn,mlp"], [ATTN, MLP]),
+        (["attn", "mlp"], [ATTN, MLP]),
+        (["attn , lm_head"], [ATTN, HEAD]),
+        (["mlp,up_proj"], [MLP, EXPERT]),
+        # what is left out
+        (["!norm"], [EMBED, ATTN, MLP, EXPERT, ROUTER, HEAD]),
+        (["layers.0,!norm"], [ATTN, MLP]),
+        (["!norm", "layers.0"], [ATTN, MLP]),
+        (["!re:^model"], [HEAD]),
+        (["up_proj", "!*experts*"], [MLP]),
+        (["attn", "!attn"], []),
+    ],
+)
+def test_patterns_choose_what_is_compared(patterns, taken):
+    selection = Selection(patterns)
+    selection.check(NAMES)
+
+    assert taken == [name for name in NAMES if selection.takes(name)]
+
+
+def test_the_patterns_are_kept_one_by_one_for_the_report():
+    assert ("attn", "!norm", "re:a,b") == Selection(["attn, !norm", "re:a,b"]).patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("attn2", 'no layer matches "attn2"; did you mean attn'),
+        ("q_porj", 'no layer matches "q_porj"; did you mean q_proj'),
+        ("!nrom", 'no layer matches "!nrom"; did you mean norm'),
+        ("vae", 'no layer matches "vae"'),
+        ("attn,zzz", 'no layer matches "zzz"; the layers are called model.embed_tokens.weight'),
+        ("*.Q_PROJ.*", 'no layer matches "*.Q_PROJ.*"'),
+        ("re:blocks", 'no layer matches "re:blocks"'),
+        ("a\x1b", 'no layer matches "a\\x1b"'),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(pattern, says):
+    with pytest.raises(UsageError) as raised:
+        Selection([pattern]).check(NAMES)
+
+    assert 2 == raised.value.status
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("", "an empty pattern"),
+        ("attn,,mlp", "an empty pattern"),
+        ("attn,", "an empty pattern"),
+        ("!", "an empty pattern"),
+        ("re:(", '"re:(" is not a regular expression'),
+        ("!re:*", '"re:*" is not a regular expression'),
+    ],
+)
+def test_a_pattern_that_means_nothing_is_refused(pattern, says):
+    with pytest.raises(UsageError) as raised:
+        Selection([pattern])
+
+    assert says in str(raised.value)
