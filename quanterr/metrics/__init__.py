@@ -1,0 +1,393 @@
+"""Every number of the report, one row each, computed from sums. Nothing here needs torch.
+
+To add a metric: a function of :class:`Measured` and a row of METRICS; one for groups and the whole model:
+a row of AGGREGATES. The report's schema, `quanterr schema` and the README's table come from the rows.
+
+Definitions, and where tools differ in them: each row's formula says which one is meant. x is the original,
+y the quantized weight, e = y - x, n the number of elements that are finite on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf, isfinite, isnan, log10, nan, sqrt
+from typing import Any, NamedTuple
+
+from quanterr.metrics.sums import Sums, as_float, worst_rows
+
+OUTLIER = 0.01  # |e| above it is an outlier, unless the user says otherwise
+RELATIVE_OUTLIER = 0.01  # of |x|
+
+NO_SPREAD = 1e-12  # of the energy: a variance below is rounding, and the tensor constant
+
+PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
+LAYER_PERCENTILES = {key: q for key, q in PERCENTILES.items() if key != "p99_9"}
+
+
+@dataclass(slots=True)
+class Measured:
+    """What is known of a compared weight, or of several together."""
+
+    sums: Sums
+    stored_bits: int = 0  # of all parts of the quantized side
+    original_bits: int = 0
+    uniform_bits: int | None = None
+    counts_saturated: bool = False  # the format has codes that can saturate
+    layers: LayerValues | None = None  # of several: what is taken over layers
+
+
+@dataclass(slots=True)
+class LayerValues:
+    """Values of single layers that aggregates are taken over."""
+
+    mean_absolute_error: list[float] = field(default_factory=list)
+    relative_error: list[float] = field(default_factory=list)
+    snr_db: list[float] = field(default_factory=list)
+
+    def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
+        """Take in one layer. What is undefined there makes undefined what is taken over layers."""
+        self.mean_absolute_error.append(nan if mean_absolute_error is None else mean_absolute_error)
+        self.relative_error.append(nan if relative_error is None else relative_error)
+        self.snr_db.append(nan if snr_db is None else snr_db)
+
+
+Value = float | int | dict[str, Any] | list[dict[str, Any]] | None
+
+
+class Metric(NamedTuple):
+    """One number: everything that is said about it."""
+
+    name: str
+    unit: str
+    better: str  # "lower", "higher", "" where neither
+    formula: str
+    of: Callable[[Measured], Value]
+    kind: str = "number"  # "count", "percentiles", "rows"
+
+
+def ratio(numerator: float, denominator: float) -> float:
+    """Numerator / denominator; 0/0 is NaN and anything else over 0 infinite, as on paper."""
+    if denominator:
+        try:
+            return numerator / denominator
+        except OverflowError:
+            return inf if (numerator > 0) == (denominator > 0) else -inf
+    return nan if not numerator else inf if numerator > 0 else -inf
+
+
+def decibels(power_ratio: float) -> float:
+    """10·log10; of 0 minus infinity."""
+    return (
+        10 * log10(power_ratio) if power_ratio > 0 and isfinite(power_ratio) else power_ratio if power_ratio else -inf
+    )
+
+
+def theoretical_sqnr(bits: float) -> float:
+    """SNR in dB of a full-scale sine in uniform codes of that many bits: 6.02·bits + 1.76.
+
+    No target for weights: they are not a sine, and with one scale for many they lose 4 to 12 dB.
+    """
+    return 6.02 * bits + 1.76
+
+
+def mean_absolute_error(m: Measured) -> float:
+    return ratio(as_float(m.sums.e_abs), m.sums.n)
+
+
+def relative_error(m: Measured) -> float:
+    return ratio(m.sums.e_abs, m.sums.x_abs)
+
+
+def std_absolute_error(m: Measured) -> float:
+    n, s = m.sums.n, m.sums
+    if not n:
+        return nan
+    mean = as_float(s.e_abs) / n
+    return sqrt(max(as_float(s.e_sq) / n - mean * mean, 0.0))
+
+
+def max_relative_error(m: Measured) -> float:
+    return m.sums.relative_max if m.sums.x_nonzero else nan
+
+
+def mean_squared_error(m: Measured) -> float:
+    return ratio(as_float(m.sums.e_sq), m.sums.n)
+
+
+def snr_db(m: Measured) -> float:
+    """NaN when an element is not finite: no ratio of energies is right then."""
+    if m.sums.nonfinite:
+        return nan
+    return decibels(ratio(m.sums.x_sq, m.sums.e_sq))
+
+
+def cosine_similarity(m: Measured) -> float:
+    s = m.sums
+    norms = sqrt(as_float(s.x_sq)) * sqrt(as_float(s.y_sq))
+    return _correlation(as_float(s.xy), norms)
+
+
+def pearson_correlation(m: Measured) -> float:
+    s = m.sums
+    if not s.n:
+        return nan
+    x, y = as_float(s.x), as_float(s.y)
+    covariance = as_float(s.xy) - x * y / s.n
+    variance_x = as_float(s.x_sq) - x * x / s.n
+    variance_y = as_float(s.y_sq) - y * y / s.n
+    if variance_x <= NO_SPREAD * as_float(s.x_sq) or variance_y <= NO_SPREAD * as_float(s.y_sq):
+        return nan
+    return _correlation(covariance, sqrt(variance_x) * sqrt(variance_y))
+
+
+def _correlation(product: float, norms: float) -> float:
+    """Product / norms; rounding may carry it past ±1, where no correlation is."""
+    value = ratio(product, norms)
+    return value if isnan(value) else min(max(value, -1.0), 1.0)
+
+
+def percentiles(m: Measured) -> dict[str, Any]:
+    n, histogram = m.sums.n, m.sums.histogram
+    if not n or histogram is None:
+        return dict.fromkeys(PERCENTILES)
+    values = histogram.values_at([max(ceil(q * n), 1) for q in PERCENTILES.values()])
+    return dict(zip(PERCENTILES, values, strict=True))
+
+
+def worst_row_values(m: Measured) -> list[dict[str, Any]]:
+    return [
+        {
+            "row": number,
+            "snr_db": _finite(decibels(ratio(row.x_sq, row.e_sq))),
+            "max_absolute_error": row.e_max,
+        }
+        for number, row in worst_rows(m.sums.rows.items())
+    ]
+
+
+def percent(part: int, n: int) -> float:
+    return 100 * ratio(part, n)
+
+
+def effective_bits(m: Measured) -> float:
+    return (snr_db(m) - 1.76) / 6.02
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("mean_absolute_error", "", "lower", "Σ|e| / n", mean_absolute_error),
+    Metric("relative_error", "", "lower", "Σ|e| / Σ|x|, not the mean of |e|/|x|", relative_error),
+    Metric("max_absolute_error", "", "lower", "max |e|", lambda m: m.sums.e_max if m.sums.n else nan),
+    Metric("min_absolute_error", "", "lower", "min |e|", lambda m: m.sums.e_min if m.sums.n else nan),
+    Metric("std_absolute_error", "", "lower", "√(Σe²/n - (Σ|e|/n)²), population", std_absolute_error),
+    Metric("mean_squared_error", "", "lower", "Σe² / n", mean_squared_error),
+    Metric("root_mean_squared_error", "", "lower", "√(Σe² / n)", lambda m: sqrt(mean_squared_error(m))),
+    Metric("mean_error", "", "", "Σe / n (bias)", lambda m: ratio(as_float(m.sums.e), m.sums.n)),
+    Metric("max_relative_error", "", "lower", "max |e|/|x| over x ≠ 0", max_relative_error),
+    Metric(
+        "mean_relative_error",
+        "",
+        "lower",
+        "Σ(|e|/|x|) / count, over x ≠ 0; dominated by weights near zero",
+        lambda m: ratio(as_float(m.sums.relative), m.sums.x_nonzero),
+    ),
+    Metric(
+        "zero_reference_elements",
+        "",
+        "lower",
+        "how many x = 0 have y ≠ 0",
+        lambda m: m.sums.zero_reference,
+        "count",
+    ),
+    Metric("snr_db", "dB", "higher", "10·log10(Σx² / Σe²), the same as 20·log10(‖x‖ / ‖e‖)", snr_db),
+    Metric("nmse", "", "lower", "Σe² / Σx²", lambda m: ratio(m.sums.e_sq, m.sums.x_sq)),
+    Metric(
+        "relative_l2_error",
+        "",
+        "lower",
+        "√(Σe² / Σx²) = ‖e‖ / ‖x‖",
+        lambda m: sqrt(ratio(m.sums.e_sq, m.sums.x_sq)),
+    ),
+    Metric("cosine_similarity", "", "higher", "Σxy / (‖x‖·‖y‖), in [-1, 1], not clamped", cosine_similarity),
+    Metric(
+        "pearson_correlation",
+        "",
+        "higher",
+        "cosine of x - mean(x) and y - mean(y), in [-1, 1]",
+        pearson_correlation,
+    ),
+    Metric("original_norm", "", "", "‖x‖ = √Σx²", lambda m: sqrt(as_float(m.sums.x_sq))),
+    Metric("quantized_norm", "", "", "‖y‖ = √Σy²", lambda m: sqrt(as_float(m.sums.y_sq))),
+    Metric("error_norm", "", "lower", "‖e‖ = √Σe²", lambda m: sqrt(as_float(m.sums.e_sq))),
+    Metric(
+        "absolute_error_percentiles",
+        "",
+        "lower",
+        "the |e| that this share of the elements does not exceed, within 0.5 %",
+        percentiles,
+        "percentiles",
+    ),
+    Metric(
+        "outlier_pct",
+        "%",
+        "lower",
+        "share of elements with |e| above settings.outlier_threshold",
+        lambda m: percent(m.sums.outliers, m.sums.n),
+    ),
+    Metric(
+        "relative_outlier_pct",
+        "%",
+        "lower",
+        "share of elements with |e| > 1 % of |x|",
+        lambda m: percent(m.sums.relative_outliers, m.sums.n),
+    ),
+    Metric("worst_rows", "", "", "the output rows with the lowest SNR, the worst first", worst_row_values, "rows"),
+    Metric(
+        "zeroed_pct",
+        "%",
+        "lower",
+        "share of elements with x ≠ 0 and y = 0",
+        lambda m: percent(m.sums.zeroed, m.sums.n),
+    ),
+    Metric(
+        "saturated_pct",
+        "%",
+        "lower",
+        "share of codes at the end of their range (±448, ±57344, ±127, -128); null for formats without a scale",
+        lambda m: percent(m.sums.saturated, m.sums.n) if m.counts_saturated else None,
+    ),
+    Metric(
+        "bits_per_weight",
+        "bit",
+        "lower",
+        "stored bits of all parts / elements",
+        lambda m: ratio(m.stored_bits, m.sums.elements),
+    ),
+    Metric(
+        "theoretical_sqnr_db",
+        "dB",
+        "",
+        "6.02·bits + 1.76: a full-scale sine in uniform integer codes; null for other codes",
+        lambda m: theoretical_sqnr(m.uniform_bits) if m.uniform_bits else None,
+    ),
+    Metric("effective_bits", "bit", "higher", "(snr_db - 1.76) / 6.02", effective_bits),
+)
+
+
+def over_layers(
+    pick: Callable[[LayerValues], list[float]], statistic: Callable[[list[float]], float]
+) -> Callable[[Measured], Value]:
+    """A statistic of the values of single layers; undefined as soon as one of them is."""
+
+    def of(m: Measured) -> float:
+        values = pick(m.layers) if m.layers else []
+        return statistic(values) if values and not any(map(isnan, values)) else nan
+
+    return of
+
+
+def median(values: list[float]) -> float:
+    return quantile(sorted(values), 0.5)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Linear interpolation between the two nearest, as numpy's default."""
+    position = q * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def relative_error_percentiles(m: Measured) -> dict[str, Any]:
+    values = m.layers.relative_error if m.layers else []
+    ordered = [] if any(map(isnan, values)) else sorted(values)
+    return {key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()}
+
+
+def _row(name: str) -> Metric:
+    return next(metric for metric in METRICS if metric.name == name)
+
+
+AGGREGATES: tuple[Metric, ...] = (
+    _row("mean_absolute_error")._replace(formula="Σ|e| / n over all elements"),
+    Metric(
+        "median_absolute_error",
+        "",
+        "lower",
+        "median over layers of their mean_absolute_error",
+        over_layers(lambda v: v.mean_absolute_error, median),
+    ),
+    _row("max_absolute_error")._replace(formula="max |e| over all elements: the true maximum, not that of layer means"),
+    _row("mean_squared_error"),
+    _row("root_mean_squared_error"),
+    Metric(
+        "mean_relative_error",
+        "",
+        "lower",
+        "Σ|e| / Σ|x| over all elements, not the mean over layers",
+        relative_error,
+    ),
+    Metric(
+        "median_relative_error",
+        "",
+        "lower",
+        "median over layers of their relative_error",
+        over_layers(lambda v: v.relative_error, median),
+    ),
+    _row("max_relative_error")._replace(formula="max |e|/|x| over all elements with x ≠ 0"),
+    Metric(
+        "relative_error_percentiles",
+        "",
+        "lower",
+        "percentiles over layers of their relative_error, linear between the nearest",
+        relative_error_percentiles,
+        "layer_percentiles",
+    ),
+    Metric(
+        "overall_snr_db",
+        "dB",
+        "higher",
+        "10·log10(ΣΣx² / ΣΣe²) over the layers that differ: energies are pooled, lossless tensors left out",
+        snr_db,
+    ),
+    Metric(
+        "mean_layer_snr_db",
+        "dB",
+        "higher",
+        "mean over layers of their snr_db",
+        over_layers(lambda v: v.snr_db, mean),
+    ),
+    Metric("worst_layer_snr_db", "dB", "higher", "lowest snr_db of a layer", over_layers(lambda v: v.snr_db, min)),
+    _row("nmse"),
+    _row("cosine_similarity"),
+    _row("absolute_error_percentiles")._replace(formula="as of a layer, over all elements"),
+    _row("bits_per_weight")._replace(formula="stored bits of all parts / elements, over the layers that differ"),
+    Metric(
+        "compression_ratio",
+        "",
+        "higher",
+        "stored bits of the original / of the quantized, over the layers that differ",
+        lambda m: ratio(m.original_bits, m.stored_bits),
+    ),
+)
+
+
+def evaluate(rows: Sequence[Metric], measured: Measured) -> tuple[dict[str, Value], dict[str, str]]:
+    """Values by name, and for each that is not finite (and so null) what it is: ``+inf``, ``-inf``, ``nan``."""
+    values: dict[str, Value] = {}
+    nonfinite: dict[str, str] = {}
+    for row in rows:
+        value = row.of(measured)
+        if isinstance(value, float) and not isfinite(value):
+            nonfinite[row.name] = "nan" if value != value else "+inf" if value > 0 else "-inf"
+            value = None
+        values[row.name] = value
+    return values, nonfinite

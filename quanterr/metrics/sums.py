@@ -1,0 +1,156 @@
+"""The mergeable state: what one pass over the elements leaves, and all that any metric needs.
+
+Every sum is an integer: a float64 is a whole number of 2^-1074, so sums of float64 can be kept
+exactly, and adding integers is associative and commutative. So the order of the chunks, the number
+of threads and the way layers are grouped cannot change a digit; only :func:`as_float` rounds, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quanterr.histogram import Histogram
+
+FRACTION_BITS = 1074  # the smallest positive float64 is 2^-1074
+ONE = 1 << FRACTION_BITS
+TOO_LARGE = 1 << FRACTION_BITS + 1100  # stands for a sum that float64 cannot hold
+KEPT_ROWS = 5
+
+
+def exact(value: float) -> int:
+    """A float64 that is not NaN in units of 2^-1074."""
+    if not isfinite(value):
+        return TOO_LARGE if value > 0 else -TOO_LARGE
+    numerator, denominator = value.as_integer_ratio()
+    return numerator << FRACTION_BITS - denominator.bit_length() + 1
+
+
+def as_float(total: int) -> float:
+    """A sum in units of 2^-1074 as the nearest float64; infinity where it is too large for one."""
+    try:
+        return total / ONE
+    except OverflowError:
+        return inf if total > 0 else -inf
+
+
+class RowSums(NamedTuple):
+    """One row, or a piece of one: its energies in units of 2^-1074, its largest |e|."""
+
+    x_sq: int
+    e_sq: int
+    e_max: float
+    whole: bool
+
+    def joined(self, other: RowSums) -> RowSums:
+        """Two pieces of a row."""
+        return RowSums(self.x_sq + other.x_sq, self.e_sq + other.e_sq, max(self.e_max, other.e_max), False)
+
+
+class WorstRow(NamedTuple):
+    """Where the largest |e| of a weight is: a row, or the piece of it that starts at ``col``; of several the first."""
+
+    error: float
+    row: int
+    col: int
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        """Sorts the worst and first one first."""
+        return -self.error, self.row, self.col
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of x (original), y (quantized) and e = y - x over the elements where both are finite."""
+
+    # counts
+    elements: int = 0  # finite or not
+    n: int = 0
+    nonfinite_original: int = 0
+    nonfinite_quantized: int = 0
+    x_nonzero: int = 0
+    zero_reference: int = 0  # x = 0, y ≠ 0
+    zeroed: int = 0  # x ≠ 0, y = 0
+    outliers: int = 0  # |e| > threshold
+    relative_outliers: int = 0  # |e| > 1 % of |x|
+    saturated: int = 0
+    # sums, in units of 2^-1074
+    x: int = 0
+    y: int = 0
+    e: int = 0
+    x_abs: int = 0
+    e_abs: int = 0
+    x_sq: int = 0
+    y_sq: int = 0
+    e_sq: int = 0
+    xy: int = 0
+    relative: int = 0  # |e| / |x| over x ≠ 0
+    # extremes
+    e_max: float = 0.0
+    e_min: float = inf
+    relative_max: float = 0.0
+    # of one weight; of several weights merged they mean nothing
+    worst: WorstRow | None = None
+    rows: dict[int, RowSums] = field(default_factory=dict)
+    histogram: Histogram | None = field(default=None, repr=False)  # of |e|
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether any element of either side is NaN or infinite."""
+        return bool(self.nonfinite_original or self.nonfinite_quantized)
+
+    @property
+    def exact(self) -> bool:
+        """Whether both sides are the same, element by element."""
+        return not self.e_max and not self.nonfinite
+
+    def add(self, other: Sums) -> None:
+        """Merge another part of the same weight into this."""
+        self.add_other_weight(other)
+        if other.worst and (self.worst is None or other.worst.order < self.worst.order):
+            self.worst = other.worst
+        if other.rows:
+            self._add_rows(other.rows)
+        if other.histogram:
+            self.histogram = self.histogram + other.histogram if self.histogram else other.histogram
+
+    def add_other_weight(self, other: Sums) -> None:
+        """Merge what means something across weights: not their rows; histograms are merged apart."""
+        for name in ADDED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.e_max = max(self.e_max, other.e_max)
+        self.e_min = min(self.e_min, other.e_min)
+        self.relative_max = max(self.relative_max, other.relative_max)
+
+    def _add_rows(self, rows: dict[int, RowSums]) -> None:
+        for number, row in rows.items():
+            self.rows[number] = self.rows[number].joined(row) if number in self.rows else row
+        if len(self.rows) > 4 * KEPT_ROWS:  # pieces must wait for the other pieces of their rows
+            kept = [item for item in self.rows.items() if not item[1].whole]
+            self.rows = dict(kept + worst_rows(item for item in self.rows.items() if item[1].whole))
+
+    @classmethod
+    def merged(cls, many: Iterable[Sums]) -> Sums:
+        """All of them together; of none, the sums of no element."""
+        total = cls()
+        for sums in many:
+            total.add(sums)
+        return total
+
+
+ADDED = tuple(name for name, kind in Sums.__annotations__.items() if kind == "int")
+
+
+def worst_rows(rows: Iterable[tuple[int, RowSums]]) -> list[tuple[int, RowSums]]:
+    """The few rows with the lowest SNR, the worst first; rows without an error are left out."""
+    return sorted((item for item in rows if item[1].e_sq), key=_row_order)[:KEPT_ROWS]
+
+
+def _row_order(item: tuple[int, RowSums]) -> tuple[float, int]:
+    number, row = item
+    return -(row.e_sq / row.x_sq) if row.x_sq else -inf, number

@@ -1,0 +1,170 @@
+"""Tiny checkpoints for tests, and what quanterr makes of them."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.formats import Values, Weight
+from quanterr.metrics import OUTLIER
+from quanterr.metrics.sums import Sums
+from quanterr.pairing import Pair, Plan, pair
+from quanterr.report.model import Report
+from quanterr.running import Worker
+from quanterr.selection import Selection
+from quanterr.tensors import Workspace
+
+CPU = torch.device("cpu")
+FP8 = torch.float8_e4m3fn
+ALL_ROWS = 1 << 18
+
+
+def store(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """A .safetensors file; with a configuration a folder that holds both."""
+    if config is None:
+        save_file(
+            {name: tensor.clone() for name, tensor in tensors.items()}, path, dict(metadata) if metadata else None
+        )
+        return path
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    store(path / "model.safetensors", tensors, metadata)
+    return path
+
+
+def label(**fields: Any) -> Tensor:
+    """A .comfy_quant tensor."""
+    return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
+
+
+def header(layers: Mapping[str, Any]) -> dict[str, str]:
+    """The metadata that labels layers."""
+    return {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
+
+
+def fp8_codes(*shape: int, seed: int = 0, dtype: torch.dtype = FP8) -> Tensor:
+    """Finite FP8 codes of many magnitudes, both signs."""
+    top = 0x7F if dtype == FP8 else 0x7C
+    generator = torch.Generator().manual_seed(seed)
+    magnitudes = torch.randint(0, top, shape, generator=generator, dtype=torch.uint8)
+    signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8) << 7
+    return (magnitudes | signs).view(dtype)
+
+
+def int8_codes(*shape: int, seed: int = 0) -> Tensor:
+    """INT8 codes of all sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Weights as a model has them."""
+    generator = torch.Generator().manual_seed(seed)
+    return (0.05 * torch.randn(shape, generator=generator)).to(dtype)
+
+
+def quantized_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """FP8 codes and the one scale of a weight, as good as they get."""
+    scale = x.float().abs().amax() / 448
+    return (x.float() / scale).to(FP8), scale
+
+
+def quantized_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """INT8 codes and the one scale of a weight, as good as they get."""
+    scale = x.float().abs().amax() / 127
+    return (x.float() / scale).round().to(torch.int8), scale
+
+
+@contextmanager
+def planned(original: Path, quantized: Path, layers: Iterable[str] = ()) -> Iterator[Plan]:
+    """The plan of a comparison, while its files are open."""
+    with open_checkpoint(original) as x, open_checkpoint(quantized) as y:
+        yield pair(x, y, Selection(layers))
+
+
+def compared(
+    folder: Path,
+    original: Mapping[str, Tensor],
+    quantized: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Report:
+    """The report of two checkpoints made of these tensors."""
+    x = store(folder / "original.safetensors", original)
+    y = store(folder / ("quantized" if config is not None else "quantized.safetensors"), quantized, metadata, config)
+    return quanterr.compare(x, y, device="cpu", **options)
+
+
+def chunk_of(weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """A dequantized chunk that stays."""
+    with torch.inference_mode():
+        return weight.dequantize(chunk, workspace).weight.clone()
+
+
+def dequantized(weight: Weight, size: int = ALL_ROWS) -> Tensor:
+    """The whole weight as a matrix, put together from chunks of that many elements."""
+    rows, cols = weight.matrix
+    whole: Tensor | None = None
+    workspace = Workspace(CPU)
+    for chunk in Cut(rows, cols, size):
+        values = chunk_of(weight, chunk, workspace)
+        if whole is None:
+            whole = torch.empty(rows, cols, dtype=values.dtype)
+        whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = values
+    assert whole is not None
+    return whole
+
+
+def same_bits(expected: Tensor, actual: Tensor) -> bool:
+    """Whether all bits are the same, the sign of zero included; NaN is NaN."""
+    if expected.dtype != actual.dtype or expected.shape != actual.shape:
+        return False
+    integers = {4: torch.int32, 8: torch.int64}[expected.element_size()]
+    bits = [tensor.contiguous().view(integers).masked_fill(tensor.isnan(), 0) for tensor in (expected, actual)]
+    return torch.equal(expected.isnan(), actual.isnan()) and torch.equal(*bits)
+
+
+def in_memory(values: Tensor, wide: bool = False) -> Weight:
+    """A weight that lies in memory, not in a file."""
+    matrix = values if values.dim() == 2 else values.view(1, -1)
+
+    def dequantize(chunk: Chunk, _workspace: Workspace) -> Values:
+        piece = matrix[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
+        return Values(piece.to(torch.float64 if wide else torch.float32, copy=True).contiguous())
+
+    return Weight("weight", "dense", tuple(matrix.shape), {}, dequantize, wide=wide)
+
+
+def pair_of(x: Tensor, y: Tensor, wide: bool = False) -> Pair:
+    """Two tensors as a pair of weights."""
+    return Pair("weight", in_memory(x, wide), in_memory(y, wide), ((), ()))
+
+
+def summed_by_chunk(
+    x: Tensor, y: Tensor, size: int = CPU_CHUNK, wide: bool = False, outlier: float = OUTLIER
+) -> list[Sums]:
+    """The sums of the chunks of two tensors, as a run makes them; with ``wide`` by the exact way alone."""
+    pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
+    with torch.inference_mode():
+        return [worker.compare(pair, [chunk]) for chunk in Cut(*pair.original.matrix, size)]
+
+
+def summed(x: Tensor, y: Tensor, size: int = CPU_CHUNK, wide: bool = False, outlier: float = OUTLIER) -> Sums:
+    """The same of all chunks at once."""
+    pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
+    with torch.inference_mode():
+        return worker.compare(pair, list(Cut(*pair.original.matrix, size)))
