@@ -1,0 +1,75 @@
+"""How a weight is cut: from its shape alone, so that the same weight is always cut the same way.
+
+A weight is handled as a matrix. Its rows are what a linear layer calls output rows:
+
+    0-D, 1-D          one row
+    2-D               (rows, cols)
+    3-D stacked       (experts · rows, cols)
+    convolutions      (output channels, everything else)
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple, overload
+
+# Elements of a chunk. On the CPU its few buffers should stay in the cache of one core while the fixed
+# price of some forty operations is spread thin; on CUDA it should hide the launches.
+CPU_CHUNK = 1 << 19
+CUDA_CHUNK = 1 << 23
+
+KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolution, not stacked experts
+
+
+class Chunk(NamedTuple):
+    """Rows ``row:stop_row`` and columns ``col:stop_col``; either whole rows or a piece of one row."""
+
+    row: int
+    stop_row: int
+    col: int
+    stop_col: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(r, c)."""
+        return self.stop_row - self.row, self.stop_col - self.col
+
+    @property
+    def n(self) -> int:
+        """Number of elements."""
+        return (self.stop_row - self.row) * (self.stop_col - self.col)
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, cols) of a weight."""
+    if len(shape) < 2:
+        return 1, prod(shape)
+    if len(shape) == 3 and shape[2] >= KERNEL_WIDTH:
+        return shape[0] * shape[1], shape[2]
+    return shape[0], prod(shape[1:])
+
+
+class Cut(Sequence[Chunk]):
+    """The chunks of at most ``size`` elements that cover a matrix, in order."""
+
+    def __init__(self, rows: int, cols: int, size: int) -> None:
+        """Cut ``rows`` × ``cols``."""
+        self._rows, self._cols = rows, cols
+        self._row_step = max(size // cols, 1) if cols else 1
+        self._col_step = min(cols, size)
+        self._across = -(-cols // size)
+
+    def __len__(self) -> int:
+        return -(-self._rows // self._row_step) * self._across
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, index: slice) -> "list[Chunk]": ...
+    def __getitem__(self, index: int | slice) -> "Chunk | list[Chunk]":
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        down, across = divmod(index, self._across)
+        row, col = down * self._row_step, across * self._col_step
+        return Chunk(row, min(row + self._row_step, self._rows), col, min(col + self._col_step, self._cols))

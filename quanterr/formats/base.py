@@ -1,0 +1,121 @@
+"""What a format is.
+
+A format is a row of data (what must be stored, under which names, as which dtypes) and one function,
+``fit``, that checks shapes and labels and returns a :class:`Weight`, which can dequantize any chunk.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk, as_matrix
+from quanterr.labels import Label
+from quanterr.tensors import Workspace
+
+WEIGHT_SUFFIX = ".weight"
+
+
+class Values(NamedTuple):
+    """A dequantized chunk."""
+
+    weight: Tensor  # (r, c) float32, or float64 where float32 would lose something
+    saturated: Tensor | None = None  # 0-d: how many codes are at the end of their range
+    zeros: Tensor | None = None  # 0-d: how many elements are zero, where the codes tell
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stored tensor that a format needs: its possible names and dtypes.
+
+    In a name ``{weight}`` stands for the weight's name and ``{module}`` for that name without
+    ``.weight``; a name with ``{module}`` is not tried for weights that are called otherwise.
+    """
+
+    names: tuple[str, ...]
+    dtypes: frozenset[str]
+
+    def candidates(self, weight: str) -> list[str]:
+        """The names this part may have for a weight of that name."""
+        module = weight.removesuffix(WEIGHT_SUFFIX)
+        return [
+            name.format(weight=weight, module=module)
+            for name in self.names
+            if "{module}" not in name or module != weight
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The stored tensors of one weight by their role in the format, and what labels say of it."""
+
+    name: str
+    entries: Mapping[str, Entry]
+    labels: tuple[Label, ...] = ()
+    blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and what says so
+    expects_scale: str | None = None  # what says that codes in this checkpoint have scales
+
+    def __getitem__(self, role: str) -> Entry:
+        return self.entries[role]
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(rows, cols) of the part that holds the elements, as it is stored."""
+        return as_matrix(next(iter(self.entries.values())).shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A logical tensor of the model, as one checkpoint stores it.
+
+    ``dequantize(chunk, workspace)`` gives any chunk, in any cut, with the same values on every
+    device; the result is a buffer of the workspace and holds until the next call.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    parts: Mapping[str, Entry]
+    dequantize: Callable[[Chunk, Workspace], Values]
+    block_size: tuple[int, int] | None = None  # (rows, cols) that share a scale, where it is a block
+    wide: bool = False  # its values need float64
+    refusal: str | None = None  # why it is not compared unless both sides are equal
+    uniform_bits: int | None = None  # of codes with equal steps
+    scale: Entry | None = None
+    evidence: tuple[str, ...] = ()  # what decided, in words
+    doubts: tuple[str, ...] = ()  # what speaks against it, in words
+    comfy_format: str | None = None
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(rows, cols)."""
+        return as_matrix(self.shape)
+
+    @property
+    def codes(self) -> Entry:
+        """The part that holds the elements."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all its parts."""
+        return sum(entry.nbytes for entry in self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One row of FORMATS."""
+
+    name: str
+    summary: str
+    needs: Mapping[str, Part]  # by role; the first holds the elements
+    fit: Callable[[Parts], Weight | None]  # None: another row's; raises Misfit with the reason
+    specification: str = field(default="", repr=False)  # the docstring of its module
+    usual_db: tuple[int, int] | None = None  # SNR of whole models in it, by plain rounding: a guide, no limit
+
+    @property
+    def codes(self) -> Part:
+        """The part that holds the elements."""
+        return next(iter(self.needs.values()))

@@ -1,0 +1,48 @@
+"""Plain floating point numbers, as a model is trained and released.
+
+weight    f64, f32, f16, bf16    any shape
+
+weight = the stored numbers, exactly (f64 is compared in float64)
+"""
+
+from functools import partial
+
+import torch
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.tensors import Workspace
+
+CODES = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+def fit(parts: Parts) -> Weight:
+    """Any shape fits, unless a label says that the weight is quantized."""
+    codes = parts["codes"]
+    if parts.labels:
+        raise Misfit(f"{parts.labels[0]}, but the weight is stored as {codes.dtype}")
+    return Weight(
+        parts.name, "dense", codes.shape, parts.entries, partial(dequantize, parts), wide=codes.dtype == "F64"
+    )
+
+
+def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+    """The stored numbers, (r, c), float32 or float64."""
+    entry = parts["codes"]
+    first = chunk.row * parts.matrix[1] + chunk.col
+    stored = workspace.read("stored", entry, first, chunk.shape)
+    if entry.dtype == "F64":
+        return Values(stored)
+    return Values(workspace.buffer("values", chunk.shape, torch.float32).copy_(stored))
+
+
+FORMATS = (
+    Format(
+        name="dense",
+        summary="F64, F32, F16 or BF16 numbers",
+        needs={"codes": Part(("{weight}",), CODES)},
+        fit=fit,
+        specification=__doc__ or "",
+    ),
+)

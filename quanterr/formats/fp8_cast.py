@@ -1,0 +1,52 @@
+"""Numbers cast to FP8 without any scale, as some diffusion models are released.
+
+    weight    f8_e4m3 or f8_e5m2    any shape
+
+    weight = float32(code)
+
+Taken only where no label, no configuration and no other weight of the checkpoint speaks of scales: beside
+those a missing scale is an error.
+
+Reference: torch.float8_e4m3fn, torch.float8_e5m2.
+"""
+
+from functools import partial
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.fp8_scaled import CODES, read_codes
+from quanterr.tensors import Workspace
+
+
+def fit(parts: Parts) -> Weight:
+    """Any shape fits, unless something says that there should be a scale."""
+    expected = parts.expects_scale or next(map(str, parts.labels), None)
+    if expected:
+        raise Misfit(f"its scale is missing: {expected}")
+    codes = parts["codes"]
+    return Weight(
+        parts.name,
+        "fp8_cast",
+        codes.shape,
+        parts.entries,
+        partial(dequantize, parts),
+        evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
+    )
+
+
+def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code), (r, c)."""
+    codes = read_codes(parts, chunk, workspace)
+    return Values(codes.values.mul_(codes.unit), zeros=codes.zeros)
+
+
+FORMATS = (
+    Format(
+        name="fp8_cast",
+        summary="FP8 numbers without a scale",
+        needs={"codes": Part(("{weight}",), CODES)},
+        fit=fit,
+        specification=__doc__ or "",
+    ),
+)

@@ -1,0 +1,265 @@
+"""Codes times a scale: which scale belongs to which element, told from the shapes.
+
+    scale                       weight       an element's scale
+    [], [1], [1, 1] …           any          the one
+    [M], [M, 1]                 [M, …]       of its row
+    [a, b]                      [M, K]       of its block, in a grid of a × b
+    [M, b, 1]                   [M, K]       of its row and block of columns
+    [a, 1, b, 1]                [M, K]       as [a, b]
+    [E], [E, 1], [E, 1, 1]      [E, M, K]    of its expert
+    [E, M, 1], [E, M]           [E, M, K]    of its expert's row
+    [E, 1, K], [E, K]           [E, M, K]    of its expert's column
+    [E, a, b]                   [E, M, K]    of its expert's block
+
+The edge of a block is not stored, and the last block may be partial: 140 rows in 2 blocks are 128 + 12
+or 70 + 70. In this order: what a label, config.json or all other weights of the checkpoint say, where it
+gives this grid; powers of two, where just one pair of edges fits; what config.json says, where the grid is
+larger than needed; a divisor that is no power of two, which is told as a doubt. Where two pairs fit
+nothing is guessed, but that square blocks go first, divisors for groups of columns, and 128 × 128 for a
+weight_scale_inv, whose writers use nothing else. Never by broadcasting, which takes [M] for the columns
+of a square weight.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf, prod
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk, as_matrix
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Parts, Values
+from quanterr.formats.bits import Codes
+from quanterr.tensors import Workspace
+
+Edges = tuple[int, int]
+
+DEEPSEEK_BLOCK = (128, 128)
+CONFIG = "config.json"
+
+TINY = 2.0**-120  # of scales; the smallest float32 is 2^-149, the smallest code 2^-16
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where the scale of an element lies: a stored matrix of ``cols`` columns, row by row.
+
+    The weight's matrix is a stack of ``stack_rows`` rows at a time, each with ``grid_rows`` rows of
+    scales; ``block`` is (rows, cols) of the weight that share one.
+    """
+
+    entry: Entry
+    granularity: str  # "tensor" | "row" | "block"
+    stack_rows: int
+    grid_rows: int
+    cols: int
+    block: Edges
+    reason: str
+    doubt: str | None = None
+
+    def multiply(self, codes: Codes, chunk: Chunk, workspace: Workspace) -> Values:
+        """The codes' values, (r, c), times their scales, in place: one rounding."""
+        values, scale = codes.values, self._scales(chunk, workspace)
+        wide = scale * codes.unit  # exact, a power of two, unless it overflows
+        smallest, largest = torch.aminmax(wide.abs())
+        if not float(largest) < inf:
+            wide = scale
+            values.mul_(codes.unit)
+        _multiply(values, wide, chunk.col, self.block[1])
+        # A product of codes that are not zero may underflow to zero only if the scale is tiny.
+        zeros = codes.zeros if float(smallest) > TINY else None
+        return Values(values, codes.at_end, zeros)
+
+    def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Scales of a chunk as float32, (1 or r, blocks of columns)."""
+        block_cols = self.block[1]
+        first, last = self._grid_row(chunk.row), self._grid_row(chunk.stop_row - 1)
+        left, right = chunk.col // block_cols, -(-chunk.stop_col // block_cols)
+        stored = workspace.read("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
+        scale = as_float(self.entry, stored)
+        if right - left < self.cols:
+            scale = scale[:, left:right]
+        if last == first:
+            return scale
+        rows = torch.arange(chunk.row, chunk.stop_row, device=scale.device)
+        of_row = rows // self.stack_rows * self.grid_rows + rows % self.stack_rows // self.block[0]
+        return scale.index_select(0, of_row - first)
+
+    def _grid_row(self, row: int) -> int:
+        return row // self.stack_rows * self.grid_rows + row % self.stack_rows // self.block[0]
+
+
+def _multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
+    """``values``, (r, c) from column ``col`` on, times ``scale``, (1 or r, blocks of columns), in place."""
+    n_blocks = scale.shape[1]
+    if n_blocks == 1:
+        return values.mul_(scale)
+    if col % block_cols:  # a piece of a very wide row that starts inside a block
+        columns = torch.arange(col, col + values.shape[1], device=values.device)
+        return values.mul_(scale.index_select(1, columns // block_cols - col // block_cols))
+    whole = values.shape[1] // block_cols
+    inside = values.narrow(1, 0, whole * block_cols)
+    inside.view(-1, whole, block_cols).mul_(scale[:, :whole].unsqueeze(2))
+    if whole < n_blocks:
+        values.narrow(1, whole * block_cols, values.shape[1] - whole * block_cols).mul_(scale[:, whole:])
+    return values
+
+
+def hints(parts: Parts) -> list[tuple[Edges, str]]:
+    """Edges of blocks that labels and config.json name, the most trustworthy first."""
+    return [(label.block, f"the {label.source}") for label in parts.labels if label.block] + list(parts.blocks)
+
+
+def common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
+    """The edges of all blocks of a checkpoint whose shapes allow just one pair of square ones, if they agree.
+
+    ``pairs`` are codes and their scale.
+    """
+    found: set[Edges] = set()
+    for codes, scale in pairs:
+        if len(codes.shape) == len(scale.shape) == 2 and 1 not in scale.shape and scale.shape[0] != codes.shape[0]:
+            candidates = [_edges(n, blocks) for n, blocks in zip(codes.shape, scale.shape, strict=True)]
+            square = set(candidates[0]) & set(candidates[1])
+            if len(square) == 1:
+                found |= {(edge, edge) for edge in square}
+    return found.pop() if len(found) == 1 else None
+
+
+def block_of(grid: Grid) -> Edges | None:
+    """What the report shows as the block size: nothing where a row or the tensor has one scale."""
+    return grid.block if grid.granularity == "block" else None
+
+
+def as_float(entry: Entry, stored: Tensor) -> Tensor:
+    """Stored scales as float32: an exact widening."""
+    return bits.e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()
+
+
+def chunks_of_scale(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
+    """All scales as float32, a piece at a time: what their statistics are made from."""
+    for first in range(0, entry.n, at_once):
+        n = min(at_once, entry.n - first)
+        yield as_float(entry, workspace.read("scale", entry, first, (n,)))
+
+
+def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]]) -> Grid:
+    """The grid of a scale for a weight of that shape.
+
+    ``hints`` are edges of blocks with the place that says so, the most trustworthy first.
+
+    Raises:
+        Misfit: no rule fits, or two do; names both shapes.
+    """
+    rows, cols = as_matrix(shape)
+    stored = entry.shape
+    if entry.n == 1:
+        return Grid(entry, "tensor", max(rows, 1), 1, 1, (max(rows, 1), max(cols, 1)), "one scale")
+    if entry.n == 0 or len(shape) < 2:
+        raise Misfit(_no_rule(entry, shape))
+    if len(shape) == 2:
+        return _fit_matrix(entry, rows, cols, 1, _matrix_scale(stored, rows), hints, shape)
+    if prod(stored) == stored[0] == shape[0]:  # one for each leading index, trailing ones or not
+        each = rows // shape[0]
+        return Grid(entry, "row", each, 1, 1, (each, cols), f"one scale for each of {shape[0]}")
+    if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked, and no 1-D convolution
+        return _fit_matrix(entry, shape[1], shape[2], shape[0], _expert_scale(stored, shape), hints, shape)
+    raise Misfit(_no_rule(entry, shape))
+
+
+def _matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """The scale's shape as (a, b), where it can be one; () where not."""
+    if stored == (rows,):
+        return rows, 1
+    if len(stored) == 2:
+        return stored
+    if len(stored) == 3 and stored[0] == rows and stored[2] == 1:
+        return stored[:2]
+    if len(stored) == 4 and stored[1] == stored[3] == 1:
+        return stored[0], stored[2]
+    return ()
+
+
+def _expert_scale(stored: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one expert's scale as (a, b); () where no rule fits or two do."""
+    if len(stored) == 3:
+        return stored[1:]
+    if len(stored) == 2 and shape[1] != shape[2]:
+        return {shape[1]: (shape[1], 1), shape[2]: (1, shape[2])}.get(stored[1], ())
+    return ()
+
+
+def _fit_matrix(
+    entry: Entry,
+    rows: int,
+    cols: int,
+    stacked: int,
+    grid: tuple[int, ...],
+    hints: list[tuple[Edges, str]],
+    shape: tuple[int, ...],
+) -> Grid:
+    if not grid:
+        raise Misfit(_no_rule(entry, shape))
+    grid_rows, grid_cols = grid
+    if grid == (rows, 1):
+        return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale a row")
+    fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
+    for (edges, source), needed in zip(hints, fewest, strict=True):
+        if needed == grid:
+            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, f"block size from {source}")
+    inferred = _infer(entry, (rows, cols), (grid_rows, grid_cols))
+    usual = inferred is not None and all(
+        edge & (edge - 1) == 0 or edge == n for edge, n in zip(inferred, (rows, cols), strict=True)
+    )
+    for (edges, source), needed in zip(hints, fewest, strict=True):
+        padded = needed[0] <= grid_rows and needed[1] <= grid_cols  # for a parallel layout
+        if not usual and padded and source == CONFIG:
+            reason = f"block size from {source}; the scale has more blocks than the weight needs"
+            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason)
+    if inferred is None:
+        raise Misfit(_no_rule(entry, shape))
+    reason = f"block size from the scale's shape {list(entry.shape)}"
+    doubt = None if usual else f"blocks of {inferred[0]} × {inferred[1]} are told from the scale's shape alone"
+    return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, doubt)
+
+
+def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
+    """Edges of the blocks from sizes and numbers of blocks alone; None where nothing fits.
+
+    Raises:
+        Misfit: several fit; names them.
+    """
+    candidates = [_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
+    if blocks[0] == sizes[0]:  # groups of columns, whose writers ask that they divide the row
+        candidates[1] = candidates[1][-1:]
+    pairs = [(r, c) for r in candidates[0] for c in candidates[1]]
+    free = any(count in (1, n) for n, count in zip(sizes, blocks, strict=True))  # a row or a column of blocks
+    square = pairs if free else [pair for pair in pairs if pair[0] == pair[1]]
+    if len(square or pairs) > 1 and entry.name.endswith("_inv") and DEEPSEEK_BLOCK in pairs:
+        return DEEPSEEK_BLOCK
+    if len(square or pairs) > 1:
+        found = " and ".join(f"{r} × {c}" for r, c in square or pairs)
+        raise Misfit(
+            f"scale {entry} fits blocks of {found} in a weight of {sizes[0]} × {sizes[1]}; say which in config.json "
+            "beside it (quantization_config.weight_block_size) or in a .comfy_quant label (group_size)"
+        )
+    return next(iter(square or pairs), None)
+
+
+def _edges(n: int, blocks: int) -> list[int]:
+    """Possible edges of a block when n elements lie in that many: the divisor, and a power of two before it."""
+    if not 0 < blocks <= n:
+        return []
+    if blocks == 1:
+        return [n]
+    divisor = n // blocks if n % blocks == 0 else 0
+    power = 1 << (-(-n // blocks) - 1).bit_length()
+    if divisor == power or -(-n // power) != blocks:
+        return [divisor] if divisor else []
+    return [power, divisor] if divisor else [power]
+
+
+def _no_rule(entry: Entry, shape: tuple[int, ...]) -> str:
+    return f"scale {entry} fits no rule for a weight of shape {list(shape)}"

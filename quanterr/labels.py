@@ -1,0 +1,181 @@
+"""What a file says about its own layers: evidence that is checked against the tensors, never believed.
+
+    X.comfy_quant                U8, UTF-8 JSON: {"format": …, "group_size": …, "convrot": …}
+    __metadata__["_quantization_metadata"]
+                                 JSON: {"layers": {X: the same}}; X with or without the file's prefix
+    scaled_fp8, prefix.scaled_fp8
+                                 marker of the old scaled fp8 files; its contents are never read
+    config.json, quantization_config
+                                 weight_block_size, config_groups[*].weights.block_structure
+
+Reference: comfyanonymous/ComfyUI, comfy/utils.py convert_old_quants and comfy/ops.py
+_load_quantized_module; transformers and compressed-tensors for config.json.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quanterr.checkpoints import Checkpoint, Entry, strict_json
+from quanterr.errors import CheckpointError
+from quanterr.text import display
+
+COMFY_SUFFIX = ".comfy_quant"
+MARKER = "scaled_fp8"
+HEADER_KEY = "_quantization_metadata"
+MAX_LABEL = 1 << 16  # bytes of one .comfy_quant tensor
+
+# Prefixes that programs put before the names of a diffusion model or of a language model.
+PREFIXES = (
+    "model.diffusion_model.",
+    "diffusion_model.",
+    "model.language_model.",
+    "language_model.model.",
+    "model.model.",
+    "transformer.",
+    "model.",
+    "unet.",
+    "net.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What one place says about one layer."""
+
+    source: str  # "comfy_quant tensor" | "header" | "config.json"
+    format: str | None
+    block: tuple[int, int] | None = None
+    rotated: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source} says {display(self.format or 'nothing of the format')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """All labels of one checkpoint."""
+
+    by_module: dict[str, tuple[Label, ...]]
+    consumed: frozenset[str]  # entries that are labels themselves
+    marker: str | None  # name of a scaled_fp8 marker
+    block: tuple[int, int] | None  # of config.json
+    method: str | None  # quant_method of config.json
+    divides: bool  # config.json says the scale is a divisor
+    orphans: tuple[str, ...]  # modules named in the header that are not stored
+
+    def of(self, weight: str) -> tuple[Label, ...]:
+        """Labels of a weight, the most trustworthy first."""
+        return self.by_module.get(weight.removesuffix(".weight"), ())
+
+
+def read_labels(checkpoint: Checkpoint) -> Labels:
+    """Find and parse all labels; reads the small ``.comfy_quant`` tensors and nothing else.
+
+    Raises:
+        CheckpointError: a label that is not JSON.
+    """
+    found: dict[str, list[Label]] = {}
+    consumed = set()
+    marker = None
+    for name, entry in checkpoint.entries.items():
+        if name.endswith(COMFY_SUFFIX):
+            consumed.add(name)
+            found.setdefault(name.removesuffix(COMFY_SUFFIX), []).append(_of_tensor(entry))
+        elif name == MARKER or name.endswith("." + MARKER):
+            consumed.add(name)
+            marker = name
+    orphans = []
+    for layer, fields in _header_layers(checkpoint):
+        module = _stored_module(layer, checkpoint.entries)
+        if module is None:
+            orphans.append(layer)
+        else:
+            found.setdefault(module, []).append(_label("header", fields))
+    config = _quantization_config(checkpoint.config)
+    return Labels(
+        {module: tuple(labels) for module, labels in found.items()},
+        frozenset(consumed),
+        marker,
+        _config_block(config),
+        _text(config.get("quant_method")) or _text(config.get("quant_algo")),
+        config.get("weight_scale_semantics") == "inverse",
+        tuple(orphans),
+    )
+
+
+def _of_tensor(entry: Entry) -> Label:
+    if entry.dtype != "U8" or len(entry.shape) != 1 or entry.nbytes > MAX_LABEL:
+        raise CheckpointError(f"{entry.file}: {entry}: a .comfy_quant label is a short row of U8")
+    try:
+        fields = strict_json.loads(entry.read())
+    except strict_json.Invalid as error:
+        raise CheckpointError(f"{entry.file}: {display(entry.name)}: label {error}") from error
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{entry.file}: {display(entry.name)}: label is not a JSON object")
+    return _label("comfy_quant tensor", fields)
+
+
+def _label(source: str, fields: dict[str, Any]) -> Label:
+    params = fields.get("params")
+    if isinstance(params, dict):  # old writers nest the same keys; the top level wins
+        fields = params | fields
+    size = fields.get("group_size")
+    block = (size, size) if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+    return Label(source, _text(fields.get("format")), block, bool(fields.get("convrot")))
+
+
+def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]]]:
+    for file, metadata in zip(checkpoint.files, checkpoint.metadata, strict=True):
+        if HEADER_KEY not in metadata:
+            continue
+        try:
+            fields = strict_json.loads(metadata[HEADER_KEY].encode())
+        except strict_json.Invalid as error:
+            raise CheckpointError(f"{file}: {HEADER_KEY} in the header {error}") from error
+        layers = fields.get("layers") if isinstance(fields, dict) else None
+        if not isinstance(layers, dict):
+            raise CheckpointError(f'{file}: {HEADER_KEY} in the header has no "layers"')
+        for layer, said in layers.items():
+            if isinstance(said, dict):
+                yield layer, said
+
+
+def _stored_module(layer: str, entries: dict[str, Entry]) -> str | None:
+    """The module a header means: its own name, or that with a prefix more or less."""
+    candidates = [layer, *(prefix + layer for prefix in PREFIXES)]
+    candidates += [layer.removeprefix(prefix) for prefix in PREFIXES if layer.startswith(prefix)]
+    return next((module for module in candidates if module + ".weight" in entries), None)
+
+
+def _quantization_config(config: dict[str, Any]) -> dict[str, Any]:
+    main = _object(config.get("config.json"))
+    for place in (main, _object(main.get("text_config")), _object(main.get("llm_config"))):
+        for key in ("quantization_config", "compression_config", "quantization"):
+            if found := _object(place.get(key)):
+                return found
+    return _object(_object(config.get("hf_quant_config.json")).get("quantization"))
+
+
+def _config_block(config: dict[str, Any]) -> tuple[int, int] | None:
+    blocks = {_pair(config.get("weight_block_size"))}
+    for group in _object(config.get("config_groups")).values():
+        blocks.add(_pair(_object(_object(group).get("weights")).get("block_structure")))
+    blocks.discard(None)
+    return blocks.pop() if len(blocks) == 1 else None
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, str):  # older compressed-tensors wrote "128x128"
+        value = [int(word) for word in value.split("x") if word.isdigit()]
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
+        return value[0], value[1]
+    return None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

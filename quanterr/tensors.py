@@ -1,0 +1,105 @@
+"""Reused buffers: where bytes are read into and numbers are computed in.
+
+An allocation above a hundred kilobytes costs a page fault every 4 KiB, more than the arithmetic on
+it. So every worker keeps one :class:`Workspace` and everything that is as large as a chunk lives in
+a named buffer of it. Nothing here grows with the size of a weight.
+"""
+
+import ctypes
+from math import prod
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+
+TORCH_DTYPES = {
+    "BOOL": torch.uint8,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.int16,  # of unsigned integers only the bits are needed
+    "I32": torch.int32,
+    "U32": torch.int32,
+    "I64": torch.int64,
+    "U64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.int8,  # the codes' bits: see formats/bits.py
+    "F8_E5M2": torch.int8,
+    "F8_E4M3FNUZ": torch.int8,
+    "F8_E5M2FNUZ": torch.int8,
+    "F8_E8M0": torch.uint8,  # the exponents
+    "C64": torch.int64,
+}
+
+
+MAX_VIEWS = 64  # of different shapes, that are remembered
+
+
+class Workspace:
+    """The buffers of one worker on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Start without any buffer."""
+        self.device = device
+        self._buffers: dict[str, Tensor] = {}
+        self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
+        self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
+
+    def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The buffer of that name, on the device, with undefined contents; valid until asked for again."""
+        view = self._views.get((key, shape, dtype))
+        return self._view(self._buffers, key, shape, dtype) if view is None else view
+
+    def _view(self, buffers: dict[str, Tensor], key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        n_bytes = prod(shape) * dtype.itemsize
+        buffer = buffers.get(key)
+        if len(self._views) >= MAX_VIEWS:
+            self._views.clear()
+        if buffer is None or buffer.numel() < n_bytes:
+            self._views.clear()  # they would keep the old buffer
+            buffer = buffers[key] = torch.empty(_roomy(n_bytes), dtype=torch.uint8, device=self.device)
+        view = self._views[key, shape, dtype] = buffer[:n_bytes].view(dtype).view(shape)
+        return view
+
+    def read(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Elements of an entry from number ``first`` on, in C order, on the device, as a buffer named ``key``.
+
+        The bytes go through a reused host buffer (the buffer itself on the CPU, a pinned one for
+        CUDA), so an odd offset in the file is no trouble. Raises CheckpointError when the file cannot
+        be read.
+        """
+        dtype = TORCH_DTYPES[entry.dtype]
+        n_bytes = prod(shape) * dtype.itemsize
+        host = self._hosts.get(key)
+        if host is None or len(host[1]) < n_bytes:
+            host = self._hosts[key] = _host_buffer(n_bytes, pinned=self.device.type == "cuda")
+            if self.device.type == "cpu":
+                self._buffers[key] = host[0]
+            self._views.clear()
+        entry.file.read_into(host[1][:n_bytes], entry.offset + first * dtype.itemsize)
+        view = self.buffer(key, shape, dtype)
+        if self.device.type == "cpu":
+            return view
+        return view.copy_(host[0][:n_bytes].view(dtype).view(shape), non_blocking=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, host and device."""
+        hosts = (host for key, (host, _) in self._hosts.items() if self._buffers.get(key) is not host)
+        return sum(b.numel() for b in self._buffers.values()) + sum(host.numel() for host in hosts)
+
+
+def _host_buffer(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:
+    """Host memory as a tensor and as something that files are read into."""
+    host = torch.empty(_roomy(n_bytes), dtype=torch.uint8, pin_memory=pinned)
+    memory = (ctypes.c_char * host.numel()).from_address(host.data_ptr())
+    return host, memoryview(memory).cast("B")
+
+
+def _roomy(n_bytes: int) -> int:
+    """The next power of two, so that weights of a slightly other size use the same buffer."""
+    return max(1 << (n_bytes - 1).bit_length(), 64) if n_bytes else 64

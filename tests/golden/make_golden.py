@@ -1,0 +1,460 @@
+"""Makes the golden files of tests/test_formats.py.
+
+    python tests/golden/make_golden.py FIXTURES
+
+FIXTURES holds files that quantization libraries wrote, with the values that the same libraries read from
+them: comfy/<fixture>/ and llm/<fixture>/ with case.json, the quantized checkpoint and
+dequantized.safetensors.xz. From each a few small layers are cut out. What no library at hand writes is made
+here, with values worked out by numpy and ml_dtypes alone; its origin says "hand-made". No number comes from
+quanterr.
+
+    <format>/<case>.safetensors             what is stored: codes, scales, labels
+    <format>/<case>.expected.safetensors    the values of its weights, float32 (what is no number: as it is);
+                                            __metadata__["origin"] tells producer, version and how
+"""
+
+import json
+import lzma
+import sys
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load, save_file
+from torch import Tensor
+
+HERE = Path(__file__).parent
+HEADER_KEY = "_quantization_metadata"
+MARKER = "scaled_fp8"
+Tensors = dict[str, Tensor]
+SCALES = ("weight_scale", "scale_weight", "weight_scale_inv", "scale")
+
+
+class Piece(NamedTuple):
+    """One layer of a fixture, cut to its first rows and columns."""
+
+    layer: str
+    rows: int | None = None
+    cols: int | None = None
+    block: tuple[int, int] | None = None  # the scale is a grid of blocks of that size
+
+
+class Case(NamedTuple):
+    format: str
+    fixture: str  # folder in the fixtures
+    pieces: tuple[Piece, ...]
+
+    @property
+    def name(self) -> str:
+        return self.fixture.partition("/")[2]
+
+
+QKV, PROJ = "blocks.0.attn.qkv", "blocks.1.attn.proj"
+DOWN, Q_PROJ, K_PROJ = (f"model.layers.0.{name}" for name in ("mlp.down_proj", "self_attn.q_proj", "self_attn.k_proj"))
+
+CASES = (
+    Case("fp8_tensor", "comfy/comfy_fp8_tensorwise", (Piece("blocks.1.tiny"), Piece("blocks.1.odd", 13, 144))),
+    Case("fp8_tensor", "comfy/comfy_fp8_tensorwise_textencoder", (Piece(PROJ, 9),)),
+    Case("fp8_tensor", "comfy/comfy_fp8_tensorwise_learned", (Piece(PROJ, 9),)),
+    Case("fp8_tensor", "comfy/comfy_fp8_header_only", (Piece(QKV, 5), Piece(PROJ, 9))),
+    Case("fp8_tensor", "comfy/comfy_fp8_prefixed_header_unprefixed", (Piece(QKV, 5), Piece(PROJ, 9))),
+    Case("fp8_tensor", "comfy/comfy_fp8_e5m2", (Piece(QKV, 5), Piece(PROJ, 9))),
+    Case("fp8_tensor", "comfy/comfy_mixed_fp8_nvfp4", (Piece(QKV, 9),)),
+    Case("fp8_tensor", "comfy/scaled_fp8_legacy", (Piece(PROJ, 9),)),
+    Case("fp8_tensor", "comfy/scaled_fp8_legacy_input", (Piece(PROJ, 9),)),
+    Case("fp8_tensor", "comfy/scaled_fp8_legacy_e5m2", (Piece(PROJ, 9),)),
+    Case("fp8_tensor", "comfy/scaled_fp8_migrated", (Piece(PROJ, 9),)),
+    Case(
+        "fp8_tensor",
+        "comfy/degenerate_fp8",
+        tuple(Piece(f"blocks.0.{name}", 7) for name in ("huge", "negzero", "tinyvals", "zero")),
+    ),
+    Case("fp8_tensor", "llm/ct_fp8_tensor_static", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("fp8_tensor", "llm/fp8_tensor_scale_inv_static", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("fp8_tensor", "llm/modelopt_fp8", (Piece(K_PROJ, 11),)),
+    Case("fp8_row", "comfy/comfy_fp8_rowwise", (Piece("blocks.1.tiny"), Piece(PROJ, 40, 40))),
+    Case("fp8_row", "comfy/comfy_fp8_blockwise64", (Piece("blocks.1.tiny"), Piece("blocks.1.odd", 13))),
+    Case("fp8_row", "comfy/scaled_fp8_legacy_rowwise", (Piece(PROJ, 9),)),
+    Case("fp8_row", "comfy/comfy_mixed_int8row_fp8row", (Piece(PROJ, 9),)),
+    Case("fp8_row", "comfy/comfy_moe_fp8", (Piece("blocks.0.experts"),)),
+    Case("fp8_row", "llm/ct_fp8_channel", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("fp8_row", "llm/ct_naive_fp8_channel", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("fp8_row", "llm/fbgemm_fp8", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("fp8_row", "llm/quark_fp8", (Piece(DOWN, 9),)),
+    Case("fp8_block", "comfy/comfy_fp8_blockwise64", (Piece(PROJ, 128, 80, (64, 64)),)),
+    Case("fp8_block", "comfy/comfy_fp8_block3d", (Piece(PROJ, 9),)),
+    Case("fp8_block", "comfy/scaled_fp8_legacy_block3d", (Piece(PROJ, 9),)),
+    Case("fp8_block", "llm/ct_fp8_block128_partial", (Piece(DOWN),)),
+    Case("fp8_block", "llm/fp8_block128_scale_inv", (Piece(DOWN),)),
+    Case("fp8_block", "llm/deepseek_v4_fp8_fp4experts", (Piece("layers.0.attn.wq_a", 21),)),
+    Case("fp8_block", "llm/hf_mxfp8_scale_inv_u8", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("int8_tensor", "comfy/comfy_int8_tensorwise", (Piece("blocks.1.tiny"), Piece("blocks.1.odd", 13))),
+    Case("int8_tensor", "comfy/comfy_int8_blockwise128", (Piece(PROJ, 21),)),
+    Case("int8_tensor", "comfy/int8_legacy", (Piece(PROJ, 21),)),
+    Case("int8_tensor", "comfy/degenerate_int8_rowwise", (Piece("blocks.0.zero", 21),)),
+    Case("int8_row", "comfy/comfy_int8_rowwise", (Piece("blocks.1.tiny"), Piece(PROJ, 40, 40))),
+    Case("int8_row", "comfy/comfy_int8_rowwise_mislabelled", (Piece(PROJ, 9),)),
+    Case("int8_row", "comfy/comfy_mixed_int8row_fp8row", (Piece(QKV, 9),)),
+    Case("int8_row", "comfy/comfy_int8_convrot", (Piece("blocks.1.tiny"),)),
+    Case("int8_row", "comfy/int8_bare", (Piece("blocks.0.a", 3), Piece("blocks.0.c", 11))),
+    Case("int8_row", "comfy/int8_formatless_convrot", (Piece("blocks.0.d", 9),)),
+    Case(
+        "int8_row",
+        "comfy/degenerate_int8_rowwise",
+        (Piece("blocks.0.huge", 9), Piece("blocks.0.tinyvals", 9)),
+    ),
+    Case("int8_row", "llm/ct_int8_channel", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("int8_row", "llm/modelopt_int8_wo", (Piece(K_PROJ, 11),)),
+    Case("int8_row", "llm/gemma_quant_int", (Piece("model.layers.2.mlp.up_proj"),)),
+    Case("int8_block", "comfy/comfy_int8_blockwise128", (Piece("blocks.0.mlp.fc1", 256, 24, (128, 128)),)),
+    Case("int8_block", "comfy/comfy_int8_blockwise64", (Piece(PROJ, 96, 80, (64, 64)),)),
+    Case("int8_block", "comfy/int8_legacy", (Piece(QKV, 256, 24, (128, 128)),)),
+    Case("fp8_cast", "comfy/fp8_plain_cast_e4m3fn", (Piece(QKV, 5), Piece(PROJ, 9))),
+    Case("fp8_cast", "comfy/fp8_plain_cast_e5m2", (Piece(QKV, 5), Piece(PROJ, 9))),
+)
+
+
+class Fixture:
+    """A producer's checkpoint and the values the producer reads from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.case = json.loads((folder / "case.json").read_text())
+        stored = folder / self.case["quantized"]
+        self.tensors: Tensors = {}
+        self.header: dict[str, str] = {}
+        for file in sorted(stored.glob("*.safetensors")) if stored.is_dir() else [stored]:
+            with safetensors.safe_open(file, framework="pt") as opened:
+                self.tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                self.header |= opened.metadata() or {}
+        self.values = load(lzma.decompress((folder / self.case["dequantized"]).read_bytes()))
+
+    @property
+    def prefix(self) -> str:
+        """What the quantized names have before the original's."""
+        first = min(name for name in self.values if name.endswith(".weight"))
+        return min(name for name in self.tensors if name.endswith(first)).removesuffix(first)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        about = self.case["about"]
+        if "library" in about:
+            made = f"{about['library']} {about['version']}"
+            read = f"{about['how']}; read by {about['dequantized_from']}"
+        else:
+            made, read = about["writer"], f"{about.get('command', '')}; read by {about['reference']}"
+        return {"producer": made.replace("hand-derived -", "hand-made"), "made_by": read}
+
+    def cut(self, piece: Piece) -> tuple[Tensors, Tensors]:
+        """The stored tensors and the values of one layer, cut."""
+        module = self.prefix + piece.layer
+        weight = f"{module}.weight"
+        rows, cols = piece.rows, piece.cols
+        stored = {name: tensor for name, tensor in self.tensors.items() if name.startswith(module + ".")}
+        stored.pop(f"{module}.bias", None)
+        for name in stored:
+            if name == weight:
+                stored[name] = first(stored[name], rows, cols)
+            elif name.removeprefix(module + ".") in SCALES and stored[name].numel() > 1:
+                if piece.block:
+                    grid = ceil((rows or 0) / piece.block[0]), ceil((cols or 0) / piece.block[1])
+                    stored[name] = first(stored[name], *grid)
+                elif stored[name].shape[0] == self.tensors[weight].shape[0]:
+                    stored[name] = first(stored[name], rows, None)
+        return stored, {f"{piece.layer}.weight": first(self.values[f"{piece.layer}.weight"], rows, cols)}
+
+
+def first(tensor: Tensor, rows: int | None, cols: int | None) -> Tensor:
+    """The first rows and columns."""
+    raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+    if tensor.dim() < 2:
+        return raw[:rows].clone().view(tensor.dtype) if rows and tensor.dim() else tensor
+    return raw[:rows, :cols].contiguous().clone().view(tensor.dtype)
+
+
+def cut_from(fixture: Fixture, case: Case) -> tuple[Tensors, Tensors, dict[str, str]]:
+    """Stored tensors, values and header of a case."""
+    stored = {name: tensor for name, tensor in fixture.tensors.items() if name.endswith(MARKER)}
+    values = {}
+    for piece in case.pieces:
+        more, expected = fixture.cut(piece)
+        stored |= more
+        values |= expected
+    header = {}
+    if HEADER_KEY in fixture.header:
+        said = json.loads(fixture.header[HEADER_KEY])
+        kept = {piece.layer for piece in case.pieces}
+        said["layers"] = {layer: fields for layer, fields in said["layers"].items() if layer in kept}
+        header[HEADER_KEY] = json.dumps(said)
+    return stored, values, header
+
+
+def save(case: str, stored: Tensors, values: Tensors, header: dict[str, str], origin: dict[str, str]) -> None:
+    path = HERE / f"{case}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    expected = path.with_suffix(".expected.safetensors")
+    save_file(dict(sorted(stored.items())), path, header or None)
+    save_file(dict(sorted(values.items())), expected, {"origin": json.dumps(origin)})  # one key has one order
+    for file in (path, expected):
+        file.chmod(0o644)
+
+
+# ---- hand-made: numpy and ml_dtypes only
+
+RNG = np.random.default_rng(20250101)
+HAND = {"producer": f"hand-made with numpy {np.__version__} and ml_dtypes {ml_dtypes.__version__}"}
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+TORCH = {
+    E4M3: torch.float8_e4m3fn,
+    np.dtype(ml_dtypes.float8_e8m0fnu): torch.float8_e8m0fnu,
+    np.dtype(ml_dtypes.bfloat16): torch.bfloat16,
+}
+
+
+def as_torch(array: np.ndarray) -> Tensor:
+    array = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray makes 0-D arrays 1-D
+    dtype = TORCH.get(array.dtype)
+    if dtype is None:
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array.copy().view({1: np.uint8, 2: np.int16}[array.itemsize])).view(dtype)
+
+
+def fp8_codes(*shape: int) -> np.ndarray:
+    """Finite e4m3 codes of every magnitude."""
+    magnitudes = RNG.integers(0, 0x7F, shape, np.uint8)
+    return (magnitudes | RNG.integers(0, 2, shape, np.uint8) << 7).view(E4M3)
+
+
+def int8_codes(*shape: int) -> np.ndarray:
+    return RNG.integers(-128, 128, shape).astype(np.int8)
+
+
+def scales(dtype: str, *shape: int) -> np.ndarray:
+    if dtype == "e8m0":
+        return RNG.integers(96, 130, shape).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    if dtype == "u8":
+        return RNG.integers(96, 130, shape).astype(np.uint8)
+    kinds = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+    return (0.001 + 0.01 * RNG.random(shape)).astype(kinds[dtype])
+
+
+def as_float32(scale: np.ndarray) -> np.ndarray:
+    """The scale's numbers; bytes are exponents."""
+    number = scale.astype(np.float32)
+    return np.float32(2) ** (number - 127) if scale.dtype == np.uint8 else number
+
+
+def blocks(scale: np.ndarray, shape: tuple[int, ...], rows: int, cols: int) -> np.ndarray:
+    """A grid of scales, each repeated over a block, the last ones cut."""
+    return scale.repeat(rows, -2).repeat(cols, -1)[..., : shape[-2], : shape[-1]]
+
+
+class Hand(NamedTuple):
+    """A weight made by hand: its scale's name, and what each element is multiplied with."""
+
+    weight: str
+    codes: np.ndarray
+    scale_name: str
+    scale: np.ndarray
+    of_element: np.ndarray  # the scale, so that numpy multiplies it right
+
+    @property
+    def stored(self) -> Tensors:
+        return {self.weight: as_torch(self.codes), self.scale_name: as_torch(self.scale)}
+
+    @property
+    def values(self) -> Tensors:
+        return {self.weight: torch.from_numpy(self.codes.astype(np.float32) * self.of_element)}
+
+
+def one(weight: str, codes: np.ndarray, name: str, dtype: str, *shape: int) -> Hand:
+    scale = scales(dtype, *shape)
+    return Hand(weight, codes, name, scale, as_float32(scale).reshape(()))
+
+
+def each(weight: str, codes: np.ndarray, name: str, dtype: str, shape: tuple[int, ...], over: tuple[int, ...]) -> Hand:
+    """A scale that broadcasts once it has the shape ``over``."""
+    scale = scales(dtype, *shape)
+    return Hand(weight, codes, name, scale, as_float32(scale).reshape(over))
+
+
+def grid(weight: str, codes: np.ndarray, name: str, dtype: str, shape: tuple[int, ...], block: tuple[int, int]) -> Hand:
+    scale = scales(dtype, *shape)
+    plain = as_float32(scale)
+    if len(shape) == 4:
+        plain = plain[:, 0, :, 0]
+    if len(shape) == 3 and codes.ndim == 2:
+        plain = plain[:, :, 0]
+    return Hand(weight, codes, name, scale, blocks(plain, codes.shape, *block))
+
+
+def by_hand() -> Iterator[tuple[str, str, list[Hand]]]:
+    """(case, how, weights)."""
+    how = "float32(code) * float32(scale), the scale's place as quanterr/formats/scaled.py tells it"
+    yield (
+        "fp8_tensor/handmade_names",
+        how,
+        [
+            one("a.weight", fp8_codes(3, 40), "a.scale", "f32", 1),
+            one("b.weight", fp8_codes(3, 40), "b.qscale_weight", "f32"),
+            one("c.weight", fp8_codes(3, 40), "c.weight.scale", "bf16", 1, 1),
+            one("d.weight", fp8_codes(3, 40), "d.weight_scale_inv", "e8m0"),
+            one("e.weight", fp8_codes(3, 40), "e.scale", "u8", 1),
+            one("f.experts", fp8_codes(2, 3, 40), "f.experts_scale", "f32", 1, 1),
+            one("g.experts", fp8_codes(2, 3, 40), "g.experts_scale_inv", "f16", 1, 1, 1),
+            one("h.weight", fp8_codes(4, 3, 2, 2), "h.weight_scale", "f32", 1),
+            one("i.weight", fp8_codes(37), "i.weight_scale", "f32"),
+        ],
+    )
+    yield (
+        "fp8_row/handmade_experts",
+        how,
+        [
+            each("a.experts", fp8_codes(3, 5, 40), "a.experts_scale", "f32", (3,), (3, 1, 1)),
+            each("b.experts", fp8_codes(3, 5, 40), "b.experts_scale_inv", "f16", (3, 1), (3, 1, 1)),
+            each("c.experts", fp8_codes(3, 5, 40), "c.experts_scale", "bf16", (3, 1, 1), (3, 1, 1)),
+            each("d.experts", fp8_codes(3, 5, 40), "d.experts_scale", "f32", (3, 5, 1), (3, 5, 1)),
+            each("e.experts", fp8_codes(3, 5, 40), "e.experts_scale_inv", "f32", (3, 5), (3, 5, 1)),
+        ],
+    )
+    yield (
+        "fp8_row/handmade_convolution",
+        how,
+        [each("a.weight", fp8_codes(6, 3, 2, 2), "a.weight_scale", "f32", (6,), (6, 1, 1, 1))],
+    )
+    yield (
+        "fp8_block/handmade_shapes",
+        how,
+        [
+            grid("a.weight", fp8_codes(97, 40), "a.weight_scale", "f32", (4, 1, 2, 1), (32, 32)),
+            grid("b.weight", fp8_codes(9, 96), "b.weight_scale_inv", "e8m0", (9, 3), (1, 32)),
+            grid("c.weight", fp8_codes(9, 96), "c.weight_scale_inv", "u8", (9, 3), (1, 32)),
+            grid("d.weight", fp8_codes(40, 72), "d.qscale_weight", "bf16", (2, 3), (32, 32)),
+            grid("e.weight", fp8_codes(9, 80), "e.scale", "f16", (9, 5, 1), (1, 16)),
+            grid("f.weight", fp8_codes(1, 48), "f.weight_scale", "f32", (1, 3), (1, 16)),
+        ],
+    )
+    yield (
+        "fp8_block/handmade_576_rows",
+        how + "; 128 rows a block, the last of 64",
+        [grid("kv_a.weight", fp8_codes(576, 24), "kv_a.weight_scale_inv", "f32", (5, 1), (128, 128))],
+    )
+    yield (
+        "fp8_block/handmade_experts",
+        how,
+        [
+            grid("a.experts", fp8_codes(2, 40, 72), "a.experts_scale_inv", "f32", (2, 2, 3), (32, 32)),
+            each("b.experts", fp8_codes(2, 5, 40), "b.experts_scale", "f32", (2, 1, 40), (2, 1, 40)),
+            each("c.experts", fp8_codes(2, 5, 40), "c.experts_scale", "f32", (2, 40), (2, 1, 40)),
+        ],
+    )
+    yield (
+        "int8_tensor/handmade_names",
+        how,
+        [
+            one("a.weight", int8_codes(3, 40), "a.scale", "f16"),
+            one("b.weight", int8_codes(3, 40), "b.weight_scale_inv", "bf16", 1),
+            one("c.weight", int8_codes(3, 40), "c.weight.scale", "f32", 1, 1),
+            one("d.experts", int8_codes(2, 3, 40), "d.experts_scale", "f32", 1),
+        ],
+    )
+    yield (
+        "int8_row/handmade_names",
+        how,
+        [
+            each("a.weight", int8_codes(5, 40), "a.scale_weight", "f32", (5,), (5, 1)),
+            each("b.weight", int8_codes(5, 5), "b.weight_scale_inv", "bf16", (5,), (5, 1)),
+            each("c.weight", int8_codes(5, 40), "c.scale", "f16", (5, 1), (5, 1)),
+            each("d.experts", int8_codes(3, 5, 40), "d.experts_scale", "f32", (3, 5, 1), (3, 5, 1)),
+        ],
+    )
+    yield (
+        "int8_block/handmade_shapes",
+        how,
+        [
+            grid("a.weight", int8_codes(97, 40), "a.weight_scale", "f16", (4, 2), (32, 32)),
+            grid("b.weight", int8_codes(9, 80), "b.weight_scale", "bf16", (9, 5, 1), (1, 16)),
+            grid("c.weight", int8_codes(90, 50), "c.weight_scale", "f32", (9, 5), (10, 10)),
+            grid("d.experts", int8_codes(2, 40, 72), "d.experts_scale", "f32", (2, 2, 3), (32, 32)),
+        ],
+    )
+
+
+def casts() -> tuple[Tensors, Tensors]:
+    """Every FP8 code, NaN and infinity too, in several shapes."""
+    codes = np.arange(256, dtype=np.uint8)
+    stored, values = {}, {}
+    for name, numpy_dtype, dtype in (
+        ("e4m3", ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn),
+        ("e5m2", ml_dtypes.float8_e5m2, torch.float8_e5m2),
+    ):
+        for shape in ((256,), (16, 16), (2, 4, 32), (8, 4, 2, 4)):
+            key = f"{name}.{len(shape)}d.weight"
+            stored[key] = torch.from_numpy(codes.reshape(shape).copy()).view(dtype)
+            values[key] = torch.from_numpy(codes.view(numpy_dtype).astype(np.float32).reshape(shape))
+    return stored, values
+
+
+def dense() -> tuple[Tensors, Tensors]:
+    """Numbers of every floating dtype, with torch's own widening as the values."""
+    generator = torch.Generator().manual_seed(20250101)
+    shapes = {
+        "weight": (5, 7),
+        "bias": (7,),
+        "scalar": (),
+        "experts": (2, 3, 32),
+        "conv.weight": (4, 3, 2, 2),
+    }
+    stored = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        info = torch.finfo(dtype)
+        least = info.smallest_normal
+        odd = [0.0, -0.0, info.max, info.min, least, least * info.eps, torch.inf, -torch.inf, torch.nan]
+        name = str(dtype).removeprefix("torch.")
+        stored[f"{name}.odd"] = torch.tensor(odd, dtype=torch.float64).to(dtype)
+        for key, shape in shapes.items():
+            numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
+            stored[f"{name}.{key}"] = numbers.to(dtype)
+    return stored, {n: t if t.dtype == torch.float64 else t.to(torch.float32) for n, t in stored.items()}
+
+
+def integers() -> Tensors:
+    """Numbers of every integer dtype and all bits of each."""
+    stored = {"mask": torch.tensor([[True, False, True], [False, False, True]])}
+    for bits in (8, 16, 32, 64):
+        ones = torch.tensor([1 << n if n < 63 else -(1 << 63) for n in range(bits)])
+        numbers = torch.cat([torch.tensor([0, 1, -1, 100]), ones, ones - 1, ~ones])
+        stored[f"uint{bits}"] = numbers.to(getattr(torch, f"uint{bits}"))
+        if bits > 8:  # int8 is for codes
+            stored[f"int{bits}"] = numbers.to(getattr(torch, f"int{bits}"))
+    stored["position_ids"] = torch.arange(77).view(1, 77)
+    return stored
+
+
+def main() -> None:
+    fixtures = Path(sys.argv[1])
+    for case in CASES:
+        fixture = Fixture(fixtures / case.fixture)
+        stored, values, header = cut_from(fixture, case)
+        cut = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in values.items())
+        origin = fixture.origin | {"how": f"the first rows and columns of {cut} of the fixture {case.name}"}
+        save(f"{case.format}/{case.name}", stored, values, header, origin)
+    for name, how, weights in by_hand():
+        stored, values = {}, {}
+        for weight in weights:
+            stored |= weight.stored
+            values |= weight.values
+        save(name, stored, values, {}, HAND | {"how": how})
+    save("fp8_cast/handmade_codes", *casts(), {}, HAND | {"how": "every code once, widened by ml_dtypes"})
+    producer = {"producer": f"torch {torch.__version__}"}
+    how = "torch.Tensor.to(torch.float32); float64 as it is"
+    save("dense/torch_floats", *dense(), {}, producer | {"how": how})
+    save("verbatim/torch_integers", integers(), integers(), {}, producer | {"how": "the same tensors again"})
+
+
+if __name__ == "__main__":
+    main()
