@@ -1,0 +1,382 @@
+"""From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from quanterr import __version__
+from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.errors import Status
+from quanterr.findings import finding, of_plan, of_weight
+from quanterr.formats import CODE_DTYPES, FORMATS
+from quanterr.histogram import Histogram
+from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
+from quanterr.metrics.sums import Sums, as_float
+from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
+from quanterr.report.model import (
+    Aggregate,
+    BucketSize,
+    Coverage,
+    Finding,
+    FormatNote,
+    Layer,
+    LosslessLayer,
+    NotCompared,
+    Report,
+    RunInfo,
+    Selection,
+    Settings,
+    Side,
+    StoredFile,
+    Tool,
+    WorstElement,
+    from_values,
+)
+from quanterr.roles import block_of, role_of
+from quanterr.running import Finished
+from quanterr.text import count, display, listed
+
+# Only a made-up model has more; a group for each would be larger than the layers.
+MAX_BLOCKS = 512
+
+TORCH_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+
+# Buckets of what was selected and yet not compared: any of it makes the result inconclusive.
+NOT_COMPARED = (
+    Bucket.ERROR,
+    Bucket.UNSUPPORTED,
+    Bucket.SHAPE_MISMATCH,
+    Bucket.ONLY_IN_ORIGINAL,
+    Bucket.ONLY_IN_QUANTIZED,
+)
+COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
+
+
+class Group:
+    """Layers that are summed up together."""
+
+    def __init__(self) -> None:
+        """Start with no layer."""
+        self._values = LayerValues()
+        self._measured = Measured(Sums(histogram=Histogram.empty()), layers=self._values)
+        self._layers = 0
+
+    def add(self, sums: Sums, pair: Pair, layer: Layer) -> None:
+        """Take in one layer."""
+        self._layers += 1
+        self._measured.sums.add_other_weight(sums)
+        if sums.histogram and self._measured.sums.histogram:
+            self._measured.sums.histogram.add(sums.histogram)
+        self._measured.stored_bits += 8 * pair.quantized.nbytes
+        self._measured.original_bits += 8 * pair.original.nbytes
+        self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
+
+    def aggregate(self) -> Aggregate:
+        """Its values for the report."""
+        values, nonfinite = evaluate(AGGREGATES, self._measured)
+        return Aggregate(
+            total_layers=self._layers,
+            total_elements=self._measured.sums.elements,
+            original_bytes=self._measured.original_bits // 8,
+            quantized_bytes=self._measured.stored_bits // 8,
+            nonfinite=nonfinite,
+            **from_values(AGGREGATES, values),
+        )
+
+
+class Assembly:
+    """Takes in finished weights and makes the report at the end."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Prepare the groups of a plan."""
+        self._plan = plan
+        self._all = Group()
+        self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
+        self._layers: dict[int, Layer] = {}
+        self._other: dict[int, Layer] = {}
+        self._lossless: dict[int, LosslessLayer] = {}
+        self._buckets: dict[int, Bucket] = {}
+        self._refused: set[int] = set()
+        self._leftovers = list(plan.leftovers)
+        self._findings: dict[int, list[Finding]] = {}
+        self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
+
+    def add(self, done: Finished) -> None:
+        """Take in one finished weight."""
+        pair, sums = self._plan.pairs[done.number], done.sums
+        refusal = pair.original.refusal or pair.quantized.refusal
+        if refusal and not sums.exact:
+            self._refuse(done.number, pair, refusal)
+            return
+        if sums.exact:
+            self._buckets[done.number] = Bucket.LOSSLESS
+            self._lossless[done.number] = LosslessLayer(**_header(pair), bits_per_weight=_bits_per_weight(pair))
+            return
+        self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
+        if found := list(of_weight(pair, done)):
+            self._findings[done.number] = found
+        layer = _layer(pair, done)
+        if len(pair.original.shape) < 2:
+            self._other[done.number] = layer
+            return
+        self._layers[done.number] = layer
+        self._all.add(sums, pair, layer)
+        for kind, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
+            if key is not None and (kind != "block" or self._by_block):
+                self._groups[kind].setdefault(key, Group()).add(sums, pair, layer)
+
+    def _refuse(self, number: int, pair: Pair, reason: str) -> None:
+        bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED
+        self._refused.add(number)
+        self._buckets[number] = bucket
+        for side, weight in zip(SIDES, (pair.original, pair.quantized), strict=True):
+            self._leftovers.append(Leftover(pair.name, side, bucket, reason, (weight.codes,)))
+
+    def report(
+        self,
+        original: Checkpoint,
+        quantized: Checkpoint,
+        patterns: tuple[str, ...],
+        settings: Settings,
+        complete: bool,
+        run: RunInfo,
+    ) -> Report:
+        """The report of all that was taken in."""
+        coverage = self._coverage(original, quantized)
+        not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
+        findings = [
+            *of_plan(self._plan),
+            *(f for number in sorted(self._findings) for f in self._findings[number]),
+        ]
+        findings += self._on_the_whole(complete)
+        reasons = self._reasons(complete, not_compared, findings, original, quantized)
+        return Report.model_construct(
+            schema_="quanterr.report",
+            schema_version="1.0",
+            tool=Tool(name="quanterr", version=__version__),
+            verdict="inconclusive" if reasons else "pass",
+            reasons=reasons or ["everything that was selected was compared; no gate was asked for"],
+            complete=complete,
+            original=_side(original, self._plan.prefixes["original"]),
+            quantized=_side(quantized, self._plan.prefixes["quantized"]),
+            selection=Selection(patterns=list(patterns)),
+            settings=settings,
+            formats=_format_notes({pair.quantized.format for pair in self._plan.pairs}),
+            coverage=coverage,
+            findings=findings,
+            gates=[],
+            aggregate=self._all.aggregate(),
+            groups={
+                kind: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural)}
+                for kind, groups in self._groups.items()
+            },
+            layers=[self._layers[n] for n in sorted(self._layers)],
+            other_changes=[self._other[n] for n in sorted(self._other)],
+            lossless=[self._lossless[n] for n in sorted(self._lossless)],
+            not_compared=not_compared,
+            run=run,
+        )
+
+    def _on_the_whole(self, complete: bool) -> list[Finding]:
+        found = []
+        if self._other:
+            names = [self._other[n].layer_name for n in sorted(self._other)]
+            message = (
+                f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "
+            )
+            message += f"{listed(names, 3)}; see other_changes"
+            found.append(finding("other_changes", "info", None, message, tensors=len(names)))
+        if not self._by_block:
+            found.append(finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block"))
+        if complete and self._plan.pairs and not self._layers and not self._other and self._lossless:
+            message = "all compared tensors are identical; is this the quantized checkpoint?"
+            found.append(finding("identical", "warning", None, message))
+        return found
+
+    def _coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:
+        buckets: dict[str, dict[str, list[Entry]]] = {side: {} for side in SIDES}
+        for leftover in self._leftovers:
+            buckets[leftover.side].setdefault(leftover.bucket, []).extend(leftover.entries)
+        for number, pair in enumerate(self._plan.pairs):
+            bucket = self._buckets.get(number, Bucket.ERROR)  # not reached: the run was interrupted
+            for side, weight, parts in zip(SIDES, (pair.original, pair.quantized), pair.consumed, strict=True):
+                if number not in self._refused:
+                    buckets[side].setdefault(bucket, []).append(weight.codes)
+                buckets[side].setdefault(Bucket.CONSUMED, []).extend(parts)
+        sizes = {
+            side: {str(bucket): _bucket_size(found[bucket]) for bucket in Bucket if found.get(bucket)}
+            for side, found in buckets.items()
+        }
+        return Coverage(
+            original=sizes["original"],
+            quantized=sizes["quantized"],
+            original_compared_fraction=_fraction(sizes["original"]),
+            quantized_compared_fraction=_fraction(sizes["quantized"]),
+        )
+
+    def _reasons(
+        self,
+        complete: bool,
+        not_compared: list[NotCompared],
+        findings: list[Finding],
+        original: Checkpoint,
+        quantized: Checkpoint,
+    ) -> list[str]:
+        """Why the result cannot be relied on; empty if it can."""
+        reasons = []
+        if not complete:
+            done = len(self._buckets)
+            reasons.append(f"interrupted: {done} of {len(self._plan.pairs)} weights were compared")
+        if not self._plan.pairs:
+            reasons.append(
+                f"nothing matches: the original has {listed(list(original.entries))}; "
+                f"the quantized checkpoint {listed(list(quantized.entries))}. Do the names differ by a prefix?"
+            )
+        for bucket in NOT_COMPARED:
+            names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
+            if names:
+                why = next(item.reason for item in not_compared if item.bucket == bucket)
+                reasons.append(f"{count(len(names), 'tensor')} {_told(bucket)}: {listed(names, 3)} ({why})")
+        for code in dict.fromkeys(f.code for f in findings if f.severity == "error"):
+            same = [f for f in findings if f.code == code]
+            more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
+            reasons.append(same[0].message + more)
+        return reasons
+
+
+def exit_status(report: Report, allow_partial: bool = False) -> Status:
+    """The status a report ends with; an unreliable result outranks a failed gate."""
+    if report.verdict == "inconclusive" and not allow_partial:
+        return Status.INCONCLUSIVE
+    return Status.GATE_FAILED if report.verdict == "fail" else Status.OK
+
+
+def _told(bucket: Bucket) -> str:
+    return {
+        Bucket.ERROR: "not comparable",
+        Bucket.UNSUPPORTED: "in an unsupported layout",
+        Bucket.SHAPE_MISMATCH: "of different shape",
+        Bucket.ONLY_IN_ORIGINAL: "only in the original",
+        Bucket.ONLY_IN_QUANTIZED: "only in the quantized checkpoint",
+    }[bucket]
+
+
+def _header(pair: Pair) -> dict[str, Any]:
+    """What is told of every compared weight."""
+    x, y = pair.original, pair.quantized
+    return {
+        "layer_name": pair.name,
+        "display_name": display(pair.name),
+        "role": role_of(pair.name),
+        "block": block_of(pair.name),
+        "format": y.format,
+        "original_format": x.format,
+        "comfy_format": y.comfy_format,
+        "original_dtype": _torch_name(x.codes),
+        "quantized_dtype": _torch_name(y.codes),
+        "tensor_shape": list(x.shape),
+        "tensor_elements": x.codes.n,
+    }
+
+
+def _torch_name(entry: Entry) -> str:
+    return f"torch.{TORCH_NAMES.get(entry.dtype, entry.dtype.lower())}"
+
+
+def _bits_per_weight(pair: Pair) -> float | None:
+    n = pair.original.codes.n
+    return 8 * pair.quantized.nbytes / n if n else None
+
+
+def _layer(pair: Pair, done: Finished) -> Layer:
+    measured = Measured(
+        done.sums,
+        8 * pair.quantized.nbytes,
+        8 * pair.original.nbytes,
+        pair.quantized.uniform_bits,
+        pair.quantized.scale is not None,
+    )
+    values, nonfinite = evaluate(METRICS, measured)
+    scales, worst = done.scales, done.worst
+    finite_scales = scales.number - scales.nonfinite if scales else 0
+    return Layer(
+        **_header(pair),
+        block_size=list(pair.quantized.block_size) if pair.quantized.block_size else None,
+        scale_factor=as_float(scales.total) / finite_scales if scales and finite_scales else None,
+        scale_min=scales.low if scales and finite_scales else None,
+        scale_max=scales.high if scales and finite_scales else None,
+        scale_count=scales.number if scales else 0,
+        exact=False,
+        finite=not done.sums.nonfinite,
+        nonfinite_original_elements=done.sums.nonfinite_original,
+        nonfinite_quantized_elements=done.sums.nonfinite_quantized,
+        worst_element=WorstElement([worst.row, worst.col], worst.x, worst.y) if worst else None,
+        evidence=list(pair.quantized.evidence),
+        nonfinite=nonfinite,
+        **from_values(METRICS, values),
+    )
+
+
+def _not_compared(leftover: Leftover) -> NotCompared:
+    return NotCompared.model_validate(
+        {
+            "layer_name": leftover.name,
+            "display_name": display(leftover.name),
+            "side": leftover.side,
+            "bucket": str(leftover.bucket),
+            "reason": leftover.reason,
+            "elements": sum(entry.n for entry in leftover.entries),
+            "bytes": sum(entry.nbytes for entry in leftover.entries),
+        }
+    )
+
+
+def _bucket_size(entries: Iterable[Entry]) -> BucketSize:
+    entries = list(entries)
+    return BucketSize(tensors=len(entries), elements=sum(e.n for e in entries), bytes=sum(e.nbytes for e in entries))
+
+
+def _fraction(sizes: dict[str, BucketSize]) -> float | None:
+    """Bytes compared of the bytes that were selected."""
+    selected = sum(size.bytes for bucket, size in sizes.items() if bucket != Bucket.FILTERED_OUT)
+    return sum(sizes[b].bytes for b in COVERED if b in sizes) / selected if selected else None
+
+
+def _side(checkpoint: Checkpoint, prefix: str) -> Side:
+    return Side(
+        path=checkpoint.path,
+        revision=checkpoint.revision,
+        files=[StoredFile(name=file.path.name, bytes=file.size) for file in checkpoint.files],
+        tensors=len(checkpoint.entries),
+        bytes=checkpoint.nbytes,
+        prefix=prefix,
+        notes=list(checkpoint.notes),
+    )
+
+
+def _format_notes(names: set[str]) -> dict[str, FormatNote]:
+    return {
+        row.name: FormatNote(summary=row.summary, usual_snr_db=list(row.usual_db) if row.usual_db else None)
+        for row in FORMATS
+        if row.name in names
+    }
+
+
+def _natural(item: tuple[str, Group]) -> list[tuple[int, str]]:
+    """Sorts layers.2 before layers.10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]

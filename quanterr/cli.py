@@ -1,0 +1,305 @@
+"""The command line: arguments in, exit status out. What is slow to import is imported in the command."""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from enum import StrEnum
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quanterr import __version__
+from quanterr.errors import QuanterrError, ResourceError, Status, UsageError
+from quanterr.metrics import OUTLIER
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from quanterr.report.files import Target
+    from quanterr.report.model import Report
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Tells how far a quantized model checkpoint is from its original, layer by layer.",
+)
+
+COMPARE_HELP = """Compare a quantized checkpoint with its original.
+
+\b
+[bold]quanterr compare orig.safetensors quant.safetensors[/bold]
+[bold]quanterr compare original-folder/ quantized-folder/ -l attn,mlp -o report.json[/bold]
+[bold]quanterr compare org/name quant.safetensors -q -o - | jq .aggregate.overall_snr_db[/bold]
+
+Each side is a .safetensors or .sft file, a folder of shards, an index, or org/name in the local
+Hugging Face cache.
+
+Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable;
+4 something was not compared, or the result means nothing; 5 memory, device or disk; 70 a bug.
+"""
+
+
+class SortBy(StrEnum):
+    """What the worst layers are sorted by."""
+
+    SNR = "snr"
+    MAE = "mae"
+    RELATIVE = "relative"
+    MAX = "max"
+
+
+class Color(StrEnum):
+    """When to use colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quanterr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(help=COMPARE_HELP)
+def compare(
+    original: Annotated[
+        str | None, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
+    ] = None,
+    quantized: Annotated[
+        str | None, typer.Argument(metavar="QUANTIZED", help="The checkpoint to judge.", show_default=False)
+    ] = None,
+    original_option: Annotated[
+        str | None,
+        typer.Option("--original", help="The same as ORIGINAL.", rich_help_panel="Inputs", show_default=False),
+    ] = None,
+    quantized_option: Annotated[
+        str | None,
+        typer.Option("--quantized", help="The same as QUANTIZED.", rich_help_panel="Inputs", show_default=False),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layers-to-compare",
+            "-l",
+            help="attn, mlp, experts, norm, embed, head …; a part of a name; a glob; re:REGEX; !PATTERN leaves out. "
+            "Separated by commas, repeatable.",
+            rich_help_panel="Selection",
+            show_default=False,
+        ),
+    ] = None,
+    allow_partial: Annotated[
+        bool,
+        typer.Option(
+            "--allow-partial",
+            help="Exit 0 although something was not compared; the report still says inconclusive.",
+            rich_help_panel="Selection",
+        ),
+    ] = False,
+    outlier_threshold: Annotated[
+        float,
+        typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
+    ] = OUTLIER,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output-report",
+            "-o",
+            help="Write the report; the suffix chooses how (.json); - is JSON on stdout. Repeatable.",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    top_layers: Annotated[
+        int,
+        typer.Option("--top-layers", help="How many of the worst layers to show.", min=0, rich_help_panel="Output"),
+    ] = 10,
+    sort_by: Annotated[
+        SortBy, typer.Option("--sort-by", help="What makes a layer the worst.", rich_help_panel="Output")
+    ] = SortBy.SNR,
+    color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="No table and no progress; the verdict on stderr.", rich_help_panel="Output"
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="All findings, and what decided each format.", rich_help_panel="Output"),
+    ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")
+    ] = "auto",
+) -> None:
+    """Compare two checkpoints."""
+    from quanterr.report.files import targets
+
+    if not isfinite(outlier_threshold):
+        raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
+    sides = _sides(original, quantized, original_option, quantized_option)
+    to = targets(outputs or [], sides)
+    with Interrupt() as interrupt:
+        report = _compared(sides, layers or [], device, outlier_threshold, quiet, interrupt)
+        _print(report, to, top_layers, sort_by, color, quiet, verbose)
+    raise typer.Exit(_status(report, allow_partial, interrupt))
+
+
+def _sides(*given: str | None) -> tuple[str, str]:
+    """Original and quantized, each given either as an argument or as an option."""
+    *arguments, original, quantized = given
+    left = [argument for argument in arguments if argument is not None]
+    sides = [option if option is not None else left.pop(0) if left else None for option in (original, quantized)]
+    if left:
+        raise UsageError("a checkpoint is given twice, as an argument and as an option")
+    if sides[0] is None or sides[1] is None:
+        raise UsageError("give two checkpoints: quanterr compare ORIGINAL QUANTIZED (see --help)")
+    return sides[0], sides[1]
+
+
+def _compared(
+    sides: tuple[str, str],
+    layers: list[str],
+    device: str,
+    threshold: float,
+    quiet: bool,
+    interrupt: "Interrupt",
+) -> "Report":
+    from quanterr.comparison import compare as run
+    from quanterr.progress import Bar, Heartbeat
+
+    watch = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
+    try:
+        return run(
+            *sides,
+            layers=layers,
+            device=device,
+            outlier_threshold=threshold,
+            watch=watch,
+            stop=interrupt.stop,
+            command=["quanterr", *sys.argv[1:]],
+        )
+    finally:
+        if watch is not None:
+            watch.close()
+
+
+def _print(
+    report: "Report", to: "list[Target]", top: int, sort_by: SortBy, color: Color, quiet: bool, verbose: bool
+) -> None:
+    """The table first, so that it is seen even if a file cannot be written."""
+    from quanterr.report.as_table import brief, console, show
+    from quanterr.report.files import write
+
+    try:
+        if quiet:
+            print(brief(report), file=sys.stderr)
+        else:
+            # Standard output carries one thing: the document, if one is to go there.
+            stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
+            show(report, console(stream, color), top, sort_by, verbose)
+            stream.flush()
+        for target in to:
+            write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+    except BrokenPipeError as error:
+        _abandon_stdout()
+        raise typer.Exit(Status.BROKEN_PIPE) from error
+    except OSError as error:
+        _abandon_stdout()
+        raise ResourceError(f"standard output: {error.strerror}") from error
+
+
+def _abandon_stdout() -> None:
+    """Nothing more can be written there, nor flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _status(report: "Report", allow_partial: bool, interrupt: "Interrupt") -> Status:
+    from quanterr.assembling import exit_status
+
+    if interrupt.signal is not None and not report.complete:
+        return Status(128 + interrupt.signal)
+    return exit_status(report, allow_partial)
+
+
+class Interrupt:
+    """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program."""
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self.stop = threading.Event()
+        self.signal: int | None = None
+
+    def __enter__(self) -> "Interrupt":
+        self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _caught(self, number: int, _: "FrameType | None") -> None:
+        if self.stop.is_set():
+            os._exit(128 + number)
+        self.signal = number
+        self.stop.set()
+        os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+
+
+@app.command()
+def formats(
+    name: Annotated[str | None, typer.Argument(help="A format: prints its specification.", show_default=False)] = None,
+) -> None:
+    """List the formats that are read, or print the specification of one."""
+    from quanterr.formats import FORMATS
+
+    if name is None:
+        width = max(len(row.name) for row in FORMATS)
+        for row in FORMATS:
+            typer.echo(f"{row.name:{width}}  {row.summary}")
+        return
+    found = next((row for row in FORMATS if row.name == name), None)
+    if found is None:
+        raise UsageError(f"no format is called {name!r}; they are {', '.join(row.name for row in FORMATS)}")
+    typer.echo(f"{found.name}: {found.summary}\n\n{found.specification.strip()}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the report."""
+    import json
+
+    from quanterr.report.model import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def main() -> None:
+    """Run the command; the one place that turns errors into exit statuses."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the end of the program
+    try:
+        app(prog_name="quanterr")
+    except QuanterrError as error:
+        print(f"quanterr: {error}", file=sys.stderr)
+        sys.exit(error.status)
+    except Exception:  # an exit status of 1 would read as "a gate failed"
+        traceback.print_exc()
+        print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
+        sys.exit(Status.BUG)

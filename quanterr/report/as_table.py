@@ -1,0 +1,326 @@
+"""The report in the terminal: coverage first, the verdict last.
+
+Without a terminal (a pipe, a CI log) tables are as wide as their widest row, in ASCII. In a narrow
+terminal columns are left out, the least telling first; a name or a number is never cut short.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import IO, NamedTuple, NoReturn
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from quanterr.report.model import Aggregate, Finding, Layer, Report
+from quanterr.text import count, display, size
+
+SORTS = {
+    "snr": ("snr_db", "SNR", False),
+    "mae": ("mean_absolute_error", "mean |e|", True),
+    "relative": ("relative_error", "relative error", True),
+    "max": ("max_absolute_error", "max |e|", True),
+}
+BAR = 12  # characters
+BAR_DB = 60  # an SNR from which the bar is empty
+NO_LIMIT = 1 << 16  # columns
+STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
+SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+MAX_FINDINGS = 10
+NAME_WIDTH = 24  # that a name has at least, folded
+
+# Classic grades by SNR; what is usual for the format says more.
+GRADES = ((40, "excellent"), (30, "good"), (-1e9, "check"))
+
+
+class Column(NamedTuple):
+    """A column of numbers: in narrow terminals the ones with the highest rank go first."""
+
+    header: str
+    rank: int
+    right: bool = True
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        """Leave it to the caller: rich would exit with 1, which says that a gate failed."""
+        raise BrokenPipeError
+
+
+def console(file: IO[str], color: str = "auto") -> Console:
+    """A console for a stream. ``color`` is auto, always or never.
+
+    auto: where there is a terminal; NO_COLOR, TERM=dumb, FORCE_COLOR and CLICOLOR_FORCE (0 is off) decide before.
+    """
+    colored = _colored(file, color)
+    columns = os.environ.get("COLUMNS", "")
+    width = None if file.isatty() else int(columns) if columns.isdecimal() and int(columns) else NO_LIMIT
+    return _Console(
+        file=file, force_terminal=colored, no_color=not colored, width=width, highlight=False, markup=False, emoji=False
+    )
+
+
+def _colored(file: IO[str], color: str) -> bool:
+    if color != "auto":
+        return color == "always"
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    for variable in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+        if value := os.environ.get(variable):
+            return value != "0"
+    return file.isatty()
+
+
+def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbose: bool = False) -> None:
+    """Print the whole report."""
+    plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
+    to.print(_coverage_line(report), soft_wrap=not to.is_terminal)
+    if report.layers:
+        for table in (
+            _aggregate(report, plain),
+            _groups(report, "format", plain, to),
+            _groups(report, "role", plain, to),
+        ):
+            to.print()
+            to.print(table)
+        if top:
+            to.print()
+            to.print(_worst(report, top, sort_by, plain, to))
+            to.print(Text(f"distance: full at 0 dB, empty at {BAR_DB} dB", style="dim"))
+    if verbose:
+        _print_evidence(report, to)
+    _print_findings(report, to, verbose)
+    to.print()
+    _print_verdict(report, to)
+
+
+def brief(report: Report) -> str:
+    """Verdict, the one number and the reasons on one line, for ``--quiet``."""
+    snr = f"{report.aggregate.total_layers:,} layers, {_db(report.aggregate.overall_snr_db, ' dB')}; "
+    reasons = "; ".join(display(reason, 2000) for reason in report.reasons)
+    return f"quanterr: {report.verdict}: {snr if report.layers else ''}{reasons}"
+
+
+def _coverage_line(report: Report) -> Text:
+    coverage = report.coverage.original
+    n = {bucket: found.tensors for bucket, found in coverage.items()}
+    compared = sum(n.get(bucket, 0) for bucket in ("compared", "lossless", "non_finite"))
+    weights = sum(n.values()) - n.get("filtered_out", 0) - n.get("consumed", 0)
+    fraction = report.coverage.original_compared_fraction
+    share = "" if fraction is None else f" ({100 * fraction:.4g} % of bytes)"
+    parts = [f"{compared:,} of {count(weights, 'original tensor')} compared{share}"]
+    parts.append(f"{len(report.lossless):,} of them identical")
+    for bucket, told in (
+        ("only_in_original", "only in original"),
+        ("shape_mismatch", "of another shape"),
+        ("unsupported", "unsupported"),
+        ("error", "not comparable"),
+        ("filtered_out", "not selected"),
+    ):
+        if bucket in n:
+            parts.append(f"{n[bucket]:,} {told}")
+    if "only_in_quantized" in report.coverage.quantized:
+        parts.append(f"{report.coverage.quantized['only_in_quantized'].tensors:,} only in quantized")
+    parts += [f"prefix {side.prefix} taken away" for side in (report.original, report.quantized) if side.prefix]
+    return Text("; ".join(parts))
+
+
+def _table(title: str, plain: bool) -> Table:
+    style = box.ASCII2 if plain else box.SIMPLE_HEAD
+    return Table(title=title, title_justify="left", title_style="bold", box=style, pad_edge=plain)
+
+
+def _aggregate(report: Report, plain: bool) -> Table:
+    a: Aggregate = report.aggregate
+    differ = "layer differs" if a.total_layers == 1 else "layers differ"
+    table = _table(f"{a.total_layers:,} {differ}, {a.total_elements:,} elements", plain)
+    table.show_header = False
+    cells = [
+        ("SNR, pooled", _db(a.overall_snr_db, " dB")),
+        ("worst layer", _db(a.worst_layer_snr_db, " dB")),
+        ("relative error", _percent(a.mean_relative_error)),
+        ("mean |e|", _number(a.mean_absolute_error)),
+        ("99 % of |e| below", _number(a.absolute_error_percentiles.p99)),
+        ("max |e|", _number(a.max_absolute_error)),
+        ("cosine", _cosine(a.cosine_similarity)),
+        ("bits per weight", _number(a.bits_per_weight)),
+        ("size", f"{size(a.original_bytes)} -> {size(a.quantized_bytes)}, {_number(a.compression_ratio)} to 1"),
+    ]
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    for cell in cells:
+        table.add_row(*cell)
+    return table
+
+
+GROUP_COLUMNS = (
+    Column("layers", 2),
+    Column("elements", 4),
+    Column("bits/w", 5),
+    Column("SNR dB", 0),
+    Column("worst dB", 1),
+    Column("relative", 3),
+    Column("max |e|", 6),
+)
+FORMAT_COLUMNS = (Column("usual dB", 7), Column("grade", 8, right=False))
+
+
+def _groups(report: Report, kind: str, plain: bool, to: Console) -> Table:
+    rows = []
+    for name, a in report.groups[kind].items():
+        row = [
+            f"{a.total_layers:,}",
+            f"{a.total_elements:,}",
+            _number(a.bits_per_weight),
+            _db(a.overall_snr_db),
+            _db(a.worst_layer_snr_db),
+            _percent(a.mean_relative_error),
+            _number(a.max_absolute_error),
+        ]
+        rows.append((name, row + ([_usual(report, name), _grade(a.overall_snr_db)] if kind == "format" else [])))
+    columns = GROUP_COLUMNS + (FORMAT_COLUMNS if kind == "format" else ())
+    return _fitted(f"By {kind}", kind, columns, rows, plain, to)
+
+
+def _fitted(
+    title: str,
+    first: str,
+    columns: Sequence[Column],
+    rows: Sequence[tuple[str, Sequence[str | Text]]],
+    plain: bool,
+    to: Console,
+) -> Table:
+    """A table whose first column holds names, with as many of the others as the console is wide enough for."""
+    widths = [max(len(c.header), *(len(row[n]) for _, row in rows)) + 3 for n, c in enumerate(columns)]
+    name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
+    kept = list(range(len(columns)))
+    while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:
+        kept.remove(max(kept, key=lambda n: columns[n].rank))
+    table = _table(title, plain)
+    table.add_column(first, overflow="fold", min_width=name)
+    for n in kept:
+        table.add_column(columns[n].header, justify="right" if columns[n].right else "left", no_wrap=True)
+    for shown, row in rows:
+        table.add_row(Text(display(shown)), *(row[n] for n in kept))
+    return table
+
+
+def sort_layers(layers: Sequence[Layer], sort_by: str) -> list[Layer]:
+    """The worst first; a layer whose value is undefined is worse than any."""
+    key, _, descending = SORTS[sort_by]
+
+    def badness(layer: Layer) -> float:
+        value = getattr(layer, key)
+        return -float("inf") if value is None else -value if descending else value
+
+    return sorted(layers, key=badness)
+
+
+LAYER_COLUMNS = (
+    Column("SNR dB", 0),
+    Column("distance", 3, right=False),
+    Column("relative", 2),
+    Column("max |e|", 4),
+    Column("bits/w", 5),
+    Column("format", 1, right=False),
+)
+
+
+def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> Table:
+    layers = sort_layers(report.layers, sort_by)[:top]
+    if len(layers) < len(report.layers):
+        title = f"The {len(layers)} worst layers" if len(layers) > 1 else "The worst layer"
+    else:
+        title = "All layers, the worst first"
+    rows = [
+        (
+            layer.layer_name,
+            (
+                _db(layer.snr_db),
+                _bar(layer.snr_db, plain),
+                _percent(layer.relative_error),
+                _number(layer.max_absolute_error),
+                _number(layer.bits_per_weight),
+                layer.format,
+            ),
+        )
+        for layer in layers
+    ]
+    return _fitted(f"{title}, by {SORTS[sort_by][1]}", "layer", LAYER_COLUMNS, rows, plain, to)
+
+
+def _bar(snr_db: float | None, plain: bool) -> Text:
+    """Full at 0 dB and below, empty from 60 dB on."""
+    share = 1.0 if snr_db is None else min(max(1 - snr_db / BAR_DB, 0), 1)
+    if plain:
+        return Text(("#" * round(share * BAR)).ljust(BAR, "."))
+    eighths = round(share * BAR * 8)
+    bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    style = "red" if snr_db is None or snr_db < 10 else "yellow" if snr_db < 30 else "green"
+    return Text(bar.ljust(BAR), style=style)
+
+
+def _usual(report: Report, format_name: str) -> str:
+    """The level that is usual for a format, where one is known."""
+    usual = report.formats[format_name].usual_snr_db
+    return f"{usual[0]}-{usual[1]}" if usual else "-"
+
+
+def _grade(snr_db: float | None) -> str:
+    return "undefined" if snr_db is None else next(grade for limit, grade in GRADES if snr_db >= limit)
+
+
+def _print_evidence(report: Report, to: Console) -> None:
+    to.print()
+    for layer in report.layers + report.other_changes:
+        for evidence in layer.evidence:
+            to.print(Text(display(f"{layer.display_name}: {layer.format}: {evidence}", 2000)), soft_wrap=True)
+    for side in (report.original, report.quantized):
+        for note in side.notes:
+            to.print(Text(f"note: {display(note, 2000)}"), soft_wrap=True)
+
+
+def _print_findings(report: Report, to: Console, verbose: bool) -> None:
+    shown = report.findings if verbose else report.findings[:MAX_FINDINGS]
+    if shown:
+        to.print()
+    for item in shown:
+        to.print(_finding(item), soft_wrap=not to.is_terminal)
+    if len(shown) < len(report.findings):
+        to.print(Text(f"and {count(len(report.findings) - len(shown), 'more finding')} (-v shows all)"))
+
+
+def _finding(item: Finding) -> Text:
+    text = Text(f"{item.severity}: ", style=SEVERITIES[item.severity])
+    text.append(display(item.message, 2000), style="default not bold")
+    if item.remedy:
+        text.append(f". {item.remedy[0].upper()}{item.remedy[1:]}", style="default not bold")
+    return text
+
+
+def _print_verdict(report: Report, to: Console) -> None:
+    to.print(Text(f"verdict: {report.verdict}", style=STYLES[report.verdict]))
+    for reason in report.reasons:
+        to.print(Text(f"  {display(reason, 2000)}"), soft_wrap=not to.is_terminal)
+
+
+def _db(value: float | None, unit: str = "") -> str:
+    return "undefined" if value is None else f"{value:.2f}{unit}"
+
+
+def _number(value: float | None) -> str:
+    """Four digits; 0 only for exactly 0."""
+    return "undefined" if value is None else f"{value:.4g}"
+
+
+def _percent(value: float | None) -> str:
+    return "undefined" if value is None else f"{100 * value:.3g} %"
+
+
+def _cosine(value: float | None) -> str:
+    """Enough digits to tell it from 1."""
+    if value is None:
+        return "undefined"
+    text = f"{value:.8f}"
+    return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text

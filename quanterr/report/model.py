@@ -1,0 +1,323 @@
+"""The report: plain data with a schema version. Everything that renders or judges it sees nothing else.
+
+The fields of a layer and of an aggregate that are metrics are made from the rows of METRICS and AGGREGATES.
+History of ``schema_version``: 1.0, the first.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, make_dataclass
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
+from quanterr.report import SCHEMA
+
+SCHEMA_VERSION = "1.0"
+
+
+class Model(BaseModel):
+    """Reads what a newer minor version wrote: unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+# Whatever there is one of for each layer is a dataclass with slots: a third of a model's size.
+
+
+@dataclass(slots=True)
+class WorstRow:
+    """An output row."""
+
+    row: int
+    snr_db: float | None
+    max_absolute_error: float
+
+
+@dataclass(slots=True)
+class WorstElement:
+    """The element with the largest |e|."""
+
+    index: Annotated[list[int], Field(description="row and column of the weight as a matrix")]
+    x: float
+    y: float
+
+
+def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[Any]:
+    kinds = [(key, Annotated[float | None, Field(description=f"{100 * q:g} %")]) for key, q in keys.items()]
+    return make_dataclass(name, kinds, slots=True, namespace={"__doc__": doc, "__module__": __name__})
+
+
+ElementPercentiles = _percentiles("ElementPercentiles", PERCENTILES, "Over elements.")
+LayerPercentiles = _percentiles("LayerPercentiles", LAYER_PERCENTILES, "Over layers.")
+
+KINDS: dict[str, Any] = {
+    "number": float | None,
+    "count": int,
+    "percentiles": ElementPercentiles,
+    "layer_percentiles": LayerPercentiles,
+    "rows": list[WorstRow],
+}
+
+
+def _with_metrics(base: type[Any], name: str, rows: tuple[Metric, ...]) -> type[Any]:
+    """The base with a field for each metric."""
+    kinds = [
+        (
+            row.name,
+            Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))],
+        )
+        for row in rows
+    ]
+    namespace = {"__doc__": base.__doc__, "__module__": __name__}
+    return make_dataclass(name, kinds, bases=(base,), slots=True, namespace=namespace)
+
+
+def from_values(rows: tuple[Metric, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of metrics as the fields of a report hold them."""
+    made = dict(values)
+    for row in rows:
+        if row.kind in ("percentiles", "layer_percentiles"):
+            made[row.name] = KINDS[row.kind](**made[row.name])
+        elif row.kind == "rows":
+            made[row.name] = [WorstRow(**fields) for fields in made[row.name]]
+    return made
+
+
+@dataclass(slots=True)
+class _Weight:
+    layer_name: Annotated[str, Field(description="name in the original")]
+    display_name: Annotated[str, Field(description="the same with everything unprintable escaped")]
+    role: str
+    block: Annotated[str | None, Field(description="the block of the model it lies in, as layers.12")]
+    format: Annotated[str, Field(description="see `quanterr formats`")]
+    original_format: str
+    comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
+    original_dtype: str
+    quantized_dtype: str
+    tensor_shape: list[int]
+    tensor_elements: int
+
+
+@dataclass(slots=True)
+class LosslessLayer(_Weight):
+    """A weight whose values are the same on both sides; in no average."""
+
+    bits_per_weight: float | None
+
+
+@dataclass(slots=True)
+class _Layer(_Weight):
+    """A weight that differs. x is the original, y the quantized weight, e = y - x."""
+
+    block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
+    scale_factor: Annotated[float | None, Field(description="the scale, or the mean of several")]
+    scale_min: float | None
+    scale_max: float | None
+    scale_count: int
+    exact: bool
+    finite: Annotated[bool, Field(description="no NaN and no infinity on either side")]
+    nonfinite_original_elements: int
+    nonfinite_quantized_elements: int
+    worst_element: WorstElement | None
+    evidence: Annotated[list[str], Field(description="what decided the format")]
+    nonfinite: Annotated[dict[str, str], Field(description="metrics that are null because they are nan, +inf or -inf")]
+
+
+@dataclass(slots=True)
+class _Aggregate:
+    """Over all layers that differ, or over a group of them."""
+
+    total_layers: int
+    total_elements: int
+    original_bytes: int
+    quantized_bytes: int
+    nonfinite: dict[str, str]
+
+
+if TYPE_CHECKING:
+
+    class Layer(_Layer):
+        """A weight that differs: the fields of its base, and one for each row of METRICS."""
+
+        def __init__(self, **fields: Any) -> None: ...  # noqa: D107
+        def __getattr__(self, name: str) -> Any: ...
+
+    class Aggregate(_Aggregate):
+        """Several layers: the fields of its base, and one for each row of AGGREGATES."""
+
+        def __init__(self, **fields: Any) -> None: ...  # noqa: D107
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    Layer = _with_metrics(_Layer, "Layer", METRICS)
+    Aggregate = _with_metrics(_Aggregate, "Aggregate", AGGREGATES)
+
+
+class StoredFile(Model):
+    """One file of a checkpoint."""
+
+    name: str
+    bytes: int
+
+
+class Side(Model):
+    """One checkpoint."""
+
+    path: str
+    revision: str | None = Field(description="commit, for a model from the Hugging Face cache")
+    files: list[StoredFile]
+    tensors: int
+    bytes: int
+    prefix: str = Field(description="taken from its names before they were matched")
+    notes: list[str]
+
+
+class BucketSize(Model):
+    """How much is in a bucket."""
+
+    tensors: int
+    elements: int
+    bytes: int
+
+
+class Coverage(Model):
+    """Where every entry of both checkpoints ended."""
+
+    original: dict[str, BucketSize]
+    quantized: dict[str, BucketSize]
+    original_compared_fraction: float | None = Field(description="of the selected bytes of the original")
+    quantized_compared_fraction: float | None = Field(description="of the selected bytes of the quantized side")
+
+
+class NotCompared(Model):
+    """Tensors that are not compared although they were selected."""
+
+    layer_name: str
+    display_name: str
+    side: Literal["original", "quantized"]
+    bucket: str
+    reason: str
+    elements: int
+    bytes: int
+
+
+class Finding(Model):
+    """Something wrong or suspicious that was noticed."""
+
+    code: str
+    severity: Literal["info", "warning", "error"]
+    layer: str | None
+    message: str
+    remedy: str | None
+    evidence: dict[str, Any]
+
+
+class FormatNote(Model):
+    """A format that occurs."""
+
+    summary: str
+    usual_snr_db: list[int] | None = Field(description="SNR of whole models in it, from … to …: a guide, no limit")
+
+
+class Selection(Model):
+    """What was compared of all."""
+
+    patterns: list[str]
+
+
+class Settings(Model):
+    """What changes the numbers."""
+
+    outlier_threshold: float
+
+
+class Tool(Model):
+    """What wrote the report."""
+
+    name: str
+    version: str
+
+
+class RunInfo(Model):
+    """Everything that changes from run to run: two reports of the same inputs differ here alone."""
+
+    started: str
+    seconds: float
+    device: str
+    threads: int
+    torch: str
+    python: str
+    read_bytes: int
+    command: list[str]
+
+
+class Report(Model):
+    """Everything that is known of how far a quantized checkpoint is from its original.
+
+    ``verdict`` is ``pass`` only if everything selected was compared, nothing is wrong and all gates
+    hold; ``inconclusive`` if the comparison itself cannot be relied on, as ``reasons`` say. Weight
+    error is not task accuracy.
+    """
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    schema_version: str = SCHEMA_VERSION
+    tool: Tool
+    verdict: Literal["pass", "fail", "inconclusive"]
+    reasons: list[str]
+    complete: bool = Field(description="false when the run was interrupted")
+    original: Side
+    quantized: Side
+    selection: Selection
+    settings: Settings
+    formats: dict[str, FormatNote] = Field(description="of the quantized side")
+    coverage: Coverage
+    findings: list[Finding]
+    gates: list[dict[str, Any]]
+    aggregate: Aggregate
+    groups: dict[str, dict[str, Aggregate]] = Field(description="by role, format and block")
+    layers: list[Layer] = Field(description="weights that differ, in the order of the original")
+    other_changes: list[Layer] = Field(description="norms, biases and other 1-D tensors that differ")
+    lossless: list[LosslessLayer]
+    not_compared: list[NotCompared]
+    run: RunInfo
+
+    def write_json(self, file: IO[str]) -> None:
+        """Strict, ASCII JSON, a layer a line; written piece by piece."""
+        for piece in self._json_pieces():
+            file.write(piece)
+
+    def to_json(self) -> str:
+        """The same as a string."""
+        return "".join(self._json_pieces())
+
+    def _json_pieces(self) -> Iterator[str]:
+        separator = "{\n"
+        for name, info in type(self).model_fields.items():
+            yield f"{separator}{_dumps(info.alias or name)}: "
+            separator = ",\n"
+            value = getattr(self, name)
+            if isinstance(value, list) and value and not isinstance(value[0], str):
+                for n, item in enumerate(value):
+                    yield f"{',' if n else '['}\n  {_dumps(item)}"
+                yield "\n]"
+            else:
+                yield _dumps(value)
+        yield "\n}\n"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, default=_as_dict)
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    if isinstance(value, Model):
+        return value.__dict__
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the report."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Report.model_json_schema(
+        by_alias=True, mode="serialization"
+    )

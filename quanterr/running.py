@@ -1,0 +1,346 @@
+"""The run: worker threads that read, dequantize and sum up chunks, and hand over finished weights.
+
+One thread a core on the CPU, each with its own buffers, reads just the rows it is about to compute:
+they stay in that core's cache, and torch lets go of the interpreter meanwhile. On CUDA a few
+threads, each with pinned buffers and a stream of its own, so that one's reading and copying overlaps
+with another's arithmetic. What a weight's sums are does not depend on who computed which chunk.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import NamedTuple
+
+import torch
+
+from quanterr.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut
+from quanterr.errors import ResourceError, UsageError
+from quanterr.formats import Weight
+from quanterr.formats.scaled import chunks_of_scale
+from quanterr.kernel import exact_sums, fast_sums
+from quanterr.metrics.sums import Sums, exact
+from quanterr.pairing import Pair
+from quanterr.tensors import Workspace
+from quanterr.text import display
+
+CHUNKS_AT_ONCE = 8  # of one weight, that a thread takes in one go
+SMALL = 1 << 17  # elements; of smaller weights Python does most of the work, one thread at a time
+READ_AHEAD = 8  # goes
+MAX_CPU_THREADS = 16
+CUDA_THREADS = 4
+LOOK_AGAIN = 0.02  # seconds between two looks at how far the workers are
+TICK = 0.1  # seconds between two looks at the progress
+
+
+class Scales(NamedTuple):
+    """Statistics of a weight's scales; sums in units of 2^-1074."""
+
+    number: int
+    nonfinite: int
+    zero: int
+    negative: int
+    total: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, pieces: Iterable[torch.Tensor]) -> "Scales":
+        """Statistics of scales, float32, given a piece at a time."""
+        number = nonfinite = zero = negative = total = 0
+        low, high = inf, -inf
+        for piece in pieces:
+            number += piece.numel()
+            if piece.numel() == 1 and isfinite(value := float(piece)):  # most often
+                zero, negative = zero + (value == 0), negative + (value < 0)
+                total, low, high = total + exact(value), min(low, value), max(high, value)
+                continue
+            finite = piece[piece.isfinite()].double()
+            nonfinite += piece.numel() - finite.numel()
+            if finite.numel():
+                lowest, highest = (float(bound) for bound in torch.aminmax(finite))
+                low, high = min(low, lowest), max(high, highest)
+                total += exact(float(finite.sum()))
+                if lowest <= 0:
+                    zero, negative = zero + int((finite == 0).sum()), negative + int((finite < 0).sum())
+        return cls(number, nonfinite, zero, negative, total, low, high)
+
+
+class Element(NamedTuple):
+    """The element of a weight with the largest error."""
+
+    row: int
+    col: int
+    x: float
+    y: float
+
+
+class Finished(NamedTuple):
+    """A compared pair."""
+
+    number: int
+    sums: Sums
+    scales: Scales | None
+    worst: Element | None
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is; written by workers, read by whoever shows it."""
+
+    total_bytes: int
+    done_bytes: int = 0
+    name: str = ""
+
+
+class Go(NamedTuple):
+    """Chunks ``first:stop`` of a pair: what a thread takes in one go."""
+
+    number: int
+    first: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """A pair that is being worked on."""
+
+    missing: int  # goes
+    sums: Sums = field(default_factory=Sums)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; ``auto`` is CUDA where there is one.
+
+    Raises:
+        UsageError: not a device's name.
+        ResourceError: CUDA is asked for and is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        n = torch.cuda.device_count()
+        raise ResourceError(f"--device {name}: torch {torch.__version__} sees {n} CUDA devices here; try --device cpu")
+    return device
+
+
+class Run:
+    """Compares pairs on a device; :meth:`run` calls back once a pair is finished."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        device: torch.device,
+        finish: Callable[[Finished], None],
+        outlier: float,
+        stop: threading.Event,
+    ) -> None:
+        """``finish`` is called by worker threads, one at a time."""
+        self.device, self.outlier, self._pairs, self._stop = device, outlier, pairs, stop
+        self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
+        self._finish, self._lock = finish, threading.Lock()
+        self._open: dict[int, _Open] = {}
+        order = sorted(range(len(pairs)), key=lambda number: _place(pairs[number]))
+        self._large = [number for number in order if pairs[number].original.codes.n >= SMALL]
+        self._small = [number for number in order if pairs[number].original.codes.n < SMALL]
+        self._large_goes, self._small_goes = self._goes(self._large), self._goes(self._small)
+        self._taken = 0  # of the large ones
+        self._error: BaseException | None = None
+        self.progress = Progress(sum(p.original.nbytes + p.quantized.nbytes for p in pairs))
+        self.threads = CUDA_THREADS if device.type == "cuda" else min(usable_cores(), MAX_CPU_THREADS)
+        if not self._large:
+            self.threads = 1
+
+    def run(self, watch: Callable[[Progress], None]) -> bool:
+        """Compare all pairs, or until stopped; ``watch`` is called ten times a second.
+
+        Returns whether all are compared. Raises what went wrong in a worker.
+        """
+        threads_before = torch.get_num_threads()
+        workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
+        helper = threading.Thread(target=self._read_ahead, daemon=True)
+        for thread in (*workers, helper):
+            thread.start()
+        try:
+            for worker in workers:
+                while worker.is_alive():
+                    watch(self.progress)
+                    worker.join(TICK)
+        finally:
+            # Also when this thread is interrupted: the workers stop after their chunk.
+            complete = not self._stop.is_set() and self._error is None
+            self._stop.set()
+            for thread in (*workers, helper):
+                thread.join()
+            torch.set_num_threads(threads_before)
+        if self._error is not None:
+            raise self._error
+        watch(self.progress)
+        return complete
+
+    def _goes(self, numbers: Iterable[int]) -> Iterator[Go]:
+        for number in numbers:
+            n = self._n_chunks(number)
+            for first in range(0, max(n, 1), CHUNKS_AT_ONCE):
+                yield Go(number, first, min(first + CHUNKS_AT_ONCE, n))
+
+    def _n_chunks(self, number: int) -> int:
+        return len(Cut(*self._pairs[number].original.matrix, self.size))
+
+    def _next_go(self, small_too: bool) -> Go | None:
+        with self._lock:
+            go = None if self._stop.is_set() else next(self._small_goes, None) if small_too else None
+            if go is None and not self._stop.is_set():
+                go = next(self._large_goes, None)
+                self._taken += 1
+            if go is not None:
+                self.progress.name = self._pairs[go.number].name
+            return go
+
+    def _work(self, small_too: bool) -> None:
+        """What a thread does. Small weights are one thread's: several would only wait for the interpreter."""
+        try:
+            torch.set_num_threads(1)  # of this thread: torch's own would only wait for each other
+            worker = Worker(self.device, self.size, self.outlier)
+            with torch.inference_mode(), worker.stream():
+                while (go := self._next_go(small_too)) is not None:
+                    self._do(worker, go)
+        except BaseException as error:  # raised again by run()
+            self._error = self._error or _named(error, self.progress.name)
+            self._stop.set()
+
+    def _do(self, worker: "Worker", go: Go) -> None:
+        pair = self._pairs[go.number]
+        chunks = Cut(*pair.original.matrix, self.size)[go.first : go.stop]
+        sums = worker.compare(pair, chunks)
+        share = sum(chunk.n for chunk in chunks) / max(pair.original.codes.n, 1)
+        self.progress.done_bytes += int(share * (pair.original.nbytes + pair.quantized.nbytes))
+        whole = self._merged(go, sums)
+        if whole is not None:
+            finished = worker.finish(go.number, pair, whole)
+            with self._lock:
+                self._finish(finished)
+
+    def _merged(self, go: Go, sums: Sums) -> Sums | None:
+        """The sums of the whole weight, once all of it is there."""
+        n = self._n_chunks(go.number)
+        if go.first == 0 and go.stop == n:
+            return sums
+        with self._lock:
+            state = self._open.setdefault(go.number, _Open(-(-n // CHUNKS_AT_ONCE)))
+            state.sums.add(sums)
+            state.missing -= 1
+            if state.missing:
+                return None
+            return self._open.pop(go.number).sums
+
+    def _read_ahead(self) -> None:
+        """Tell the kernel what will be read next, a little before it is; on a warm cache this costs nothing."""
+        for n, go in enumerate(self._goes(self._large)):
+            while n > self._taken + READ_AHEAD:
+                if self._stop.wait(LOOK_AGAIN):
+                    return
+            pair = self._pairs[go.number]
+            chunks = Cut(*pair.original.matrix, self.size)
+            if go.stop > go.first and not self._stop.is_set():
+                for weight in (pair.original, pair.quantized):
+                    _will_need(weight, chunks[go.first], chunks[go.stop - 1])
+
+
+class Worker:
+    """One thread's buffers, and what it does with them."""
+
+    def __init__(self, device: torch.device, size: int, outlier: float) -> None:
+        """Start without any buffer; ``size`` is that of the chunks."""
+        self.device, self.size, self.outlier = device, size, outlier
+        self._original, self._quantized, self._kernel = (Workspace(device) for _ in range(3))
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Its own CUDA stream as a context; on the CPU nothing."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its buffers."""
+        return self._original.nbytes + self._quantized.nbytes + self._kernel.nbytes
+
+    def compare(self, pair: Pair, chunks: Sequence[Chunk]) -> Sums:
+        """Sums of a few chunks of a pair."""
+        saturated: list[torch.Tensor] = []
+
+        def load(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+            x = pair.original.dequantize(chunk, self._original).weight
+            y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized)
+            if at_end is not None:
+                saturated.append(at_end)
+            return x, y, zeros
+
+        if not chunks:
+            return Sums()
+        cols, sums = pair.original.matrix[1], None
+        if not pair.original.wide and not pair.quantized.wide:
+            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier)
+        if sums is None:
+            saturated.clear()
+            sums = exact_sums(load, chunks, cols, self.outlier)
+        if saturated:
+            sums.saturated = int(torch.stack(saturated).sum())
+        return sums
+
+    def finish(self, number: int, pair: Pair, sums: Sums) -> Finished:
+        """What is told of a weight besides its sums."""
+        return Finished(number, sums, self._scales(pair.quantized), self._worst(pair, sums))
+
+    def _worst(self, pair: Pair, sums: Sums) -> Element | None:
+        """Reads the row with the largest |e| again: to remember its place in the loop would cost more."""
+        if sums.worst is None:
+            return None
+        _, row, col = sums.worst
+        chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
+        x = pair.original.dequantize(chunk, self._original).weight[0].double()
+        y = pair.quantized.dequantize(chunk, self._quantized).weight[0].double()
+        at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
+        return Element(row, col + at, float(x[at]), float(y[at]))
+
+    def _scales(self, weight: Weight) -> Scales | None:
+        if weight.scale is None:
+            return None
+        return Scales.of(chunks_of_scale(weight.scale, self._quantized))
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _place(pair: Pair) -> tuple[str, int]:
+    """Sorts pairs as the original's files hold them, so that files are read front to back."""
+    return str(pair.original.codes.file.path), pair.original.codes.offset
+
+
+def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
+    """The bytes of the elements from the first chunk to the last, if codes lie in the order of the elements."""
+    codes, cols = weight.codes, weight.matrix[1]
+    if codes.n == weight.matrix[0] * cols:
+        begin = (first.row * cols + first.col) * codes.bits // 8
+        end = ((last.stop_row - 1) * cols + last.stop_col) * codes.bits // 8
+        codes.file.will_need(codes.offset + begin, end - begin)
+
+
+def _named(error: BaseException, name: str) -> BaseException:
+    """Running out of memory as an error that says where and what to do."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return ResourceError(f"out of GPU memory at {display(name)}; try --device cpu")
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return ResourceError(f"out of memory at {display(name)}")
+    return error

@@ -1,0 +1,297 @@
+"""The command as its users call it: two tiny real checkpoints, a real process, no mock."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from stored import original, pair, quantized, write
+
+import quanterr
+from quanterr.errors import Status
+
+TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
+PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
+
+
+def call(*words, env=None, **more):
+    """Run the command; its status and what it said."""
+    return subprocess.run(
+        [sys.executable, "-m", "quanterr", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=PLAIN | (env or {}),
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    return pair(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture(scope="module")
+def table(checkpoints):
+    return call("compare", *checkpoints)
+
+
+class TestTable:
+    def test_the_comparison_is_complete(self, table):
+        assert (Status.OK, "") == (table.returncode, table.stderr)
+
+    def test_coverage_comes_first_and_the_verdict_last(self, table):
+        lines = table.stdout.splitlines()
+
+        assert lines[0].startswith("3 of 3 original tensors compared (100 % of bytes)")
+        assert "verdict: pass" == lines[-2]
+
+    def test_full_names_levels_and_bars_are_there(self, table):
+        row = next(line for line in table.stdout.splitlines() if "q_proj" in line)
+
+        assert "model.layers.0.self_attn.q_proj.weight" in row
+        assert "#" in row
+        assert "fp8_tensor" in row
+
+    def test_a_pipe_gets_neither_colours_nor_drawn_lines(self, table):
+        assert table.stdout.isascii()
+
+    def test_colour_can_be_forced_and_is_refused_by_no_color(self, checkpoints):
+        assert "\x1b[" in call("compare", *checkpoints, env={"FORCE_COLOR": "1"}).stdout
+        assert "\x1b" not in call("compare", *checkpoints, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
+        assert "\x1b" not in call("compare", *checkpoints, env={"FORCE_COLOR": "0"}).stdout
+
+    @pytest.mark.parametrize("columns", ["60", "80", "abc", "0"])
+    def test_a_narrow_table_leaves_out_columns_and_cuts_nothing_short(self, checkpoints, columns):
+        out = call("compare", *checkpoints, env={"COLUMNS": columns}).stdout
+
+        assert "…" not in out
+        assert "SNR dB" in out
+        if columns.isdecimal() and int(columns):
+            tables = [line for line in out.splitlines() if line.startswith(("|", "+"))]
+            assert max(map(len, tables)) <= int(columns)
+
+    def test_top_layers_and_sort_by(self, checkpoints):
+        out = call("compare", *checkpoints, "--top-layers", "1", "--sort-by", "max").stdout
+
+        assert "The worst layer, by max |e|" in out
+
+    def test_quiet_says_the_verdict_on_stderr_alone(self, checkpoints):
+        done = call("compare", *checkpoints, "-q")
+
+        assert "" == done.stdout
+        assert done.stderr.startswith("quanterr: pass: 2 layers, ")
+
+    def test_verbose_says_what_decided(self, checkpoints):
+        assert "codes F8_E4M3, scale model.layers.0" in call("compare", *checkpoints, "-v").stdout
+
+    def test_a_terminal_shows_drawn_bars(self, checkpoints):
+        leader, follower = pty.openpty()
+        command = [sys.executable, "-m", "quanterr", "compare", *map(str, checkpoints)]
+        process = subprocess.Popen(command, stdout=follower, stderr=follower, env=PLAIN | {"TERM": "xterm"})
+        os.close(follower)
+        out = b""
+        try:
+            while piece := os.read(leader, 65536):
+                out += piece
+        except OSError:  # the other end is closed
+            pass
+
+        assert 0 == process.wait()
+        assert "█" in out.decode()
+        assert b"\x1b[" in out
+
+
+class TestInputs:
+    def test_may_be_given_as_options(self, checkpoints):
+        x, y = checkpoints
+
+        assert Status.OK == call("compare", "-q", "--original", x, "--quantized", y).returncode
+        assert Status.OK == call("compare", "-q", y, "--original", x).returncode
+
+    @pytest.mark.parametrize("words", [(), ("one",), ("one", "two", "--original", "three")])
+    def test_must_be_two(self, words):
+        assert Status.USAGE == call("compare", *words).returncode
+
+    def test_selection_leaves_the_rest_out(self, checkpoints, tmp_path):
+        path = tmp_path / "report.json"
+        done = call("compare", *checkpoints, "-q", "-l", "attn", "-o", path)
+        report = json.loads(path.read_text())
+
+        assert Status.OK == done.returncode
+        assert ["model.layers.0.self_attn.q_proj.weight"] == [layer["layer_name"] for layer in report["layers"]]
+        assert 2 == report["coverage"]["original"]["filtered_out"]["tensors"]
+
+    def test_a_misspelt_pattern_is_wrong_usage_and_names_the_nearest(self, checkpoints):
+        done = call("compare", *checkpoints, "-l", "atn")
+
+        assert Status.USAGE == done.returncode
+        assert "attn" in done.stderr
+
+    def test_a_device_that_is_not_there_is_told(self, checkpoints):
+        assert Status.USAGE == call("compare", *checkpoints, "--device", "tpu").returncode
+        assert Status.ENVIRONMENT == call("compare", *checkpoints, "--device", "cuda:99").returncode
+
+    @pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+    def test_a_threshold_that_is_no_number_is_wrong_usage(self, checkpoints, value):
+        assert Status.USAGE == call("compare", *checkpoints, "--outlier-threshold", value).returncode
+
+
+class TestOutputs:
+    def test_a_dash_is_json_on_stdout_and_the_table_goes_to_stderr(self, checkpoints):
+        done = call("compare", *checkpoints, "-o", "-")
+
+        assert "pass" == json.loads(done.stdout)["verdict"]
+        assert "verdict: pass" in done.stderr
+
+    def test_several_are_written(self, checkpoints, tmp_path):
+        call("compare", *checkpoints, "-q", "-o", tmp_path / "a.json", "-o", tmp_path / "b.json")
+
+        assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+
+    def test_only_run_changes_from_run_to_run(self, checkpoints, tmp_path):
+        reports = []
+        for name in ("a.json", "b.json"):
+            call("compare", *checkpoints, "-q", "-o", tmp_path / name)
+            lines = (tmp_path / name).read_text().splitlines()
+            reports.append([line for line in lines if not line.startswith('"run"')])
+
+        assert reports[0] == reports[1]
+
+    def test_a_bad_suffix_is_told_before_anything_is_read(self, tmp_path):
+        done = call("compare", "no", "such", "-o", tmp_path / "report.docx")
+
+        assert Status.USAGE == done.returncode
+        assert "unknown suffix" in done.stderr
+
+    def test_a_closed_pipe_ends_quietly(self, checkpoints):
+        words = " ".join(map(str, checkpoints))
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m quanterr compare {words} -v | true; exit ${{PIPESTATUS[0]}}"],
+            capture_output=True,
+            text=True,
+        )
+
+        assert done.returncode in (Status.OK, Status.BROKEN_PIPE)
+        assert "Traceback" not in done.stderr
+
+    def test_a_full_disk_is_told(self, checkpoints):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "quanterr", "compare", *checkpoints],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+        assert Status.ENVIRONMENT == done.returncode
+        assert "No space left" in done.stderr
+
+
+class TestStatus:
+    def test_what_was_not_compared_is_4_and_0_if_that_is_allowed(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", original())
+        less = {name: t for name, t in quantized(original()).items() if "norm" not in name}
+        y = write(tmp_path / "y.safetensors", less)
+
+        assert Status.INCONCLUSIVE == call("compare", x, y, "-q").returncode
+        assert Status.OK == call("compare", x, y, "-q", "--allow-partial").returncode
+
+    def test_nan_is_4(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", original())
+        spoilt = quantized(original())
+        name = "model.layers.0.mlp.up_proj.weight"
+        spoilt[name].view(torch.uint8)[0, 0] = 0x7F
+        done = call("compare", x, write(tmp_path / "y.safetensors", spoilt))
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert "1 of 512 elements of the quantized weight are NaN or infinite" in done.stdout
+
+    def test_a_scale_that_is_off_by_a_factor_is_4_and_names_the_factor(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", original())
+        spoilt = quantized(original())
+        spoilt["model.layers.0.mlp.up_proj.weight_scale"] *= 3
+        done = call("compare", x, write(tmp_path / "y.safetensors", spoilt))
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert "the scale is off by about that factor (3" in done.stdout
+
+    def test_an_unforeseen_error_is_a_bug_and_not_a_failed_gate(self, checkpoints, tmp_path):
+        (tmp_path / "sitecustomize.py").write_text(
+            "import quanterr.comparison\n"
+            "def broken(*a, **k): raise RuntimeError('surprise')\n"
+            "quanterr.comparison.pair = broken\n"
+        )
+        done = call("compare", *checkpoints, env={"PYTHONPATH": str(tmp_path)})
+
+        assert Status.BUG == done.returncode
+        assert "surprise" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Large enough to be caught at work."""
+    folder = tmp_path_factory.mktemp("large")
+    weight = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = {f"layers.{n}.mlp.weight": weight.clone() for n in range(16)}
+    y = {name: weight.to(torch.float8_e4m3fn) for name in x}
+    return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)
+
+
+class TestInterrupt:
+    @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_writes_what_there_is_and_says_that_it_is_incomplete(self, large, tmp_path, number, status):
+        path = tmp_path / "report.json"
+        command = [sys.executable, "-m", "quanterr", "compare", *map(str, large), "-q", "-o", str(path)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.wait_until_it_reads(process, large[0])
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+        report = json.loads(path.read_text())
+
+        assert status == process.returncode, said
+        assert (False, "inconclusive") == (report["complete"], report["verdict"])
+        assert any("interrupted" in reason for reason in report["reasons"])
+
+    def wait_until_it_reads(self, process, path):
+        """Until the process has read a few megabytes of its inputs: then its handlers are there, and work is left."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and process.poll() is None:
+            with open(f"/proc/{process.pid}/io") as file:
+                read = int(next(line for line in file if line.startswith("rchar")).split()[1])
+            if os.path.realpath(path) in self.open_files(process):
+                if not hasattr(self, "before"):
+                    self.before = read
+                if read > self.before + (16 << 20):
+                    return
+            time.sleep(0.005)
+        pytest.fail("it never began to read")
+
+    def open_files(self, process):
+        folder = f"/proc/{process.pid}/fd"
+        found = set()
+        for number in os.listdir(folder):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(f"{folder}/{number}"))
+        return found
+
+
+def test_version_and_schema():
+    assert f"quanterr {quanterr.__version__}\n" == call("--version").stdout
+    assert "2020-12" in json.loads(call("schema").stdout)["$schema"]
+
+
+def test_formats_lists_every_row_and_prints_a_specification():
+    from quanterr.formats import FORMATS
+
+    listed = call("formats").stdout.splitlines()
+
+    assert [row.name for row in FORMATS] == [line.split()[0] for line in listed]
+    assert "Reference:" in call("formats", "fp8_block").stdout
+    assert Status.USAGE == call("formats", "fp9").returncode

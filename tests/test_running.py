@@ -1,0 +1,173 @@
+"""The run: the same digits whoever computes what, bounded memory, files that change, devices."""
+
+import math
+import os
+import threading
+
+import pytest
+import torch
+from stored import write
+
+import quanterr
+from quanterr import running
+from quanterr.checkpoints import open_checkpoint
+from quanterr.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.pairing import pair
+from quanterr.running import Run, Worker, pick_device
+from quanterr.selection import Selection
+
+CPU = torch.device("cpu")
+
+
+def stored(folder, **shapes):
+    """A BF16 original and FP8 with a scale a row, of these shapes."""
+    random = torch.Generator().manual_seed(0)
+    x = {f"{name}.weight": torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
+    y = {}
+    for name, weight in x.items():
+        scale = weight.float().abs().amax(1, keepdim=True) / 448
+        y |= {name: (weight.float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)
+
+
+def without_run(report):
+    return [line for line in report.to_json().splitlines() if not line.startswith('"run"')]
+
+
+class TestDigits:
+    def test_do_not_depend_on_the_number_of_threads(self, tmp_path, monkeypatch):
+        files = stored(tmp_path, a=(700, 1000), b=(300, 4000), c=(8, 8))
+        reports = []
+        for threads in (1, 2, 5):
+            monkeypatch.setattr(running, "usable_cores", lambda threads=threads: threads)
+            reports.append(without_run(quanterr.compare(*files, device="cpu")))
+
+        assert reports[0] == reports[1] == reports[2]
+
+    @pytest.mark.parametrize("size", [1000, 4096, 1 << 16])
+    def test_change_by_rounding_alone_with_the_size_of_the_chunks(self, tmp_path, monkeypatch, size):
+        files = stored(tmp_path, a=(700, 1000))
+        whole = quanterr.compare(*files, device="cpu").layers[0]
+        monkeypatch.setattr(running, "CPU_CHUNK", size)
+        cut = quanterr.compare(*files, device="cpu").layers[0]
+
+        assert math.isclose(whole.snr_db, cut.snr_db, rel_tol=1e-9)
+        assert math.isclose(whole.mean_absolute_error, cut.mean_absolute_error, rel_tol=1e-9)
+        assert whole.max_absolute_error == cut.max_absolute_error
+        assert whole.absolute_error_percentiles == cut.absolute_error_percentiles
+        assert whole.worst_element == cut.worst_element
+        assert [row.row for row in whole.worst_rows] == [row.row for row in cut.worst_rows]
+
+    def test_agree_with_measure(self, tmp_path):
+        x, y = stored(tmp_path, a=(70, 100))
+        layer = quanterr.compare(x, y, device="cpu").layers[0]
+        with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
+            weights = pair(original, quantized, Selection()).pairs[0]
+            worker = Worker(CPU, CPU_CHUNK, 0.01)
+            whole = Chunk(0, 70, 0, 100)
+            found = quanterr.measure(
+                weights.original.dequantize(whole, worker._original).weight.clone(),
+                weights.quantized.dequantize(whole, worker._quantized).weight.clone(),
+            )
+
+        assert found["snr_db"] == layer.snr_db
+        assert found["cosine_similarity"] == layer.cosine_similarity
+
+
+class TestMemory:
+    @pytest.mark.parametrize("shape", [(64, 4096), (2048, 4096), (2, 1 << 21)])
+    def test_largest_read_and_buffers_do_not_depend_on_the_size_of_a_weight(self, tmp_path, monkeypatch, shape):
+        reads, workers = [], []
+        files = stored(tmp_path, a=shape)
+        monkeypatch.setattr(running, "CPU_CHUNK", 1 << 15)
+        read = quanterr.checkpoints.StoredFile.read_into
+        monkeypatch.setattr(
+            quanterr.checkpoints.StoredFile,
+            "read_into",
+            lambda self, view, offset: reads.append(len(view)) or read(self, view, offset),
+        )
+        make = Worker.__init__
+        monkeypatch.setattr(Worker, "__init__", lambda self, *a: workers.append(self) or make(self, *a))
+        with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
+            Run(pair(x, y, Selection()).pairs, CPU, lambda done: None, 0.01, threading.Event()).run(lambda p: None)
+
+        assert max(reads) <= 2 * (1 << 15)
+        assert max(worker.nbytes for worker in workers) < 64 * (1 << 15)
+
+    def test_chunks_cover_a_matrix_once_and_in_order(self):
+        for rows, cols, size in [(7, 5, 12), (3, 100, 30), (1, 1, 1), (0, 5, 3), (5, 0, 3), (4, 4, 4)]:
+            cut = Cut(rows, cols, size)
+            seen = [(r, c) for k in cut for r in range(k.row, k.stop_row) for c in range(k.col, k.stop_col)]
+
+            assert [(r, c) for r in range(rows) for c in range(cols)] == seen
+            assert all(chunk.n <= size for chunk in cut)
+            assert cut[:2] == list(cut)[:2]
+
+
+class TestFaults:
+    def test_a_file_that_changes_while_it_is_read_is_an_error(self, tmp_path):
+        x, y = stored(tmp_path, a=(64, 64))
+        with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
+            os.utime(y, ns=(1, 1))
+            with pytest.raises(CheckpointError, match="changed while being read"):
+                quanterr.compare(original, quantized)
+
+    def test_a_file_that_shrinks_while_it_is_read_is_an_error(self, tmp_path):
+        x, y = stored(tmp_path, a=(64, 64))
+        with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
+            os.truncate(y, 100)
+            with pytest.raises(CheckpointError, match="while it is being read"):
+                quanterr.compare(original, quantized)
+
+    def test_stopping_early_gives_an_incomplete_report(self, tmp_path):
+        stop = threading.Event()
+        stop.set()
+        report = quanterr.compare(*stored(tmp_path, a=(64, 64)), stop=stop)
+
+        assert (False, "inconclusive") == (report.complete, report.verdict)
+        assert report.quantized.tensors == sum(size.tensors for size in report.coverage.quantized.values())
+
+    def test_torch_has_as_many_threads_afterwards_as_before(self, tmp_path):
+        before = torch.get_num_threads()
+        quanterr.compare(*stored(tmp_path, a=(64, 64)))
+
+        assert before == torch.get_num_threads()
+
+    def test_no_memory_names_the_layer(self, tmp_path, monkeypatch):
+        def fail(*_):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(Worker, "compare", fail)
+
+        with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu"):
+            quanterr.compare(*stored(tmp_path, a=(64, 64)))
+
+
+class TestDevices:
+    def test_auto_is_the_cpu_where_there_is_no_cuda(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+        assert CPU == pick_device("auto")
+
+    @pytest.mark.parametrize("name", ["tpu", "cud", "mps", "cuda:x", ""])
+    def test_what_is_no_device_is_wrong_usage(self, name):
+        with pytest.raises(UsageError, match="choose auto, cpu, cuda"):
+            pick_device(name)
+
+    def test_a_device_that_is_not_there_is_a_matter_of_the_machine(self):
+        with pytest.raises(ResourceError, match="try --device cpu"):
+            pick_device("cuda:99")
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+    def test_cuda_agrees_with_the_cpu(self, tmp_path):
+        files = stored(tmp_path, a=(700, 1000), b=(300, 4000))
+        reports = [quanterr.compare(*files, device=device) for device in ("cpu", "cuda")]
+
+        for x, y in zip(reports[0].layers, reports[1].layers, strict=True):
+            assert math.isclose(x.mean_squared_error, y.mean_squared_error, rel_tol=1e-7)
+            assert math.isclose(x.mean_absolute_error, y.mean_absolute_error, rel_tol=1e-7)
+            assert x.max_absolute_error == y.max_absolute_error
+            assert x.absolute_error_percentiles == y.absolute_error_percentiles
+            assert x.worst_element == y.worst_element
