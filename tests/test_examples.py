@@ -1,0 +1,64 @@
+"""The examples run, and what they write is read to the bit."""
+
+import subprocess
+import sys
+
+import make_readme
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import quanterr
+
+EXAMPLES = make_readme.ROOT / "examples"
+RECIPES = ["fp8_tensor", "fp8_row", "fp8_block", "int8_tensor", "int8_row", "int8_block"]
+
+
+def run(name, *words, cwd=None):
+    command = [sys.executable, str(EXAMPLES / name), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("examples") / "model.safetensors"
+    random = torch.Generator().manual_seed(0)
+    shapes = {"layers.0.a.weight": (140, 136), "layers.0.b.weight": (96, 300), "layers.0.norm.weight": (64,)}
+    save_file({name: torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_quantize_writes_what_quanterr_reads(model, tmp_path, recipe):
+    path = tmp_path / "quantized.safetensors"
+    done = run("quantize.py", model, path, "--to", recipe)
+    assert 0 == done.returncode, done.stderr
+
+    report = quanterr.compare(model, path)
+    layer = report.layers[0]
+    before, after = load_file(model)[layer.layer_name].double(), load_file(path)
+    scale = after[f"{layer.layer_name}_scale"].float()
+    if recipe.endswith("block"):
+        scale = scale.repeat_interleave(128, 0)[:140].repeat_interleave(128, 1)[:, :136]
+    values = after[layer.layer_name].float() * scale
+    e = values.double() - before
+
+    assert "pass" == report.verdict, report.reasons
+    assert {recipe} == {x.format for x in report.layers}
+    assert abs(layer.snr_db - 10 * float(torch.log10(before.square().sum() / e.square().sum()))) < 1e-6
+    assert layer.max_absolute_error == float((values - before.float()).abs().max())
+
+
+def test_the_synthetic_example_agrees_with_its_known_errors(tmp_path):
+    done = run("synthetic.py", tmp_path)
+
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_the_library_session_runs(model, tmp_path):
+    run("quantize.py", model, tmp_path / "q.safetensors", "--to", "int8_row")
+    done = run("library.py", model, tmp_path / "q.safetensors", cwd=tmp_path)
+
+    assert 0 == done.returncode, done.stderr
+    assert "verdict: pass" in done.stdout
+    assert (tmp_path / "report.json").exists()
