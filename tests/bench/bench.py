@@ -1,0 +1,134 @@
+"""How fast is `quanterr compare`, beside the comparison that people write and beside plain reading?
+
+    python tests/bench/bench.py [--folder .bench] [--runs 3] [--layers 16] [--small 50000] [--device cpu]
+
+Each figure is that of a whole process, start-up included, on a warm cache, run in turn; the median counts.
+`in the loop` leaves out start-up: it is what report.run.seconds says.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from make_pairs import make
+
+HERE = Path(__file__).parent
+ROWS, COLS = 4096, 8192
+SMALL = 64, 128
+BUFFER = 1 << 20
+
+
+class Taken(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    peak_mb: float
+
+
+def run(*command: str) -> Taken:
+    """Run a command; what it took, from the operating system's own account."""
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    said = process.stderr.read() if process.stderr else b""
+    _, status, usage = os.wait4(process.pid, 0)
+    if os.waitstatus_to_exitcode(status):
+        sys.exit(f"{' '.join(command)}: status {os.waitstatus_to_exitcode(status)}\n{said.decode()}")
+    return Taken(time.monotonic() - started, usage.ru_maxrss / 1024)
+
+
+def median(taken: list[Taken]) -> Taken:
+    return Taken(statistics.median(t.seconds for t in taken), max(t.peak_mb for t in taken))
+
+
+def spread(taken: list[Taken]) -> str:
+    return f"{min(t.seconds for t in taken):.2f}-{max(t.seconds for t in taken):.2f}"
+
+
+def read_plainly(*paths: Path) -> float:
+    """Seconds to read the files into one small buffer, on one thread."""
+    buffer, started = memoryview(bytearray(BUFFER)), time.monotonic()
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return time.monotonic() - started
+
+
+def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: str) -> None:
+    """FP8 or INT8 against the original: quanterr and the script in turn."""
+    report = options.folder / "report.json"
+    pair = str(paths["original"]), str(paths[version])
+    ours = [sys.executable, "-m", "quanterr", "compare", *pair, "-q", "--device", options.device, "-o", str(report)]
+    script = [sys.executable, str(HERE / "naive.py"), *pair]
+    taken: dict[str, list[Taken]] = {"quanterr": [], "script": [], "basic": []}
+    loops = []
+    read_plainly(paths["original"], paths[version])  # warms the cache
+    for _ in range(options.runs):
+        taken["quanterr"].append(run(*ours))
+        loops.append(json.loads(report.read_text())["run"]["seconds"])
+        taken["basic"].append(run(*script, "--basic"))
+    for _ in range(min(options.runs, 2)):  # it takes long
+        taken["script"].append(run(*script))
+    n = options.layers * ROWS * COLS
+    loop = statistics.median(loops)
+    n_bytes = paths["original"].stat().st_size + paths[version].stat().st_size
+    reading = min(read_plainly(paths["original"], paths[version]) for _ in range(3))
+    mine = median(taken["quanterr"])
+    print(f"\n{version}: {n / 1e6:.0f} M weights, {n_bytes / 1e9:.2f} GB")
+    print(f"  quanterr           {mine.seconds:6.2f} s ({spread(taken['quanterr'])}), peak {mine.peak_mb:.0f} MB")
+    print(f"    in the loop      {loop:6.2f} s, {n / loop / 1e9:.2f} G weights/s, {n_bytes / loop / 1e9:.2f} GB/s")
+    for name, told in (("script", "script, same metrics"), ("basic", "script, few metrics ")):
+        theirs = median(taken[name])
+        ratio = theirs.seconds / mine.seconds
+        print(f"  {told} {theirs.seconds:4.1f} s ({spread(taken[name])}), peak {theirs.peak_mb:.0f} MB:", end=" ")
+        print(f"{ratio:.1f} times as long")
+    print(f"  plain reading      {reading:6.2f} s, {n_bytes / reading / 1e9:.2f} GB/s on one thread")
+
+
+def compare_small(options: argparse.Namespace) -> None:
+    """Very many small matrices."""
+    paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
+    command = [sys.executable, "-m", "quanterr", "compare", str(paths["original"]), str(paths["fp8_tensor"]), "-q"]
+    taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
+    each = median(taken).seconds / options.small
+    print(f"\n{options.small} matrices of {SMALL[0]} x {SMALL[1]}, fp8_tensor")
+    print(f"  quanterr           {median(taken).seconds:6.2f} s ({spread(taken)}), {1000 * each:.2f} ms each,", end=" ")
+    print(f"peak {median(taken).peak_mb:.0f} MB")
+
+
+def start_up(options: argparse.Namespace) -> None:
+    """Commands that must answer at once."""
+    print("\nstart-up")
+    for words in (["--help"], ["--version"], ["schema"], ["compare", "--help"]):
+        taken = [run(sys.executable, "-m", "quanterr", *words) for _ in range(max(options.runs, 5))]
+        print(f"  {' '.join(words):15} {median(taken).seconds:6.2f} s ({spread(taken)})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path(".bench"))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--small", type=int, default=50_000)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(
+        f"{os.cpu_count()} cores, load {load:.2f}, {resource.getpagesize()} byte pages, Python {sys.version.split()[0]}"
+    )
+    start_up(options)
+    paths = make(options.folder, options.layers, ROWS, COLS)
+    for version in ("fp8_tensor", "int8_block"):
+        compare_large(options, paths, version)
+    compare_small(options)
+
+
+if __name__ == "__main__":
+    main()
