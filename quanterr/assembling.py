@@ -32,8 +32,8 @@ from quanterr.report.model import (
     from_values,
 )
 from quanterr.roles import block_of, role_of
-from quanterr.running import Finished
 from quanterr.text import count, display, listed
+from quanterr.worker import Finished
 
 # Only a made-up model has more; a group for each would be larger than the layers.
 MAX_BLOCKS = 512
@@ -138,7 +138,13 @@ class Assembly:
         self._all.add(sums, pair, layer)
         for kind, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
             if key is not None and (kind != "block" or self._by_block):
-                self._groups[kind].setdefault(key, Group()).add(sums, pair, layer)
+                self._group(kind, key).add(sums, pair, layer)
+
+    def _group(self, kind: str, key: str) -> Group:
+        groups = self._groups[kind]
+        if key not in groups:
+            groups[key] = Group()
+        return groups[key]
 
     def _refuse(self, number: int, pair: Pair, reason: str) -> None:
         bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED

@@ -7,8 +7,8 @@ from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import Pair, Plan
 from quanterr.report.model import Finding
-from quanterr.running import Finished
 from quanterr.text import count, display, listed
+from quanterr.worker import Finished
 
 # Right readings of 8-bit weights are above the first, wrong ones below the second (rel. error 0.35 and 0.7).
 DOUBTFUL_DB = 9.0

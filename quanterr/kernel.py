@@ -28,6 +28,8 @@ LOW, HIGH = 2.0**-100, 2.0**100
 # A variance must be this share of the energy, or it drowns in the rounding of the sums it is made from.
 SPREAD = 0.01
 
+FEW_ROWS = 1 << 12  # that are sorted as a whole sooner than searched
+
 # What fast_sums keeps of every row, as rows of a (fields, rows) matrix.
 ADDED = ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative", "relative_outliers")
 EXTREME = ("e_max", "e_min")
@@ -222,6 +224,8 @@ def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, x_sq: Tensor, e_sq
 def _worst_places(x_sq: Tensor, e_sq: Tensor) -> Tensor:
     """Which of the rows, (r,), have the lowest SNR, on the CPU; of equal ones the first."""
     ratio = (e_sq / x_sq).nan_to_num(nan=0.0, posinf=inf).cpu()
-    least = ratio.topk(min(KEPT_ROWS, len(ratio))).values[-1]
+    if len(ratio) <= FEW_ROWS:
+        return ratio.sort(descending=True, stable=True).indices[:KEPT_ROWS]
+    least = ratio.topk(KEPT_ROWS).values[-1]
     candidates = (ratio >= least).nonzero().view(-1)  # topk itself says nothing of ties
     return candidates[ratio[candidates].sort(descending=True, stable=True).indices[:KEPT_ROWS]]

@@ -18,9 +18,9 @@ from quanterr.metrics import OUTLIER
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import Pair, Plan, pair
 from quanterr.report.model import Report
-from quanterr.running import Worker
 from quanterr.selection import Selection
 from quanterr.tensors import Workspace
+from quanterr.worker import Worker
 
 CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
 
-from quanterr import running
+from quanterr import worker
 from quanterr.chunks import CPU_CHUNK, Cut
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measured, percentiles
 from quanterr.metrics.sums import KEPT_ROWS, ONE, Sums, as_float, worst_rows
-from quanterr.running import Worker
+from quanterr.worker import Worker
 
 COUNTS = (
     "elements",
@@ -175,7 +175,7 @@ class TestFast:
         def refuse(*_args):
             raise AssertionError("the fast way declined")
 
-        monkeypatch.setattr(running, "exact_sums", refuse)
+        monkeypatch.setattr(worker, "exact_sums", refuse)
         x = make(64, 512)
         sums = summed(x, quantized(x))
 

@@ -28,6 +28,7 @@ LAYERS = [
     "formats",
     "pairing",
     "kernel",
+    "worker",
     "running",
     "measuring",
     "findings",

@@ -14,8 +14,9 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.pairing import pair
-from quanterr.running import Run, Worker, pick_device
+from quanterr.running import Run, pick_device
 from quanterr.selection import Selection
+from quanterr.worker import Worker
 
 CPU = torch.device("cpu")
 

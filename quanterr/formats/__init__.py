@@ -5,11 +5,12 @@ tests/golden/, add its rows here. Nothing else knows its name.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import Misfit
 from quanterr.formats import dense, fp8_cast, fp8_scaled, int8_scaled, verbatim
-from quanterr.formats.base import Format, Parts, Values, Weight
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.labels import Label
 from quanterr.text import listed
 
@@ -54,13 +55,19 @@ def is_auxiliary(name: str) -> bool:
 
 def part_names(name: str, dtype: str) -> set[str]:
     """Names that the other parts of a weight may have, if ``name`` is stored as that dtype."""
-    return {
-        candidate
+    return {candidate for part in _other_parts(dtype) for candidate in part.candidates(name)}
+
+
+@cache
+def _other_parts(dtype: str) -> frozenset[Part]:
+    """What formats need besides codes of that dtype."""
+    return frozenset(
+        part
         for format in FORMATS
         if dtype in format.codes.dtypes
-        for part in list(format.needs.values())[1:]
-        for candidate in part.candidates(name)
-    }
+        for part in format.needs.values()
+        if part is not format.codes
+    )
 
 
 def recognize(
@@ -80,13 +87,15 @@ def recognize(
         Misfit: no format fits; says what was found, what the nearest one lacks or has over.
     """
     misfits: list[Misfit] = []
+    gathered: dict[int, dict[str, Entry]] = {}
     siblings = list(siblings)
     dtype = entries[name].dtype
     for format in FORMATS:
         if dtype not in format.codes.dtypes:
             continue
         try:
-            found = _gather(format, name, entries)
+            key = id(format.needs)  # rows of one file share what they need
+            found = gathered[key] = gathered.get(key) or _gather(format, name, entries)
             weight = format.fit(Parts(name, found, labels, blocks, expects_scale))
             if weight is not None:
                 _refuse_unused(weight, siblings)

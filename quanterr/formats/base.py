@@ -41,9 +41,9 @@ class Part:
         """The names this part may have for a weight of that name."""
         module = weight.removesuffix(WEIGHT_SUFFIX)
         return [
-            name.format(weight=weight, module=module)
+            name.replace("{weight}", weight).replace("{module}", module)
             for name in self.names
-            if "{module}" not in name or module != weight
+            if module != weight or "{module}" not in name
         ]
 
 

@@ -36,6 +36,7 @@ NAMES = (
     "{module}.qscale_weight",
     "{weight}.scale",
 )
+NEEDS = {"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS | EXPONENTS)}
 
 
 def fit(parts: Parts, granularity: str) -> Weight | None:
@@ -77,7 +78,7 @@ FORMATS = tuple(
     Format(
         name=f"fp8_{granularity}",
         summary=f"FP8 codes, one scale {of}",
-        needs={"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS | EXPONENTS)},
+        needs=NEEDS,
         fit=partial(fit, granularity=granularity),
         specification=__doc__ or "",
         usual_db=usual_db,

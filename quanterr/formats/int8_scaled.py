@@ -32,6 +32,7 @@ NAMES = (
     "{weight}.scale",
 )
 BITS = 8
+NEEDS = {"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS)}
 
 
 def fit(parts: Parts, granularity: str) -> Weight | None:
@@ -66,7 +67,7 @@ FORMATS = tuple(
     Format(
         name=f"int8_{granularity}",
         summary=f"INT8 codes, one scale {of}",
-        needs={"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS)},
+        needs=NEEDS,
         fit=partial(fit, granularity=granularity),
         specification=__doc__ or "",
         usual_db=usual_db,
