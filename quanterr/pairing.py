@@ -77,6 +77,7 @@ class _Side:
     checkpoint: Checkpoint
     labels: Labels
     names: dict[str, str]  # shared name → own name
+    by_module: dict[str, list[str]] = field(default_factory=dict)  # shared module → own names, but weight and bias
     parts: set[str] = field(default_factory=set)  # own names of parts of weights that hold codes
     siblings: dict[str, list[Entry]] = field(default_factory=dict)  # own name of the weight → what belongs to it
     expects_scale: str | None = None
@@ -151,6 +152,9 @@ def _attach_siblings(mine: _Side, other: _Side) -> None:
     """Give every tensor that the other side does not have to the weight whose name it carries."""
     entries = mine.checkpoint.entries
     for shared, own in mine.names.items():
+        module, _, last = shared.rpartition(".")
+        if last not in ("weight", "bias"):
+            mine.by_module.setdefault(module, []).append(own)
         if own in mine.labels.consumed or (shared in other.names and own not in mine.parts):
             continue
         weight = _owner(own, entries)
@@ -219,9 +223,8 @@ def _part_of(shared: str, names: dict[str, str], quantized: _Side) -> str | None
 
 def _why_absent(shared: str, quantized: _Side) -> tuple[Bucket, str]:
     """A weight without its like: not stored at all, or stored in parts that no format claims."""
-    module = shared.removesuffix(".weight") + "."
-    parts = [own for s, own in quantized.names.items() if s.startswith(module) and not s.endswith((".weight", ".bias"))]
-    parts += [own for s, own in quantized.names.items() if s.startswith(f"{shared}.")]
+    module = shared.removesuffix(".weight")
+    parts = [own for place in (module, shared) for own in quantized.by_module.get(place, ())]
     if shared.endswith(".weight") and parts:
         kinds = ", ".join(str(quantized.checkpoint.entries[own]) for own in parts[:4])
         return (

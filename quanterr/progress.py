@@ -11,6 +11,7 @@ from quanterr.text import display, size
 if TYPE_CHECKING:
     from quanterr.running import Progress
 
+DELAY = 0.5  # seconds before a bar is drawn: small comparisons are over by then
 FIRST_LINE = 10  # seconds
 EVERY = 30  # seconds
 STEP = 0.05  # of all bytes, but not more than one line in FIRST_LINE seconds
@@ -28,14 +29,15 @@ class Bar:
         if self._bar is None:
             self._bar = tqdm(
                 total=progress.total_bytes,
-                unit="B",
+                unit="iB",  # what unit_divisor makes of it
                 unit_scale=True,
                 unit_divisor=1024,
                 file=sys.stderr,
                 leave=False,
-                delay=0.5,
+                delay=DELAY,
+                mininterval=0,  # it is called ten times a second
                 dynamic_ncols=True,
-                bar_format="{percentage:3.0f}% {bar} {n_fmt}iB/{total_fmt}iB {rate_fmt} eta {remaining}{postfix}",
+                bar_format="{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}",
             )
         self._bar.set_postfix_str(display(progress.name, 48), refresh=False)
         self._bar.update(progress.done_bytes - self._bar.n)

@@ -15,14 +15,11 @@ Reference: comfyanonymous/ComfyUI comfy/ops.py, Comfy-Org/comfy-kitchen tensor/f
 inference/kernel.py; vllm-project/compressed-tensors compressors/naive_quantized/base.py.
 """
 
-from functools import partial
-
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats import bits
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import check_labels
-from quanterr.formats.scaled import Grid, block_of, fit_grid, hints
+from quanterr.formats.base import Part, Parts, Values, Weight
+from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
 CODES = frozenset({"F8_E4M3", "F8_E5M2"})
@@ -39,27 +36,12 @@ NAMES = (
 NEEDS = {"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS | EXPONENTS)}
 
 
-def fit(parts: Parts, granularity: str) -> Weight | None:
+def fit(granularity: str, parts: Parts) -> Weight | None:
     """The weight, if its scale has that granularity."""
-    codes, scale = parts["codes"], parts["scale"]
+    scale = parts["scale"]
     if scale.dtype in EXPONENTS and scale.name.endswith("weight_scale"):
         raise Misfit(f"scale {scale} holds exponents (MXFP8), a layout this version does not read")
-    comfy_format, doubts = check_labels(parts, codes.dtype)
-    grid = fit_grid(scale, codes.shape, hints(parts))
-    if grid.granularity != granularity:
-        return None
-    return Weight(
-        parts.name,
-        f"fp8_{granularity}",
-        codes.shape,
-        parts.entries,
-        partial(dequantize, parts, grid),
-        block_size=block_of(grid),
-        scale=scale,
-        evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
-        doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
-        comfy_format=comfy_format,
-    )
+    return fit_scaled(parts, "fp8", granularity, dequantize)
 
 
 def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
@@ -74,18 +56,4 @@ def read_codes(parts: Parts, chunk: Chunk, workspace: Workspace) -> bits.Codes:
     return (bits.e4m3 if entry.dtype == "F8_E4M3" else bits.e5m2)(codes, workspace)
 
 
-FORMATS = tuple(
-    Format(
-        name=f"fp8_{granularity}",
-        summary=f"FP8 codes, one scale {of}",
-        needs=NEEDS,
-        fit=partial(fit, granularity=granularity),
-        specification=__doc__ or "",
-        usual_db=usual_db,
-    )
-    for granularity, of, usual_db in (
-        ("tensor", "for the tensor", (31, 32)),
-        ("row", "a row", (31, 33)),
-        ("block", "a block", (31, 33)),
-    )
-)
+FORMATS = scaled_formats("fp8", NEEDS, fit, __doc__, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})

@@ -13,13 +13,10 @@ silveroxides/convert_to_quant comfy/quant_ops.py; vllm-project/compressed-tensor
 compressors/naive_quantized/base.py.
 """
 
-from functools import partial
-
 from quanterr.chunks import Chunk
 from quanterr.formats import bits
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import check_labels
-from quanterr.formats.scaled import Grid, block_of, fit_grid, hints
+from quanterr.formats.base import Part, Parts, Values, Weight
+from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
 CODES = frozenset({"I8"})
@@ -31,30 +28,12 @@ NAMES = (
     "{module}.scale",
     "{weight}.scale",
 )
-BITS = 8
 NEEDS = {"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS)}
 
 
-def fit(parts: Parts, granularity: str) -> Weight | None:
+def fit(granularity: str, parts: Parts) -> Weight | None:
     """The weight, if its scale has that granularity."""
-    codes, scale = parts["codes"], parts["scale"]
-    comfy_format, doubts = check_labels(parts, codes.dtype)
-    grid = fit_grid(scale, codes.shape, hints(parts))
-    if grid.granularity != granularity:
-        return None
-    return Weight(
-        parts.name,
-        f"int8_{granularity}",
-        codes.shape,
-        parts.entries,
-        partial(dequantize, parts, grid),
-        block_size=block_of(grid),
-        uniform_bits=BITS,
-        scale=scale,
-        evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
-        doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
-        comfy_format=comfy_format,
-    )
+    return fit_scaled(parts, "int8", granularity, dequantize, uniform_bits=8)
 
 
 def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
@@ -63,18 +42,4 @@ def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> 
     return grid.multiply(bits.int8(codes, workspace), chunk, workspace)
 
 
-FORMATS = tuple(
-    Format(
-        name=f"int8_{granularity}",
-        summary=f"INT8 codes, one scale {of}",
-        needs=NEEDS,
-        fit=partial(fit, granularity=granularity),
-        specification=__doc__ or "",
-        usual_db=usual_db,
-    )
-    for granularity, of, usual_db in (
-        ("tensor", "for the tensor", (19, 38)),
-        ("row", "a row", (32, 41)),
-        ("block", "a block", (32, 41)),
-    )
-)
+FORMATS = scaled_formats("int8", NEEDS, fit, __doc__, {"tensor": (19, 38), "row": (32, 41), "block": (32, 41)})

@@ -20,8 +20,9 @@ weight_scale_inv, whose writers use nothing else. Never by broadcasting, which t
 of a square weight.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf, prod
 
 import torch
@@ -31,8 +32,9 @@ from quanterr.checkpoints import Entry
 from quanterr.chunks import Chunk, as_matrix
 from quanterr.errors import Misfit
 from quanterr.formats import bits
-from quanterr.formats.base import Parts, Values
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.bits import Codes
+from quanterr.formats.comfy import check_labels
 from quanterr.tensors import Workspace
 
 Edges = tuple[int, int]
@@ -128,11 +130,6 @@ def common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
     return found.pop() if len(found) == 1 else None
 
 
-def block_of(grid: Grid) -> Edges | None:
-    """What the report shows as the block size: nothing where a row or the tensor has one scale."""
-    return grid.block if grid.granularity == "block" else None
-
-
 def as_float(entry: Entry, stored: Tensor) -> Tensor:
     """Stored scales as float32: an exact widening."""
     return bits.e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()
@@ -143,6 +140,58 @@ def chunks_of_scale(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) 
     for first in range(0, entry.n, at_once):
         n = min(at_once, entry.n - first)
         yield as_float(entry, workspace.read("scale", entry, first, (n,)))
+
+
+Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
+
+
+def fit_scaled(
+    parts: Parts, family: str, granularity: str, dequantize: Dequantize, uniform_bits: int | None = None
+) -> Weight | None:
+    """The weight of codes and a scale; None if its scale has another granularity.
+
+    Raises:
+        Misfit: a label that changes what the codes mean, or a scale that fits no rule.
+    """
+    codes, scale = parts["codes"], parts["scale"]
+    comfy_format, doubts = check_labels(parts, codes.dtype)
+    grid = fit_grid(scale, codes.shape, hints(parts))
+    if grid.granularity != granularity:
+        return None
+    return Weight(
+        parts.name,
+        f"{family}_{granularity}",
+        codes.shape,
+        parts.entries,
+        partial(dequantize, parts, grid),
+        block_size=grid.block if granularity == "block" else None,
+        uniform_bits=uniform_bits,
+        scale=scale,
+        evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
+        doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
+        comfy_format=comfy_format,
+    )
+
+
+def scaled_formats(
+    family: str,
+    needs: Mapping[str, Part],
+    fit: Callable[[str, Parts], Weight | None],
+    specification: str | None,
+    usual_db: Mapping[str, tuple[int, int]],
+) -> tuple[Format, ...]:
+    """The rows of a family: one for each granularity of its scale."""
+    return tuple(
+        Format(
+            name=f"{family}_{granularity}",
+            summary=f"{family.upper()} codes, one scale {of}",
+            needs=needs,
+            fit=partial(fit, granularity),
+            specification=specification or "",
+            usual_db=usual_db[granularity],
+        )
+        for granularity, of in (("tensor", "for the tensor"), ("row", "a row"), ("block", "a block"))
+    )
 
 
 def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]]) -> Grid:

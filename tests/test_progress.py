@@ -1,0 +1,72 @@
+"""Progress: a bar in a terminal, a line now and then elsewhere."""
+
+import sys
+
+import pytest
+
+from quanterr import progress
+from quanterr.progress import Bar, Heartbeat
+from quanterr.running import Progress
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is set by hand."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_short_run_says_nothing(clock, capsys):
+    beat = Heartbeat()
+    clock[0] = 9
+    beat(Progress(4 * GIB, 3 * GIB, "a"))
+
+    assert "" == capsys.readouterr().err
+
+
+def test_a_line_comes_every_five_percent_but_not_more_often_than_every_ten_seconds(clock, capsys):
+    beat = Heartbeat()
+    for second in range(1, 41):
+        clock[0] = second
+        beat(Progress(100 * GIB, second * GIB, "a"))
+
+    assert 4 == len(capsys.readouterr().err.splitlines())
+
+
+def test_a_line_comes_every_half_minute_even_if_nothing_moves(clock, capsys):
+    beat = Heartbeat()
+    for second in range(1, 91):
+        clock[0] = second
+        beat(Progress(100 * GIB, 0, "a"))
+
+    assert 3 == len(capsys.readouterr().err.splitlines())
+
+
+def test_a_line_says_how_far_how_fast_how_long_and_where(clock, capsys):
+    beat = Heartbeat()
+    clock[0] = 10
+    beat(Progress(4 * GIB, GIB, "evil\x1b[2J\n::error::"))
+
+    expected = "progress 25% 1.00 GiB/4.00 GiB 102.40 MiB/s eta 30 s layer=evil\\x1b[2J\\x0a::error::\n"
+    assert expected == capsys.readouterr().err
+
+
+def test_the_bar_shows_bytes_rate_and_layer(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    bar = Bar()
+    bar(Progress(4 * GIB, GIB, "layers.0.weight"))
+    bar(Progress(4 * GIB, 2 * GIB, "evil\x1b[2J"))
+    bar.close()
+    shown = capsys.readouterr().err
+
+    assert "GiB" in shown
+    assert "layers.0.weight" in shown
+    assert "evil\x1b" not in shown
+    assert sys.stderr is not None
+
+
+def test_a_bar_that_was_never_drawn_can_be_closed():
+    Bar().close()
