@@ -290,16 +290,32 @@ def schema() -> None:
 
 
 def main() -> None:
-    """Run the command; the one place that turns errors into exit statuses."""
+    """Run the command and leave at once: to take torch down in good order would take another 0.4 s."""
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by the caller
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the end of the program
+    status = _run()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        status = Status.BROKEN_PIPE
+    except OSError:
+        status = Status.ENVIRONMENT
+    os._exit(status)
+
+
+def _run() -> int:
+    """The exit status; the one place that turns errors into statuses."""
     try:
         app(prog_name="quanterr")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
     except QuanterrError as error:
         print(f"quanterr: {error}", file=sys.stderr)
-        sys.exit(error.status)
+        return error.status
     except Exception:  # an exit status of 1 would read as "a gate failed"
         traceback.print_exc()
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
-        sys.exit(Status.BUG)
+        return Status.BUG
+    return Status.OK
