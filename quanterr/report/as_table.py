@@ -86,8 +86,10 @@ def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbo
             to.print(table)
         if top:
             to.print()
-            to.print(_worst(report, top, sort_by, plain, to))
-            to.print(Text(f"distance: full at 0 dB, empty at {BAR_DB} dB", style="dim"))
+            table = _worst(report, top, sort_by, plain, to)
+            to.print(table)
+            if any(column.header == "distance" for column in table.columns):
+                to.print(Text(f"distance: full at 0 dB, empty at {BAR_DB} dB", style="dim"))
     if verbose:
         _print_evidence(report, to)
     _print_findings(report, to, verbose)
