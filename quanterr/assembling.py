@@ -163,7 +163,6 @@ class Assembly:
         run: RunInfo,
     ) -> Report:
         """The report of all that was taken in."""
-        coverage = self._coverage(original, quantized)
         not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
             *of_plan(self._plan),
@@ -172,8 +171,6 @@ class Assembly:
         findings += self._on_the_whole(complete)
         reasons = self._reasons(complete, not_compared, findings, original, quantized)
         return Report.model_construct(
-            schema_="quanterr.report",
-            schema_version="1.0",
             tool=Tool(name="quanterr", version=__version__),
             verdict="inconclusive" if reasons else "pass",
             reasons=reasons or ["everything that was selected was compared; no gate was asked for"],
@@ -183,7 +180,7 @@ class Assembly:
             selection=Selection(patterns=list(patterns)),
             settings=settings,
             formats=_format_notes({pair.quantized.format for pair in self._plan.pairs}),
-            coverage=coverage,
+            coverage=self._coverage(),
             findings=findings,
             gates=[],
             aggregate=self._all.aggregate(),
@@ -214,7 +211,7 @@ class Assembly:
             found.append(finding("identical", "warning", None, message))
         return found
 
-    def _coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:
+    def _coverage(self) -> Coverage:
         buckets: dict[str, dict[str, list[Entry]]] = {side: {} for side in SIDES}
         for leftover in self._leftovers:
             buckets[leftover.side].setdefault(leftover.bucket, []).extend(leftover.entries)

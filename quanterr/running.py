@@ -92,6 +92,7 @@ class Run:
         self.device, self.outlier, self._pairs, self._stop = device, outlier, pairs, stop
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
         self._finish, self._lock = finish, threading.Lock()
+        self._ended = threading.Event()  # ours: the caller's stop is only read
         self._open: dict[int, _Open] = {}
         order = sorted(range(len(pairs)), key=lambda number: _place(pairs[number]))
         self._large = [number for number in order if pairs[number].original.codes.n >= SMALL]
@@ -122,7 +123,7 @@ class Run:
         finally:
             # Also when this thread is interrupted: the workers stop after their chunk.
             complete = not self._stop.is_set() and self._error is None
-            self._stop.set()
+            self._ended.set()
             for thread in (*workers, helper):
                 thread.join()
             torch.set_num_threads(threads_before)
@@ -145,8 +146,10 @@ class Run:
 
     def _next_go(self, small_too: bool) -> Go | None:
         with self._lock:
-            go = None if self._stop.is_set() else next(self._small_goes, None) if small_too else None
-            if go is None and not self._stop.is_set():
+            if self._stop.is_set() or self._ended.is_set():
+                return None
+            go = next(self._small_goes, None) if small_too else None
+            if go is None:
                 go = next(self._large_goes, None)
                 self._taken += 1
             if go is not None:
@@ -163,7 +166,7 @@ class Run:
                     self._do(worker, go)
         except BaseException as error:  # raised again by run()
             self._error = self._error or _named(error, self.progress.name)
-            self._stop.set()
+            self._ended.set()
 
     def _do(self, worker: Worker, go: Go) -> None:
         pair, chunks = self._pairs[go.number], self._chunks(go)
@@ -193,11 +196,11 @@ class Run:
         """Tell the kernel what will be read next, a little before it is; on a warm cache this costs nothing."""
         for n, go in enumerate(self._goes(self._large)):
             while n > self._taken + READ_AHEAD:
-                if self._stop.wait(LOOK_AGAIN):
+                if self._ended.wait(LOOK_AGAIN):
                     return
             pair = self._pairs[go.number]
             chunks = Cut(*pair.original.matrix, self.size)
-            if go.stop > go.first and not self._stop.is_set():
+            if go.stop > go.first:
                 for weight in (pair.original, pair.quantized):
                     _will_need(weight, chunks[go.first], chunks[go.stop - 1])
 

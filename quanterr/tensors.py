@@ -52,16 +52,16 @@ class Workspace:
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The buffer of that name, on the device, with undefined contents; valid until asked for again."""
         view = self._views.get((key, shape, dtype))
-        return self._view(self._buffers, key, shape, dtype) if view is None else view
+        return self._make_view(key, shape, dtype) if view is None else view
 
-    def _view(self, buffers: dict[str, Tensor], key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _make_view(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
-        buffer = buffers.get(key)
+        buffer = self._buffers.get(key)
         if len(self._views) >= MAX_VIEWS:
             self._views.clear()
         if buffer is None or buffer.numel() < n_bytes:
             self._views.clear()  # they would keep the old buffer
-            buffer = buffers[key] = torch.empty(_roomy(n_bytes), dtype=torch.uint8, device=self.device)
+            buffer = self._buffers[key] = torch.empty(_roomy(n_bytes), dtype=torch.uint8, device=self.device)
         view = self._views[key, shape, dtype] = buffer[:n_bytes].view(dtype).view(shape)
         return view
 

@@ -129,6 +129,12 @@ class TestFaults:
         assert (False, "inconclusive") == (report.complete, report.verdict)
         assert report.quantized.tensors == sum(size.tensors for size in report.coverage.quantized.values())
 
+    def test_the_callers_event_is_only_read(self, tmp_path):
+        stop = threading.Event()
+        quanterr.compare(*stored(tmp_path, a=(64, 64)), stop=stop)
+
+        assert not stop.is_set()
+
     def test_torch_has_as_many_threads_afterwards_as_before(self, tmp_path):
         before = torch.get_num_threads()
         quanterr.compare(*stored(tmp_path, a=(64, 64)))

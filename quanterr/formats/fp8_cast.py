@@ -15,7 +15,8 @@ from functools import partial
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.fp8_scaled import CODES, read_codes
+from quanterr.formats.comfy import FP8
+from quanterr.formats.fp8_scaled import read_codes
 from quanterr.tensors import Workspace
 
 
@@ -45,7 +46,7 @@ FORMATS = (
     Format(
         name="fp8_cast",
         summary="FP8 numbers without a scale",
-        needs={"codes": Part(("{weight}",), CODES)},
+        needs={"codes": Part(("{weight}",), FP8)},
         fit=fit,
         specification=__doc__ or "",
     ),

@@ -19,10 +19,10 @@ from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
+from quanterr.formats.comfy import FP8
 from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
-CODES = frozenset({"F8_E4M3", "F8_E5M2"})
 FLOATS = frozenset({"F32", "BF16", "F16"})
 EXPONENTS = frozenset({"F8_E8M0", "U8"})
 NAMES = (
@@ -33,7 +33,7 @@ NAMES = (
     "{module}.qscale_weight",
     "{weight}.scale",
 )
-NEEDS = {"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS | EXPONENTS)}
+NEEDS = {"codes": Part(("{weight}",), FP8), "scale": Part(NAMES, FLOATS | EXPONENTS)}
 
 
 def fit(granularity: str, parts: Parts) -> Weight | None:

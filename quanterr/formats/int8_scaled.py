@@ -16,10 +16,10 @@ compressors/naive_quantized/base.py.
 from quanterr.chunks import Chunk
 from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
+from quanterr.formats.comfy import INT8
 from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
-CODES = frozenset({"I8"})
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NAMES = (
     "{weight}_scale",
@@ -28,7 +28,7 @@ NAMES = (
     "{module}.scale",
     "{weight}.scale",
 )
-NEEDS = {"codes": Part(("{weight}",), CODES), "scale": Part(NAMES, FLOATS)}
+NEEDS = {"codes": Part(("{weight}",), INT8), "scale": Part(NAMES, FLOATS)}
 
 
 def fit(granularity: str, parts: Parts) -> Weight | None:
