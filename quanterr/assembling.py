@@ -255,8 +255,9 @@ class Assembly:
             if names:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
                 reasons.append(f"{count(len(names), 'tensor')} {_told(bucket)}: {listed(names, 3)} ({why})")
-        for code in dict.fromkeys(f.code for f in findings if f.severity == "error"):
-            same = [f for f in findings if f.code == code]
+        errors = [f for f in findings if f.severity == "error"]
+        for code in dict.fromkeys(f.code for f in errors):
+            same = [f for f in errors if f.code == code]
             more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
             reasons.append(same[0].message + more)
         return reasons

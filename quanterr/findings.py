@@ -13,6 +13,7 @@ from quanterr.worker import Finished
 # Right readings of 8-bit weights are above the first, wrong ones below the second (rel. error 0.35 and 0.7).
 DOUBTFUL_DB = 9.0
 BROKEN_DB = 3.0
+ONLY_LENGTH = 0.99  # of a cosine: what is wrong is the scale and nothing else
 SAME_DIRECTION = 0.9  # of a cosine: only the length differs
 UNRELATED = 0.3
 
@@ -86,7 +87,7 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     ratio = sqrt(sums.y_sq / sums.x_sq)
     cosine = cosine_similarity(measured) if ratio else 0.0
-    broken = snr < BROKEN_DB
+    broken = snr < BROKEN_DB or abs(cosine) > ONLY_LENGTH
     yield finding(
         "far_off",
         "error" if broken else "warning",

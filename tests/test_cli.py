@@ -222,6 +222,17 @@ class TestStatus:
         assert Status.INCONCLUSIVE == done.returncode
         assert "the scale is off by about that factor (3" in done.stdout
 
+    def test_a_wrong_scale_is_4_even_where_the_layer_is_not_far_off_and_the_reason_names_that_layer(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", original())
+        spoilt = quantized(original())
+        spoilt["model.layers.0.mlp.up_proj.weight_scale"] *= 1.6
+        done = call("compare", x, write(tmp_path / "y.safetensors", spoilt))
+        reason = done.stdout.splitlines()[-1]
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert "model.layers.0.mlp.up_proj.weight: 4." in reason
+        assert "the scale is off by about that factor (1.6" in reason
+
     def test_an_unforeseen_error_is_a_bug_and_not_a_failed_gate(self, checkpoints, tmp_path):
         (tmp_path / "sitecustomize.py").write_text(
             "import quanterr.comparison\n"
