@@ -14,6 +14,7 @@ from quanterr.assembling import Assembly
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
+from quanterr.readings import settle
 from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.running import Progress, Run, pick_device
 from quanterr.selection import Selection
@@ -56,6 +57,7 @@ def compare(
         before, after = _opened(original, stack), _opened(quantized, stack)
         selection = Selection(layers)
         plan = pair(before, after, selection)
+        settle(plan.pairs)
         assembly = Assembly(plan)
         run = Run(plan.pairs, pick_device(device), assembly.add, outlier_threshold, stop or threading.Event())
         complete = run.run(watch or (lambda progress: None))

@@ -12,8 +12,8 @@ Reference: comfyanonymous/ComfyUI, comfy/utils.py convert_old_quants and comfy/o
 _load_quantized_module; transformers and compressed-tensors for config.json.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from quanterr.checkpoints import Checkpoint, Entry, strict_json
@@ -41,12 +41,31 @@ PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What one place says about one layer."""
+    """What one place says about one layer; ``fields`` is its JSON."""
 
-    source: str  # "comfy_quant tensor" | "header" | "config.json"
-    format: str | None
-    block: tuple[int, int] | None = None
-    rotated: bool = False
+    source: str  # "comfy_quant tensor" | "header"
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def format(self) -> str | None:
+        """The name of the format."""
+        return _text(self.fields.get("format"))
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """(rows, cols) of a square block."""
+        size = self.number("group_size")
+        return (size, size) if size else None
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the codes are those of rotated columns."""
+        return bool(self.fields.get("convrot"))
+
+    def number(self, key: str) -> int | None:
+        """A positive integer; None for whatever else stands there."""
+        value = self.fields.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def __str__(self) -> str:
         return f"{self.source} says {display(self.format or 'nothing of the format')}"
@@ -120,9 +139,7 @@ def _label(source: str, fields: dict[str, Any]) -> Label:
     params = fields.get("params")
     if isinstance(params, dict):  # old writers nest the same keys; the top level wins
         fields = params | fields
-    size = fields.get("group_size")
-    block = (size, size) if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
-    return Label(source, _text(fields.get("format")), block, bool(fields.get("convrot")))
+    return Label(source, fields)
 
 
 def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]]]:

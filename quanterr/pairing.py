@@ -12,11 +12,11 @@ from enum import StrEnum
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import Misfit
-from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, part_names, recognize
-from quanterr.formats.scaled import CONFIG, common_block
+from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.formats.verbatim import verbatim
-from quanterr.labels import PREFIXES, Labels, read_labels
+from quanterr.labels import PREFIXES, Labels
 from quanterr.selection import Selection
+from quanterr.sides import Side
 from quanterr.tensors import TORCH_DTYPES
 
 SIDES = ("original", "quantized")
@@ -69,21 +69,6 @@ class Plan:
     dummies: list[str] = field(default_factory=list)  # weights with a scale that scales nothing
 
 
-@dataclass(slots=True)
-class _Side:
-    """One checkpoint, by the names that both sides share."""
-
-    side: str
-    checkpoint: Checkpoint
-    labels: Labels
-    names: dict[str, str]  # shared name → own name
-    by_module: dict[str, list[str]] = field(default_factory=dict)  # shared module → own names, but weight and bias
-    parts: set[str] = field(default_factory=set)  # own names of parts of weights that hold codes
-    siblings: dict[str, list[Entry]] = field(default_factory=dict)  # own name of the weight → what belongs to it
-    expects_scale: str | None = None
-    blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights tell
-
-
 def pair(original: Checkpoint, quantized: Checkpoint, selection: Selection) -> Plan:
     """Pair two checkpoints from their headers.
 
@@ -92,18 +77,15 @@ def pair(original: Checkpoint, quantized: Checkpoint, selection: Selection) -> P
         UsageError: a pattern of the selection matches no weight.
     """
     plan = Plan()
-    stripped = _common_prefixes(original.entries, quantized.entries)
-    first, second = (
-        _Side(side, checkpoint, read_labels(checkpoint), _shared_names(checkpoint.entries, prefix))
-        for side, checkpoint, prefix in zip(SIDES, (original, quantized), stripped, strict=True)
-    )
+    first, second = Side("original", original), Side("quantized", quantized)
+    stripped = _common_prefixes(first.codes, second.codes)
     plan.prefixes = dict(zip(SIDES, stripped, strict=True))
     plan.labels = {side.side: side.labels for side in (first, second)}
-    _gather_parts(first)
-    _gather_parts(second)
-    _attach_siblings(first, second)
-    _attach_siblings(second, first)
-    _pair_weights(plan, first, second, selection)
+    names = [_shared_names(side.codes, prefix) for side, prefix in zip((first, second), stripped, strict=True)]
+    both = names[0].keys() & names[1].keys()
+    for side, shared in zip((first, second), names, strict=True):
+        side.attach_siblings({shared[name] for name in both})
+    _pair_weights(plan, first, second, names, selection)
     return plan
 
 
@@ -129,104 +111,52 @@ def _shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
     return shared
 
 
-def _gather_parts(mine: _Side) -> None:
-    """Find the known parts of the weights that hold codes, and whether this checkpoint uses scales."""
-    entries = mine.checkpoint.entries
-    scaled: list[tuple[Entry, Entry]] = []
-    for name, entry in entries.items():
-        if entry.dtype in CODE_DTYPES:
-            parts = part_names(name, entry.dtype) & entries.keys()
-            mine.parts |= parts
-            scaled += [(entry, entries[part]) for part in parts]
-            if parts and not mine.expects_scale:
-                mine.expects_scale = f"another weight of this checkpoint has one ({min(parts)})"
-    if mine.labels.method and not mine.expects_scale:
-        mine.expects_scale = f"config.json says quant_method {mine.labels.method}"
-    told = ((mine.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
-    mine.blocks = tuple((block, source) for block, source in told if block)
-    if mine.labels.marker:  # in those files a weight without a scale has the scale 1
-        mine.expects_scale = None
-
-
-def _attach_siblings(mine: _Side, other: _Side) -> None:
-    """Give every tensor that the other side does not have to the weight whose name it carries."""
-    entries = mine.checkpoint.entries
-    for shared, own in mine.names.items():
-        module, _, last = shared.rpartition(".")
-        if last not in ("weight", "bias"):
-            mine.by_module.setdefault(module, []).append(own)
-        if own in mine.labels.consumed or (shared in other.names and own not in mine.parts):
-            continue
-        weight = _owner(own, entries)
-        if weight is not None:
-            mine.siblings.setdefault(weight, []).append(entries[own])
-
-
-def _owner(name: str, entries: dict[str, Entry]) -> str | None:
-    """The weight that a part of that name belongs to; None for what stands alone."""
-    module, _, last = name.rpartition(".")
-    if last in ("weight", "bias"):
-        return None
-    words = last.split("_")
-    prefix = module + "." if module else ""
-    # experts.down_proj_scale belongs to experts.down_proj, X.scale to X.weight, X.weight.absmax to X.weight;
-    # X.weight_scale_2 belongs to X.weight and not to X.weight_scale: the shortest stem
-    stems = [prefix + "_".join(words[:n]) for n in range(1, len(words))]
-    return next((owner for owner in (*stems, prefix + "weight", module) if owner and owner in entries), None)
-
-
-def _pair_weights(plan: Plan, original: _Side, quantized: _Side, selection: Selection) -> None:
-    weights = {side.side: _weights(side) for side in (original, quantized)}
-    names = {shared: own for shared, own in original.names.items() if own in weights["original"]}
-    extra = {s: own for s, own in quantized.names.items() if own in weights["quantized"] and s not in names}
+def _pair_weights(
+    plan: Plan, original: Side, quantized: Side, stored: list[dict[str, str]], selection: Selection
+) -> None:
+    names, there = (
+        {shared: own for shared, own in given.items() if own in side.codes}
+        for given, side in zip(stored, (original, quantized), strict=True)
+    )
+    extra = {shared: own for shared, own in there.items() if shared not in names}
     selection.check([*names.values(), *extra])
     for shared, own in names.items():
-        there = quantized.names.get(shared)
-        if there not in weights["quantized"]:
-            there = None
+        other = there.get(shared)
         if not selection.takes(own):
             _leave(plan, original, own, own, Bucket.FILTERED_OUT, "not selected")
-            if there:
-                _leave(plan, quantized, own, there, Bucket.FILTERED_OUT, "not selected")
-        elif there is None:
+            if other:
+                _leave(plan, quantized, own, other, Bucket.FILTERED_OUT, "not selected")
+        elif other is None:
             _leave(plan, original, own, own, *_why_absent(shared, quantized))
         else:
-            _pair_weight(plan, original, quantized, own, there)
+            _pair_weight(plan, original, quantized, own, other)
     for shared, own in extra.items():
         bucket, reason = Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
         if is_auxiliary(own):
             bucket, reason = Bucket.CONSUMED, "changes no weight"
         elif not selection.takes(shared):
             bucket, reason = Bucket.FILTERED_OUT, "not selected"
-        elif weight := _part_of(shared, names, quantized):
+        elif weight := _part_of(shared, names, there):
             bucket, reason = Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
         _leave(plan, quantized, shared, own, bucket, reason)
     for side in (original, quantized):
         for name in sorted(side.labels.consumed):
-            entry = side.checkpoint.entries[name]
-            plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (entry,)))
+            plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
 
 
-def _weights(side: _Side) -> dict[str, None]:
-    """Own names of all tensors that are no part of another, in order."""
-    attached = {entry.name for siblings in side.siblings.values() for entry in siblings}
-    skipped = attached | side.parts | side.labels.consumed
-    return dict.fromkeys(name for name in side.checkpoint.entries if name not in skipped)
-
-
-def _part_of(shared: str, names: dict[str, str], quantized: _Side) -> str | None:
+def _part_of(shared: str, names: dict[str, str], there: dict[str, str]) -> str | None:
     """The weight of the original that the quantized side stores under other names, this being one of them."""
     module = shared.rpartition(".")[0]
     owners = (f"{module}.weight", module)
-    return next((owner for owner in owners if owner in names and owner not in quantized.names), None)
+    return next((owner for owner in owners if owner in names and owner not in there), None)
 
 
-def _why_absent(shared: str, quantized: _Side) -> tuple[Bucket, str]:
+def _why_absent(shared: str, quantized: Side) -> tuple[Bucket, str]:
     """A weight without its like: not stored at all, or stored in parts that no format claims."""
     module = shared.removesuffix(".weight")
     parts = [own for place in (module, shared) for own in quantized.by_module.get(place, ())]
     if shared.endswith(".weight") and parts:
-        kinds = ", ".join(str(quantized.checkpoint.entries[own]) for own in parts[:4])
+        kinds = ", ".join(str(quantized.entries[own]) for own in parts[:4])
         return (
             Bucket.UNSUPPORTED,
             f"stored as {kinds}: a layout this version does not read; see `quanterr formats`",
@@ -234,14 +164,14 @@ def _why_absent(shared: str, quantized: _Side) -> tuple[Bucket, str]:
     return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
 
-def _pair_weight(plan: Plan, original: _Side, quantized: _Side, own: str, there: str) -> None:
-    entries = original.checkpoint.entries[own], quantized.checkpoint.entries[there]
+def _pair_weight(plan: Plan, original: Side, quantized: Side, own: str, there: str) -> None:
+    entries = original.codes[own], quantized.codes[there]
     try:
-        x, y = _recognized(original, own), _recognized(quantized, there)
+        x = original.recognized(own)
+        y = quantized.recognized(there, x.shape)
     except Misfit as misfit:
         alone = not any(
-            side.siblings.get(entry.name) or side.labels.of(entry.name)
-            for side, entry in zip((original, quantized), entries, strict=True)
+            side.siblings.get(name) or side.labels.of(name) for side, name in ((original, own), (quantized, there))
         )
         if alone and _same_kind(*entries):  # what nobody can read may still be the same
             x, y = (verbatim(own, entry, str(misfit)) for entry in entries)
@@ -271,19 +201,6 @@ def _same_kind(x: Entry, y: Entry) -> bool:
     return x.dtype == y.dtype and x.shape == y.shape and x.dtype in TORCH_DTYPES
 
 
-def _recognized(side: _Side, name: str) -> Weight:
-    if side.labels.divides:
-        raise Misfit("config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet")
-    return recognize(
-        name,
-        side.checkpoint.entries,
-        side.siblings.get(name, ()),
-        side.labels.of(name),
-        side.blocks,
-        side.expects_scale,
-    )
-
-
 def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     if x == y[::-1]:
         return "; transposed?"
@@ -294,8 +211,6 @@ def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     return ""
 
 
-def _leave(plan: Plan, side: _Side, name: str, own: str, bucket: Bucket, reason: str) -> None:
+def _leave(plan: Plan, side: Side, name: str, own: str, bucket: Bucket, reason: str) -> None:
     """Put a tensor and all that belongs to it into a bucket."""
-    entries = side.checkpoint.entries
-    parts = [entry for entry in side.siblings.get(own, ()) if entry.name != own]
-    plan.leftovers.append(Leftover(name, side.side, bucket, reason, (entries[own], *parts)))
+    plan.leftovers.append(Leftover(name, side.side, bucket, reason, (side.codes[own], *side.siblings.get(own, ()))))

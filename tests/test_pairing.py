@@ -321,7 +321,7 @@ class TestUnsupportedLayouts:
         quantized = {
             "a.weight": torch.randint(0, 256, (16, 32), dtype=torch.uint8),
             "a.weight_scale": fp8_codes(16, 4),
-            "a.weight_scale_2": SCALE,
+            "a.weight_scale_7": SCALE,
             "a.input_scale": SCALE,
             "a.bias": original["a.bias"],
             "norm.weight": original["norm.weight"],
@@ -339,11 +339,9 @@ class TestUnsupportedLayouts:
     @pytest.mark.parametrize(
         "parts",
         [
-            {"qweight": (torch.int32, (8, 64)), "qzeros": (torch.int32, (1, 8)), "scales": (torch.float16, (1, 64))},
-            {"weight_packed": (torch.uint8, (64, 32)), "weight_scale": (torch.uint8, (64, 2))},
-            {"W_q": (torch.uint8, (32, 64)), "scale": (torch.float16, (64, 1)), "zero": (torch.float16, (64, 1))},
-            {"weight._data": (torch.int8, (64, 64)), "weight._scale": (torch.float32, (64, 1))},
-            {"_weight_qdata": (torch.int8, (64, 64)), "_weight_scale": (torch.float32, (64, 1))},
+            {"codes7": (torch.int32, (8, 64)), "offsets7": (torch.int32, (1, 8)), "steps": (torch.float16, (1, 64))},
+            {"weight._codes7": (torch.int8, (64, 64)), "weight._steps": (torch.float32, (64, 1))},
+            {"_weight_codes7": (torch.int8, (64, 64)), "_weight_steps": (torch.float32, (64, 1))},
         ],
         ids=lambda parts: next(iter(parts)),
     )

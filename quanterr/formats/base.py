@@ -4,8 +4,8 @@ A format is a row of data (what must be stored, under which names, as which dtyp
 ``fit``, that checks shapes and labels and returns a :class:`Weight`, which can dequantize any chunk.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -36,6 +36,7 @@ class Part:
 
     names: tuple[str, ...]
     dtypes: frozenset[str]
+    optional: bool = False
 
     def candidates(self, weight: str) -> list[str]:
         """The names this part may have for a weight of that name."""
@@ -48,22 +49,39 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The stored tensors of one weight by their role in the format, and what labels say of it."""
+class Hints:
+    """What is known of a weight besides its stored tensors, and checked against them."""
 
-    name: str
-    entries: Mapping[str, Entry]
     labels: tuple[Label, ...] = ()
     blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and what says so
     expects_scale: str | None = None  # what says that codes in this checkpoint have scales
+    shape: tuple[int, ...] | None = None  # of the original, where there is one: codes may be padded or flat
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The stored tensors of one weight by their role in the format, and what else is known of it."""
+
+    name: str
+    entries: Mapping[str, Entry]
+    hints: Hints = Hints()
 
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]
 
+    def get(self, role: str) -> Entry | None:
+        """A part that may be missing."""
+        return self.entries.get(role)
+
+    @property
+    def codes(self) -> Entry:
+        """The part that holds the elements."""
+        return next(iter(self.entries.values()))
+
     @property
     def matrix(self) -> tuple[int, int]:
         """(rows, cols) of the part that holds the elements, as it is stored."""
-        return as_matrix(next(iter(self.entries.values())).shape)
+        return as_matrix(self.codes.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,11 @@ class Weight:
     evidence: tuple[str, ...] = ()  # what decided, in words
     doubts: tuple[str, ...] = ()  # what speaks against it, in words
     comfy_format: str | None = None
+    readings: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
+
+    def or_else(self, others: "Iterable[Weight]") -> "Weight":
+        """This weight, with others of the same tensors as further readings."""
+        return replace(self, readings=tuple(others))
 
     @property
     def matrix(self) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from quanterr.tensors import Workspace
 
 def fit(parts: Parts) -> Weight:
     """Any shape fits, unless something says that there should be a scale."""
-    expected = parts.expects_scale or next(map(str, parts.labels), None)
+    expected = parts.hints.expects_scale or next(map(str, parts.hints.labels), None)
     if expected:
         raise Misfit(f"its scale is missing: {expected}")
     codes = parts["codes"]
