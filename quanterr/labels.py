@@ -81,6 +81,8 @@ class Labels:
     block: tuple[int, int] | None  # of config.json
     method: str | None  # quant_method of config.json
     divides: bool  # config.json says the scale is a divisor
+    config: Mapping[str, Any]  # quantization_config, wherever it stands
+    metadata: Mapping[str, str]  # of all files
     orphans: tuple[str, ...]  # modules named in the header that are not stored
 
     def of(self, weight: str) -> tuple[Label, ...]:
@@ -119,6 +121,8 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
         _config_block(config),
         _text(config.get("quant_method")) or _text(config.get("quant_algo")),
         config.get("weight_scale_semantics") == "inverse",
+        config,
+        {key: text for metadata in checkpoint.metadata for key, text in metadata.items()},
         tuple(orphans),
     )
 
@@ -171,7 +175,10 @@ def _quantization_config(config: dict[str, Any]) -> dict[str, Any]:
         for key in ("quantization_config", "compression_config", "quantization"):
             if found := _object(place.get(key)):
                 return found
-    return _object(_object(config.get("hf_quant_config.json")).get("quantization"))
+    if found := _object(_object(config.get("hf_quant_config.json")).get("quantization")):
+        return found
+    names = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+    return next((found for name in names if (found := _object(config.get(name)))), {})
 
 
 def _config_block(config: dict[str, Any]) -> tuple[int, int] | None:

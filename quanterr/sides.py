@@ -85,7 +85,8 @@ class Side:
         """
         if self.labels.divides:
             raise Misfit("config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet")
-        hints = Hints(self.labels.of(weight), self.blocks, self.expects_scale, shape)
+        labels = self.labels
+        hints = Hints(labels.of(weight), self.blocks, self.expects_scale, shape, labels.config, labels.metadata)
         return recognize(weight, self.codes[weight], self.entries, self.siblings.get(weight, ()), hints)
 
 

@@ -6,7 +6,7 @@ A format is a row of data (what must be stored, under which names, as which dtyp
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -56,6 +56,8 @@ class Hints:
     blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and what says so
     expects_scale: str | None = None  # what says that codes in this checkpoint have scales
     shape: tuple[int, ...] | None = None  # of the original, where there is one: codes may be padded or flat
+    config: Mapping[str, Any] = field(default_factory=dict)  # quantization_config of config.json or its like
+    metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Weight:
     block_size: tuple[int, int] | None = None  # (rows, cols) that share a scale, where it is a block
     wide: bool = False  # its values need float64
     refusal: str | None = None  # why it is not compared unless both sides are equal
-    uniform_bits: int | None = None  # of codes with equal steps
+    code_bits: int | None = None  # of one code, without its share of the scales
+    uniform_bits: int | None = None  # the same, of codes with equal steps
     scale: Entry | None = None
     evidence: tuple[str, ...] = ()  # what decided, in words
     doubts: tuple[str, ...] = ()  # what speaks against it, in words

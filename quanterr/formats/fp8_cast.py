@@ -32,6 +32,7 @@ def fit(parts: Parts) -> Weight:
         codes.shape,
         parts.entries,
         partial(dequantize, parts),
+        code_bits=8,
         evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
     )
 

@@ -43,6 +43,7 @@ def fit(parts: Parts) -> Weight | None:
         parts.codes.shape,
         parts.entries,
         partial(dequantize, parts, grid, fit_padded(parts, parts.codes.shape, size), size),
+        code_bits=8,
         uniform_bits=8,
         scale=parts["scale"],
         block_size=grid.block if grid.granularity == "block" else None,

@@ -57,6 +57,7 @@ def fit(parts: Parts) -> Weight | None:
             padded.shape,
             parts.entries,
             partial(dequantize, parts, padded, layout),
+            code_bits=8,
             block_size=(1, BLOCK),
             evidence=(f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}",),
             doubts=doubts,

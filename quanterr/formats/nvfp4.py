@@ -71,6 +71,7 @@ def fit(parts: Parts) -> Weight:
             padded.shape,
             parts.entries,
             partial(dequantize, parts, padded, layout, high),
+            code_bits=4,
             block_size=(1, block),
             evidence=(_told(layout, high),),
             doubts=doubts,

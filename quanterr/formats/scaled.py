@@ -172,6 +172,7 @@ def fit_scaled(
         parts.entries,
         partial(dequantize, parts, grid),
         block_size=grid.block if granularity == "block" else None,
+        code_bits=8,
         uniform_bits=uniform_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
