@@ -6,6 +6,7 @@ A format is a row of data (what must be stored, under which names, as which dtyp
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -108,11 +109,17 @@ class Weight:
     evidence: tuple[str, ...] = ()  # what decided, in words
     doubts: tuple[str, ...] = ()  # what speaks against it, in words
     comfy_format: str | None = None
+    share: float = 1.0  # of its parts' bytes, where they are those of several weights
     readings: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as further readings."""
         return replace(self, readings=tuple(others))
+
+    @property
+    def n(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -125,9 +132,14 @@ class Weight:
         return next(iter(self.parts.values()))
 
     @property
-    def nbytes(self) -> int:
-        """Stored bytes of all its parts."""
+    def stored_bytes(self) -> int:
+        """Bytes of all its parts."""
         return sum(entry.nbytes for entry in self.parts.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Its share of them."""
+        return int(self.share * self.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
