@@ -37,6 +37,7 @@ LAYERS = [
     "running",
     "measuring",
     "findings",
+    "inspecting",
     "assembling",
     "progress",
     "comparison",

@@ -39,6 +39,11 @@ class Part:
     dtypes: frozenset[str]
     optional: bool = False
 
+    def __str__(self) -> str:
+        names = " | ".join(name.replace("{weight}", "X.weight").replace("{module}", "X") for name in self.names)
+        optional = ", optional" if self.optional else ""
+        return f"{names} ({', '.join(sorted(self.dtypes))}{optional})"
+
     def candidates(self, weight: str) -> list[str]:
         """The names this part may have for a weight of that name."""
         module = weight.removesuffix(WEIGHT_SUFFIX)
@@ -157,3 +162,8 @@ class Format:
     def codes(self) -> Part:
         """The part that holds the elements."""
         return next(iter(self.needs.values()))
+
+    @property
+    def told_needs(self) -> str:
+        """What must be stored for a weight X.weight, in words."""
+        return "; ".join(str(part) for part in self.needs.values())
