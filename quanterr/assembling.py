@@ -1,12 +1,13 @@
 """From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import Status
-from quanterr.findings import finding, of_plan, of_weight
+from quanterr.findings import finding, of_folding, of_plan, of_weight
+from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
@@ -103,9 +104,9 @@ class Group:
 class Assembly:
     """Takes in finished weights and makes the report at the end."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, folded: Sequence[Folded] = ()) -> None:
         """Prepare the groups of a plan."""
-        self._plan = plan
+        self._plan, self._folded = plan, folded
         self._all = Group()
         self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
         self._layers: dict[int, Layer] = {}
@@ -167,6 +168,7 @@ class Assembly:
         not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
             *of_plan(self._plan),
+            *of_folding(self._folded),
             *(f for number in sorted(self._findings) for f in self._findings[number]),
         ]
         findings += self._on_the_whole(complete)

@@ -127,7 +127,8 @@ def _pair_weights(
         for given, side in zip(stored, (original, quantized), strict=True)
     )
     extra = {shared: own for shared, own in there.items() if shared not in names}
-    composer = Composer.of({own: original.codes[own].shape for own in names.values()}, quantized, list(extra.values()))
+    shapes = {own: original.codes[own].shape for own in names.values()} if extra else {}
+    composer = Composer.of(shapes, quantized, list(extra.values()))
     selection.check([*names.values(), *extra])
     for shared, own in names.items():
         other = there.get(shared)

@@ -32,6 +32,7 @@ LAYERS = [
     "composing",
     "pairing",
     "readings",
+    "folding",
     "kernel",
     "worker",
     "running",
