@@ -10,9 +10,12 @@ from quanterr.report.model import Finding
 from quanterr.text import count, display, listed
 from quanterr.worker import Finished
 
-# Right readings of 8-bit weights are above the first, wrong ones below the second (rel. error 0.35 and 0.7).
+# Right readings are above the first, wrong ones below the second (rel. error 0.35 and 0.7).
 DOUBTFUL_DB = 9.0
 BROKEN_DB = 3.0
+# With fewer bits an element right readings may be as low as 2 dB; to store zeros would give 0 dB.
+LOW_BITS = 3
+LOW_BITS_DB = 0.0
 ONLY_LENGTH = 0.99  # of a cosine: what is wrong is the scale and nothing else
 SAME_DIRECTION = 0.9  # of a cosine: only the length differs
 UNRELATED = 0.3
@@ -80,14 +83,16 @@ def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
 
 
 def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """A weight in eight bits or more that lies further off than any right one: read wrong, or broken."""
+    """A weight that lies further off than any right one: read wrong, or broken."""
     measured = Measured(sums)
     snr = snr_db(measured)
-    if not sums.x_sq or not snr < DOUBTFUL_DB or len(pair.original.shape) < 2:
+    low = 8 * pair.quantized.nbytes < LOW_BITS * sums.elements
+    doubtful, hopeless = (LOW_BITS_DB, LOW_BITS_DB) if low else (DOUBTFUL_DB, BROKEN_DB)
+    if not sums.x_sq or not snr < doubtful or len(pair.original.shape) < 2:
         return
     ratio = sqrt(sums.y_sq / sums.x_sq)
     cosine = cosine_similarity(measured) if ratio else 0.0
-    broken = snr < BROKEN_DB or abs(cosine) > ONLY_LENGTH
+    broken = snr < hopeless or abs(cosine) > ONLY_LENGTH
     yield finding(
         "far_off",
         "error" if broken else "warning",

@@ -8,8 +8,20 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from quanterr.checkpoints import Entry
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
-from quanterr.formats import dense, fp8_cast, fp8_scaled, int8_scaled, verbatim
+from quanterr.formats import (
+    dense,
+    fp8_cast,
+    fp8_scaled,
+    gguf_basic,
+    gguf_codebook,
+    gguf_iq,
+    gguf_k,
+    gguf_low,
+    int8_scaled,
+    verbatim,
+)
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.labels import Label
 from quanterr.text import listed
@@ -21,6 +33,11 @@ FORMATS: tuple[Format, ...] = (
     *fp8_scaled.FORMATS,
     *int8_scaled.FORMATS,
     *fp8_cast.FORMATS,
+    *gguf_basic.FORMATS,
+    *gguf_k.FORMATS,
+    *gguf_codebook.FORMATS,
+    *gguf_iq.FORMATS,
+    *gguf_low.FORMATS,
     *verbatim.FORMATS,
 )
 
@@ -45,7 +62,7 @@ AUXILIARY = (
     "prob_output_scale",
     "scaled_fp8",
 )
-CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"})
+CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", *BLOCKS})
 
 
 def is_auxiliary(name: str) -> bool:
