@@ -416,8 +416,10 @@ BAD = [
     # the alignment
     *(Bad(f"alignment {n}", gguf([A], [key(ALIGNED, U32, n)]), f"{ALIGNED} is {n}; it must be a power of two")
       for n in (0, 3, 48, 2**31)),
-    Bad("an alignment in words", gguf([A], [key(ALIGNED, TEXT, "32")]), f"{ALIGNED} is 32; it must be a power of two"),
-    Bad("a very long alignment", gguf([A], [key(ALIGNED, TEXT, "x" * 5_000)]), "should be a number or a shape"),
+    Bad("an alignment in words", gguf([A], [key(ALIGNED, TEXT, "32")]), "should be a whole number or a shape"),
+    Bad("a very long alignment", gguf([A], [key(ALIGNED, TEXT, "x" * 5_000)]), "should be a whole number or a shape"),
+    Bad("an array as alignment", gguf([A], [array(ALIGNED, U32, [32])]), f"{ALIGNED} is (32,); it must be a power of"),
+    Bad("a count of shards in words", gguf([A], [key("split.count", TEXT, "2")]), "should be a whole number"),
     # tensors
     Bad("no room for a tensor", header(1) + text("a") + struct.pack("<I", 2) + bytes(15), "a should have 8 bytes at"),
     Bad("a long name", gguf([Stored("n" * 5_000)]), "name of tensor number 0 has 5000 bytes; the limit is 4096"),
@@ -445,9 +447,9 @@ BAD = [
     Bad("a negative size", gguf([A], [original_shape("a", -2, -3)]), "orig_shape.… says (-2, -3), but [2, 3]"),
     Bad("no array", gguf([A], [key("comfy.gguf.orig_shape.a", I32, 6)]), "orig_shape.… says 6, but [2, 3]"),
     Bad("numbers with a point", gguf([A], [array("comfy.gguf.orig_shape.a", F32, [6.0])]), "says (6.0,), but [2, 3]"),
-    Bad("words", gguf([A], [array("comfy.gguf.orig_shape.a", TEXT, ["6"])]), "should be a number or a shape"),
+    Bad("words", gguf([A], [array("comfy.gguf.orig_shape.a", TEXT, ["6"])]), "should be a whole number or a shape"),
     Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… says (6, 1, 1"),
-    Bad("too many dimensions", gguf([A], [original_shape("a", *[1] * 2_000)]), "should be a number or a shape"),
+    Bad("too many dimensions", gguf([A], [original_shape("a", *[1] * 2_000)]), "should be a whole number or a shape"),
     # where the data lies
     Bad("an odd offset", gguf([A, B._replace(offset=40)]), "b: offset 40 is no multiple of 32"),
     Bad("an overlap", gguf([A, B._replace(offset=0)]), "a and b overlap at 0–24"),

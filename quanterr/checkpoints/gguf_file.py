@@ -234,10 +234,10 @@ def _metadata(cursor: _Cursor, n: int) -> GgufMetadata:
             raise CheckpointError(f"{cursor.file}: {what} appears twice")
         seen.add(key)
         value = _value(cursor, cursor.number(U32, what), what, keep=not key.startswith(TOKENIZER))
+        if key.startswith(NEEDED) and not isinstance(value, int | tuple):
+            raise CheckpointError(f"{cursor.file}: {what} should be a whole number or a shape")
         if value is not None:
             values[key] = value
-        elif key.startswith(NEEDED):
-            raise CheckpointError(f"{cursor.file}: {what} should be a number or a shape; it is texts, or far too long")
     return GgufMetadata(values)
 
 
