@@ -5,6 +5,7 @@ from typing import Any
 
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Status
 from quanterr.findings import finding, of_folding, of_plan, of_weight
 from quanterr.folding import Folded
@@ -296,14 +297,16 @@ def _header(pair: Pair) -> dict[str, Any]:
         "format": y.format,
         "original_format": x.format,
         "comfy_format": y.comfy_format,
-        "original_dtype": _torch_name(x.codes),
-        "quantized_dtype": _torch_name(y.codes),
+        "original_dtype": _dtype_name(x.codes),
+        "quantized_dtype": _dtype_name(y.codes),
         "tensor_shape": list(x.shape),
         "tensor_elements": x.n,
     }
 
 
-def _torch_name(entry: Entry) -> str:
+def _dtype_name(entry: Entry) -> str:
+    if entry.dtype in BLOCKS:
+        return f"ggml.{entry.dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(entry.dtype, entry.dtype.lower())}"
 
 

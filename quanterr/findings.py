@@ -125,7 +125,8 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """A weight that lies further off than any right one of as many bits: read wrong, or broken."""
     if not sums.x_sq or not sums.e_sq or len(pair.original.shape) < 2:
         return
-    measured, bits = Measured(sums), pair.quantized.code_bits or 16
+    measured = Measured(sums)
+    bits = pair.quantized.code_bits or 8 * pair.quantized.nbytes // sums.elements
     snr, ratio = snr_db(measured), sqrt(sums.y_sq / sums.x_sq)
     if not isfinite(snr):  # told elsewhere
         return

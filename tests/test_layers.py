@@ -22,6 +22,7 @@ LAYERS = [
     "selection",
     "checkpoints",
     "labels",
+    "gguf_names",
     "chunks",
     "tensors",
     "histogram",
@@ -45,7 +46,7 @@ LAYERS = [
     "cli",
     "__main__",
 ]
-TORCH_FREE = ["errors", "text", "metrics", "report", "roles", "selection", "labels", "progress"]
+TORCH_FREE = ["errors", "text", "metrics", "report", "roles", "selection", "labels", "gguf_names", "progress"]
 
 
 def layer(path):
