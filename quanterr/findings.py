@@ -14,7 +14,7 @@ from quanterr.worker import Finished
 
 # Bits of a code → SNR in dB: right readings are above the first, wrong ones below the second. Plain
 # rounding of normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few.
-DOUBTFUL_DB = {1: -inf, 2: 2.0, 3: 6.0}
+DOUBTFUL_DB = {1: -inf, 2: 0.0, 3: 6.0}
 BROKEN_DB = {1: -inf, 2: -3.0, 3: 1.0}
 USUALLY = 9.0, 3.0  # of more bits
 ONLY_LENGTH = 0.99  # of a cosine: what is wrong is the scale and nothing else

@@ -31,6 +31,8 @@ LAYERS = [
     "views",
     "conventions",
     "composing",
+    "sampling",
+    "translating",
     "pairing",
     "readings",
     "folding",
