@@ -5,7 +5,6 @@ from typing import Any
 
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
-from quanterr.errors import Status
 from quanterr.findings import finding, of_plan, of_weight
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
@@ -261,13 +260,6 @@ class Assembly:
             more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
             reasons.append(same[0].message + more)
         return reasons
-
-
-def exit_status(report: Report, allow_partial: bool = False) -> Status:
-    """The status a report ends with; an unreliable result outranks a failed gate."""
-    if report.verdict == "inconclusive" and not allow_partial:
-        return Status.INCONCLUSIVE
-    return Status.GATE_FAILED if report.verdict == "fail" else Status.OK
 
 
 def _told(bucket: Bucket) -> str:

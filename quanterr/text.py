@@ -43,3 +43,8 @@ def size(n_bytes: float) -> str:
 def count(n: int, one: str, many: str | None = None) -> str:
     """``1 tensor``, ``1,204 tensors``."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def unrounded(value: float) -> str:
+    """A number with all its digits: ``30``, ``29.999999999999996``."""
+    return repr(float(value)).removesuffix(".0")
