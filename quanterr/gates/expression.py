@@ -158,9 +158,10 @@ class _Parser:
         return Condition(self._text[start : self._at].strip(), function, metric, sign, limit, nested)
 
     def _call(self, name: str, inner: bool) -> tuple[str, str, Condition | None]:
-        names = [row.name if row.name != "pNN" else "p50" for row in FUNCTIONS]
+        names = [row.name.replace("NN", "05") for row in FUNCTIONS]
         if not (name in names or PERCENTILE.fullmatch(name)):
-            raise UsageError(f"{self._shown()}: no function is called {display(name)}{_near(name, names)}")
+            hint = _near(name, names, f"; there are {', '.join(names)}")
+            raise UsageError(f"{self._shown()}: no function is called {display(name)}{hint}")
         if PERCENTILE.fullmatch(name) and not float(name[1:].replace("_", ".")):
             raise UsageError(f"{self._shown()}: {name} is no percentile; for the lowest value write min()")
         if inner:
@@ -216,7 +217,7 @@ class _Parser:
         return f'"{display(self._text)}"'
 
 
-def _near(name: str, names: Iterable[str]) -> str:
+def _near(name: str, names: Iterable[str], otherwise: str = "; the README lists them") -> str:
     """The nearest names as the end of a sentence."""
     near = get_close_matches(name, sorted(names), n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(near)}?" if near else "; the README lists them"
+    return f"; did you mean {', '.join(near)}?" if near else otherwise

@@ -77,7 +77,7 @@ def _summary(judged: "Verdict | Report") -> Iterator[str]:
         yield _row([code(gate.id), _holds(gate), code(gate.require), *map(_number, _numbers(gate))])
     for gate in judged.gates:
         if gate.status == "fail":
-            yield f"\n{code(gate.id)}: {code(gate.message)}\n\n"
+            yield f"\n{code(gate.message)}{', because: ' + code(gate.reason) if gate.reason else ''}\n\n"
             yield from (f"- {code(violation_text(gate, v))}\n" for v in gate.violations if v.layer is not None)
     yield "\n"
 

@@ -19,6 +19,7 @@ from quanterr.metrics import (
 )
 from quanterr.metrics.sums import Sums, exact
 from quanterr.report.reading import Extract
+from quanterr.text import display
 
 PERCENTILE_KEYS = {"percentiles": PERCENTILES, "layer_percentiles": LAYER_PERCENTILES}
 
@@ -133,11 +134,10 @@ class Values:
         """Take them from an extract."""
         self.report = report
         self.weights = _weights(report)
-        errors = [found["message"] for found in report["findings"] if found["severity"] == "error"]
-        self.trouble = next((weight.trouble for weight in self.weights if weight.trouble), None) or next(
-            iter(errors), None
-        )
-        self.unreliable = _unreliable(report, errors)
+        troubles = [f["message"] for f in report["findings"] if f["severity"] == "error" and f["layer"] is None]
+        troubles += [f"{display(weight.name)}: {weight.trouble}" for weight in self.weights if weight.trouble]
+        self.trouble = next(iter(troubles), None)
+        self.unreliable = _unreliable(report, troubles)
 
     def of_model(self, metric: str) -> float | None:
         """A value of the aggregate; the perfect one where no layer differs."""
@@ -151,33 +151,30 @@ class Values:
 
 
 def _weights(report: Extract) -> list[Weight]:
-    trouble = {f["layer"]: f["message"] for f in reversed(report["findings"]) if f["severity"] == "error"}
-    trouble |= {row["layer_name"]: f"not compared: {row['reason']}" for row in reversed(report["not_compared"])}
-    found = [
-        Weight(row["layer_name"], kind, row, trouble.get(row["layer_name"]) or _nonfinite(row))
+    trouble = {row["layer_name"]: f"not compared: {row['reason']}" for row in reversed(report["not_compared"])}
+    for found in reversed(report["findings"]):
+        if found["severity"] == "error" and found["layer"] is not None:
+            trouble[found["layer"]] = found["message"].removeprefix(f"{display(found['layer'])}: ")
+    weights = [
+        Weight(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _nonfinite(row))
         for kind in ("layers", "other_changes", "lossless")
         for row in report[kind]
     ]
-    known = {weight.name for weight in found}
-    missing = {row["layer_name"]: row for row in report["not_compared"] if row["layer_name"] not in known}
-    return found + [Weight(name, "not_compared", row, trouble[name]) for name, row in missing.items()]
+    return weights + [Weight(name, "not_compared", {}, why) for name, why in trouble.items()]
 
 
 def _nonfinite(row: Mapping[str, Any]) -> str | None:
     return None if row.get("finite", True) else "has elements that are NaN or infinite"
 
 
-def _unreliable(report: Extract, errors: list[str]) -> list[str]:
+def _unreliable(report: Extract, troubles: list[str]) -> list[str]:
     """Why the verdict can only be inconclusive; not taken from the stored verdict alone, which may have been edited."""
     of_gates = {gate["message"] for gate in report["gates"]}
     if report["verdict"] == "inconclusive":
         said = [reason for reason in report["reasons"] if reason not in of_gates]
-        return said or ["the report says that it is inconclusive, and not why"]
+        return said or troubles or ["the report says that it is inconclusive, and not why"]
     if not report["complete"]:
         return ["the run was interrupted"]
-    missing = [f"{row['layer_name']} was not compared: {row['reason']}" for row in report["not_compared"]]
-    if missing or errors:
-        return missing + errors
-    if not (report["layers"] or report["lossless"] or report["other_changes"]):
-        return ["nothing was compared"]
-    return []
+    if troubles:
+        return troubles
+    return [] if report["layers"] or report["lossless"] or report["other_changes"] else ["nothing was compared"]
