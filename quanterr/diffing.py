@@ -136,7 +136,9 @@ def _reason(was: Weight, now: Weight, before: float | None, after: float | None)
         return now.trouble or "its SNR is undefined"
     if before is None:
         return f"before: {was.trouble or 'its SNR was undefined'}"
-    return "was the same as the original" if before == inf else "is the same as the original"
+    if inf in (before, after):
+        return f"{'was' if before == inf else 'is'} the same as the original"
+    return f"its SNR {'was' if before == -inf else 'is'} minus infinity: the original is all zeros"
 
 
 def diff_lines(found: Diff, top: int) -> Iterator[str]:

@@ -243,7 +243,7 @@ def _against(rule: Rule, outcome: _Outcome) -> str:
     said = display(first.reason or "", 2000) if first.observed is None else value_text(rule, first.observed)
     if first.layer is None:
         return f"{said}{_over(outcome)}"
-    return f"{len(outcome.violations):,} of {count(outcome.judged, 'layer')}, the worst {display(first.layer)}: {said}"
+    return f"{len(outcome.violations):,} of {_layers(outcome)}, the worst {display(first.layer)}: {said}"
 
 
 def _for(rule: Rule, outcome: _Outcome) -> str:
@@ -252,11 +252,16 @@ def _for(rule: Rule, outcome: _Outcome) -> str:
     said = "no layer differs" if outcome.observed is None else value_text(rule, outcome.observed)
     if outcome.worst_layer is None:
         return f"{said}{_over(outcome)}"
-    return f"{count(outcome.judged, 'layer')}, the nearest {display(outcome.worst_layer)}: {said}"
+    return f"{_layers(outcome)}, the nearest {display(outcome.worst_layer)}: {said}"
+
+
+def _layers(outcome: _Outcome) -> str:
+    identical = f", {outcome.identical:,} of them identical" if outcome.identical else ""
+    return count(outcome.judged, "layer") + identical
 
 
 def _over(outcome: _Outcome) -> str:
-    return f" over {count(outcome.judged, 'layer')}" if outcome.judged else ""
+    return f" over {_layers(outcome)}" if outcome.judged else ""
 
 
 def value_text(rule: Rule, value: float) -> str:

@@ -140,9 +140,9 @@ class Values:
         self.unreliable = _unreliable(report, troubles)
 
     def of_model(self, metric: str) -> float | None:
-        """A value of the aggregate; the perfect one where no layer differs."""
-        if self.report["lossless"] and not self.report["layers"]:
-            return EQUAL_MODEL.get(metric)
+        """A value of the aggregate; where no layer differs the perfect one, where there is none at all None."""
+        if not self.report["layers"]:
+            return EQUAL_MODEL.get(metric) if self.report["lossless"] else None
         return number(self.report["aggregate"], self.report["aggregate"]["nonfinite"], metric)
 
     def of_report(self, metric: str) -> float | None:
