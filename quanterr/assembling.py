@@ -31,7 +31,7 @@ from quanterr.report.model import (
     from_values,
 )
 from quanterr.roles import block_of, role_of
-from quanterr.text import count, display, listed
+from quanterr.text import count, display, listed, unicode
 from quanterr.worker import Finished
 
 # Only a made-up model has more; a group for each would be larger than the layers.
@@ -355,9 +355,9 @@ def _fraction(sizes: dict[str, BucketSize]) -> float | None:
 
 def _side(checkpoint: Checkpoint, prefix: str) -> Side:
     return Side(
-        path=checkpoint.path,
+        path=unicode(checkpoint.path),
         revision=checkpoint.revision,
-        files=[StoredFile(name=file.path.name, bytes=file.size) for file in checkpoint.files],
+        files=[StoredFile(name=unicode(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
         prefix=prefix,

@@ -15,6 +15,7 @@ from quanterr import __version__, diff_command, gate_command
 from quanterr.errors import QuanterrError, ResourceError, Status, UsageError
 from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
 from quanterr.metrics import OUTLIER
+from quanterr.text import unicode
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -204,7 +205,7 @@ def _compared(
             outlier_threshold=threshold,
             watch=watch,
             stop=interrupt.stop,
-            command=["quanterr", *sys.argv[1:]],
+            command=["quanterr", *map(unicode, sys.argv[1:])],
         )
     finally:
         if watch is not None:

@@ -25,6 +25,11 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def unicode(text: str) -> str:
+    """The same; bytes of a file name or an argument that are no Unicode become ``\\udcNN``, for JSON."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def listed(names: list[str], limit: int = 5) -> str:
     """The first few names, and how many more there are."""
     shown = ", ".join(display(name) for name in names[:limit])

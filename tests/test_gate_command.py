@@ -1,6 +1,7 @@
 """``quanterr gate`` and the gates of ``quanterr compare``: statuses, what is told, what is written."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -406,6 +407,16 @@ class TestLibrary:
         rules = ["snr_db >= 31.5", "p50(nmse) <= 1", "global(cosine_similarity) >= 0.9"]
 
         assert quanterr.judge(report, require=rules) == quanterr.judge(quanterr.read_report(stored), require=rules)
+
+
+def test_a_report_that_was_called_for_with_bytes_that_are_no_unicode_is_read(tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff.json"
+    words = [sys.executable, "-m", "quanterr", "compare", *pair(tmp_path), "-q", "-o", path]
+    subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
+    os.rename(path, tmp_path / "report.json")
+
+    assert r"\udcff.json" in quanterr.read_report(tmp_path / "report.json").run.command[-1]
+    assert Status.OK == gate(tmp_path / "report.json", "--require", "snr_db >= 1").returncode
 
 
 def test_judging_a_stored_report_needs_no_torch_and_no_model_of_the_report(stored):

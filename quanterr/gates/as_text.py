@@ -23,6 +23,8 @@ def gate_lines(gates: list[Gate]) -> list[str]:
 def _below(gate: Gate) -> list[str]:
     lines = [f"      because: {display(gate.reason, REASON_LENGTH)}"] if gate.reason else []
     of_layers = [violation for violation in gate.violations if violation.layer is not None]
+    if len(of_layers) < 2:  # the message has said it
+        return lines
     lines += [f"      - {violation_text(gate, violation)}" for violation in of_layers[:MAX_VIOLATIONS]]
     if len(of_layers) > MAX_VIOLATIONS:
         lines.append(f"      and {count(len(of_layers) - MAX_VIOLATIONS, 'more layer')}")

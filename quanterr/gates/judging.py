@@ -256,7 +256,7 @@ def _for(rule: Rule, outcome: _Outcome) -> str:
 
 
 def _layers(outcome: _Outcome) -> str:
-    identical = f", {outcome.identical:,} of them identical" if outcome.identical else ""
+    identical = f" ({outcome.identical:,} identical)" if outcome.identical else ""
     return count(outcome.judged, "layer") + identical
 
 
