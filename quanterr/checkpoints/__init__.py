@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from quanterr.checkpoints import gguf_file, hub_cache, safetensors_file, strict_json
+from quanterr import strict_json
+from quanterr.checkpoints import gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, UsageError

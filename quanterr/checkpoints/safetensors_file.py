@@ -26,8 +26,8 @@ from quanterr.checkpoints.base import (
     StoredFile,
     truncated,
 )
-from quanterr.checkpoints.strict_json import DuplicateKey, Invalid, loads
 from quanterr.errors import CheckpointError
+from quanterr.strict_json import DuplicateKey, Invalid, loads
 from quanterr.text import count, display
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
