@@ -12,8 +12,10 @@ import torch
 
 from quanterr.assembling import Assembly
 from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.folding import unfold
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
+from quanterr.readings import settle
 from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.running import Progress, Run, pick_device
 from quanterr.selection import Selection
@@ -56,7 +58,8 @@ def compare(
         before, after = _opened(original, stack), _opened(quantized, stack)
         selection = Selection(layers)
         plan = pair(before, after, selection)
-        assembly = Assembly(plan)
+        settle(plan.pairs)
+        assembly = Assembly(plan, unfold(plan.pairs))
         run = Run(plan.pairs, pick_device(device), assembly.add, outlier_threshold, stop or threading.Event())
         complete = run.run(watch or (lambda progress: None))
         before.check_unchanged()

@@ -66,8 +66,3 @@ class ResourceError(QuanterrError):
 
 class Misfit(Exception):
     """Why a stored weight does not fit a format; becomes the reason in the report."""
-
-    def __init__(self, reason: str, lacking: bool = False) -> None:
-        """``lacking``: a part is not stored at all, so it may be another format."""
-        super().__init__(reason)
-        self.lacking = lacking

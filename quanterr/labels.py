@@ -12,8 +12,8 @@ Reference: comfyanonymous/ComfyUI, comfy/utils.py convert_old_quants and comfy/o
 _load_quantized_module; transformers and compressed-tensors for config.json.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from quanterr.checkpoints import Checkpoint, Entry, strict_json
@@ -41,12 +41,31 @@ PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What one place says about one layer."""
+    """What one place says about one layer; ``fields`` is its JSON."""
 
-    source: str  # "comfy_quant tensor" | "header" | "config.json"
-    format: str | None
-    block: tuple[int, int] | None = None
-    rotated: bool = False
+    source: str  # "comfy_quant tensor" | "header"
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def format(self) -> str | None:
+        """The name of the format."""
+        return _text(self.fields.get("format"))
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """(rows, cols) of a square block."""
+        size = self.number("group_size")
+        return (size, size) if size else None
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the codes are those of rotated columns."""
+        return bool(self.fields.get("convrot"))
+
+    def number(self, key: str) -> int | None:
+        """A positive integer; None for whatever else stands there."""
+        value = self.fields.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def __str__(self) -> str:
         return f"{self.source} says {display(self.format or 'nothing of the format')}"
@@ -62,6 +81,8 @@ class Labels:
     block: tuple[int, int] | None  # of config.json
     method: str | None  # quant_method of config.json
     divides: bool  # config.json says the scale is a divisor
+    config: Mapping[str, Any]  # quantization_config, wherever it stands
+    metadata: Mapping[str, str]  # of all files
     orphans: tuple[str, ...]  # modules named in the header that are not stored
 
     def of(self, weight: str) -> tuple[Label, ...]:
@@ -100,6 +121,8 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
         _config_block(config),
         _text(config.get("quant_method")) or _text(config.get("quant_algo")),
         config.get("weight_scale_semantics") == "inverse",
+        config,
+        {key: text for metadata in checkpoint.metadata for key, text in metadata.items()},
         tuple(orphans),
     )
 
@@ -120,9 +143,7 @@ def _label(source: str, fields: dict[str, Any]) -> Label:
     params = fields.get("params")
     if isinstance(params, dict):  # old writers nest the same keys; the top level wins
         fields = params | fields
-    size = fields.get("group_size")
-    block = (size, size) if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
-    return Label(source, _text(fields.get("format")), block, bool(fields.get("convrot")))
+    return Label(source, fields)
 
 
 def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -154,7 +175,10 @@ def _quantization_config(config: dict[str, Any]) -> dict[str, Any]:
         for key in ("quantization_config", "compression_config", "quantization"):
             if found := _object(place.get(key)):
                 return found
-    return _object(_object(config.get("hf_quant_config.json")).get("quantization"))
+    if found := _object(_object(config.get("hf_quant_config.json")).get("quantization")):
+        return found
+    names = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+    return next((found for name in names if (found := _object(config.get(name)))), {})
 
 
 def _config_block(config: dict[str, Any]) -> tuple[int, int] | None:

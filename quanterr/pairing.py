@@ -7,19 +7,26 @@ the rest   every entry of both checkpoints that is in no pair, with the reason
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.composing import Composer, swapped
+from quanterr.conventions import may_be_turned
 from quanterr.errors import Misfit
-from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, part_names, recognize
-from quanterr.formats.scaled import CONFIG, common_block
+from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.formats.verbatim import verbatim
-from quanterr.labels import PREFIXES, Labels, read_labels
+from quanterr.labels import PREFIXES, Labels
+from quanterr.roles import role_of
 from quanterr.selection import Selection
+from quanterr.sides import Side
 from quanterr.tensors import TORCH_DTYPES
+from quanterr.text import listed
+from quanterr.views import rows_of, transposed
 
 SIDES = ("original", "quantized")
+
+MOST_PADDING = 1024  # rows that writers append to a vocabulary
 
 
 class Bucket(StrEnum):
@@ -44,7 +51,8 @@ class Pair:
     name: str
     original: Weight
     quantized: Weight
-    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what belongs to it besides the codes
+    codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what holds its elements
+    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what else belongs to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +77,6 @@ class Plan:
     dummies: list[str] = field(default_factory=list)  # weights with a scale that scales nothing
 
 
-@dataclass(slots=True)
-class _Side:
-    """One checkpoint, by the names that both sides share."""
-
-    side: str
-    checkpoint: Checkpoint
-    labels: Labels
-    names: dict[str, str]  # shared name → own name
-    by_module: dict[str, list[str]] = field(default_factory=dict)  # shared module → own names, but weight and bias
-    parts: set[str] = field(default_factory=set)  # own names of parts of weights that hold codes
-    siblings: dict[str, list[Entry]] = field(default_factory=dict)  # own name of the weight → what belongs to it
-    expects_scale: str | None = None
-    blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights tell
-
-
 def pair(original: Checkpoint, quantized: Checkpoint, selection: Selection) -> Plan:
     """Pair two checkpoints from their headers.
 
@@ -92,18 +85,15 @@ def pair(original: Checkpoint, quantized: Checkpoint, selection: Selection) -> P
         UsageError: a pattern of the selection matches no weight.
     """
     plan = Plan()
-    stripped = _common_prefixes(original.entries, quantized.entries)
-    first, second = (
-        _Side(side, checkpoint, read_labels(checkpoint), _shared_names(checkpoint.entries, prefix))
-        for side, checkpoint, prefix in zip(SIDES, (original, quantized), stripped, strict=True)
-    )
+    first, second = Side("original", original), Side("quantized", quantized)
+    stripped = _common_prefixes(first.codes, second.codes)
     plan.prefixes = dict(zip(SIDES, stripped, strict=True))
     plan.labels = {side.side: side.labels for side in (first, second)}
-    _gather_parts(first)
-    _gather_parts(second)
-    _attach_siblings(first, second)
-    _attach_siblings(second, first)
-    _pair_weights(plan, first, second, selection)
+    names = [_shared_names(side.codes, prefix) for side, prefix in zip((first, second), stripped, strict=True)]
+    both = names[0].keys() & names[1].keys()
+    for side, shared in zip((first, second), names, strict=True):
+        side.attach_siblings({shared[name] for name in both})
+    _pair_weights(plan, first, second, names, selection)
     return plan
 
 
@@ -129,104 +119,89 @@ def _shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
     return shared
 
 
-def _gather_parts(mine: _Side) -> None:
-    """Find the known parts of the weights that hold codes, and whether this checkpoint uses scales."""
-    entries = mine.checkpoint.entries
-    scaled: list[tuple[Entry, Entry]] = []
-    for name, entry in entries.items():
-        if entry.dtype in CODE_DTYPES:
-            parts = part_names(name, entry.dtype) & entries.keys()
-            mine.parts |= parts
-            scaled += [(entry, entries[part]) for part in parts]
-            if parts and not mine.expects_scale:
-                mine.expects_scale = f"another weight of this checkpoint has one ({min(parts)})"
-    if mine.labels.method and not mine.expects_scale:
-        mine.expects_scale = f"config.json says quant_method {mine.labels.method}"
-    told = ((mine.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
-    mine.blocks = tuple((block, source) for block, source in told if block)
-    if mine.labels.marker:  # in those files a weight without a scale has the scale 1
-        mine.expects_scale = None
-
-
-def _attach_siblings(mine: _Side, other: _Side) -> None:
-    """Give every tensor that the other side does not have to the weight whose name it carries."""
-    entries = mine.checkpoint.entries
-    for shared, own in mine.names.items():
-        module, _, last = shared.rpartition(".")
-        if last not in ("weight", "bias"):
-            mine.by_module.setdefault(module, []).append(own)
-        if own in mine.labels.consumed or (shared in other.names and own not in mine.parts):
-            continue
-        weight = _owner(own, entries)
-        if weight is not None:
-            mine.siblings.setdefault(weight, []).append(entries[own])
-
-
-def _owner(name: str, entries: dict[str, Entry]) -> str | None:
-    """The weight that a part of that name belongs to; None for what stands alone."""
-    module, _, last = name.rpartition(".")
-    if last in ("weight", "bias"):
-        return None
-    words = last.split("_")
-    prefix = module + "." if module else ""
-    # experts.down_proj_scale belongs to experts.down_proj, X.scale to X.weight, X.weight.absmax to X.weight;
-    # X.weight_scale_2 belongs to X.weight and not to X.weight_scale: the shortest stem
-    stems = [prefix + "_".join(words[:n]) for n in range(1, len(words))]
-    return next((owner for owner in (*stems, prefix + "weight", module) if owner and owner in entries), None)
-
-
-def _pair_weights(plan: Plan, original: _Side, quantized: _Side, selection: Selection) -> None:
-    weights = {side.side: _weights(side) for side in (original, quantized)}
-    names = {shared: own for shared, own in original.names.items() if own in weights["original"]}
-    extra = {s: own for s, own in quantized.names.items() if own in weights["quantized"] and s not in names}
+def _pair_weights(
+    plan: Plan, original: Side, quantized: Side, stored: list[dict[str, str]], selection: Selection
+) -> None:
+    names, there = (
+        {shared: own for shared, own in given.items() if own in side.codes}
+        for given, side in zip(stored, (original, quantized), strict=True)
+    )
+    extra = {shared: own for shared, own in there.items() if shared not in names}
+    shapes = {own: original.codes[own].shape for own in names.values()} if extra else {}
+    composer = Composer.of(shapes, quantized, list(extra.values()))
     selection.check([*names.values(), *extra])
     for shared, own in names.items():
-        there = quantized.names.get(shared)
-        if there not in weights["quantized"]:
-            there = None
+        other = there.get(shared)
         if not selection.takes(own):
             _leave(plan, original, own, own, Bucket.FILTERED_OUT, "not selected")
-            if there:
-                _leave(plan, quantized, own, there, Bucket.FILTERED_OUT, "not selected")
-        elif there is None:
-            _leave(plan, original, own, own, *_why_absent(shared, quantized))
+            if other:
+                _leave(plan, quantized, own, other, Bucket.FILTERED_OUT, "not selected")
+        elif other is None:
+            _compose(plan, original, quantized, composer, shared, own)
         else:
-            _pair_weight(plan, original, quantized, own, there)
+            _pair_weight(plan, original, quantized, own, other)
     for shared, own in extra.items():
-        bucket, reason = Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
-        if is_auxiliary(own):
-            bucket, reason = Bucket.CONSUMED, "changes no weight"
-        elif not selection.takes(shared):
-            bucket, reason = Bucket.FILTERED_OUT, "not selected"
-        elif weight := _part_of(shared, names, quantized):
-            bucket, reason = Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
-        _leave(plan, quantized, shared, own, bucket, reason)
+        if own not in composer.used:
+            _leave(plan, quantized, shared, own, *_why_extra(shared, own, names, there, selection))
     for side in (original, quantized):
         for name in sorted(side.labels.consumed):
-            entry = side.checkpoint.entries[name]
-            plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (entry,)))
+            plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
 
 
-def _weights(side: _Side) -> dict[str, None]:
-    """Own names of all tensors that are no part of another, in order."""
-    attached = {entry.name for siblings in side.siblings.values() for entry in siblings}
-    skipped = attached | side.parts | side.labels.consumed
-    return dict.fromkeys(name for name in side.checkpoint.entries if name not in skipped)
+def _compose(plan: Plan, original: Side, quantized: Side, composer: Composer, shared: str, own: str) -> None:
+    """Pair a weight that the quantized checkpoint stores under another name, if it does."""
+    try:
+        x = original.recognized(own)
+        y = composer.compose(own, x.shape)
+        if y is None:
+            _leave(plan, original, own, own, *_why_absent(shared, quantized))
+            return
+        x, y = _turned_to(x, y)
+    except Misfit as misfit:
+        _leave(plan, original, own, own, Bucket.UNSUPPORTED, str(misfit))
+        return
+    holders = listed(quantized.owners(y), 3)
+    _add(plan, original, quantized, own, x, replace(y, evidence=(*y.evidence, f"held by {holders}")))
 
 
-def _part_of(shared: str, names: dict[str, str], quantized: _Side) -> str | None:
+def _add(plan: Plan, original: Side, quantized: Side, own: str, x: Weight, y: Weight) -> None:
+    """A pair, with all entries that it uses."""
+    codes, consumed = [], []
+    for side, weight in ((original, x), (quantized, y)):
+        owners = side.owners(weight)
+        codes.append(tuple(side.codes[owner] for owner in owners))
+        consumed.append(tuple(entry for owner in owners for entry in side.siblings.get(owner, ())))
+    plan.pairs.append(Pair(own, x, y, (codes[0], codes[1]), (consumed[0], consumed[1])))
+    if y.format == "dense" and consumed[1]:
+        plan.dummies.append(own)
+
+
+def _why_extra(
+    shared: str, own: str, names: dict[str, str], there: dict[str, str], selection: Selection
+) -> tuple[Bucket, str]:
+    """Where a quantized tensor ends that no weight of the original uses."""
+    if is_auxiliary(own):
+        return Bucket.CONSUMED, "changes no weight"
+    if not selection.takes(shared):
+        return Bucket.FILTERED_OUT, "not selected"
+    if weight := _part_of(shared, names, there):
+        return Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
+    return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
+
+
+def _part_of(shared: str, names: dict[str, str], there: dict[str, str]) -> str | None:
     """The weight of the original that the quantized side stores under other names, this being one of them."""
     module = shared.rpartition(".")[0]
     owners = (f"{module}.weight", module)
-    return next((owner for owner in owners if owner in names and owner not in quantized.names), None)
+    return next((owner for owner in owners if owner in names and owner not in there), None)
 
 
-def _why_absent(shared: str, quantized: _Side) -> tuple[Bucket, str]:
+def _why_absent(shared: str, quantized: Side) -> tuple[Bucket, str]:
     """A weight without its like: not stored at all, or stored in parts that no format claims."""
     module = shared.removesuffix(".weight")
     parts = [own for place in (module, shared) for own in quantized.by_module.get(place, ())]
     if shared.endswith(".weight") and parts:
-        kinds = ", ".join(str(quantized.checkpoint.entries[own]) for own in parts[:4])
+        kinds = ", ".join(str(quantized.entries[own]) for own in parts[:4])
         return (
             Bucket.UNSUPPORTED,
             f"stored as {kinds}: a layout this version does not read; see `quanterr formats`",
@@ -234,14 +209,15 @@ def _why_absent(shared: str, quantized: _Side) -> tuple[Bucket, str]:
     return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
 
-def _pair_weight(plan: Plan, original: _Side, quantized: _Side, own: str, there: str) -> None:
-    entries = original.checkpoint.entries[own], quantized.checkpoint.entries[there]
+def _pair_weight(plan: Plan, original: Side, quantized: Side, own: str, there: str) -> None:
+    entries = original.codes[own], quantized.codes[there]
     try:
-        x, y = _recognized(original, own), _recognized(quantized, there)
+        x = original.recognized(own)
+        y = _cropped(x, _recognized(quantized, there, x))
+        x, y = _turned_to(x, y)
     except Misfit as misfit:
         alone = not any(
-            side.siblings.get(entry.name) or side.labels.of(entry.name)
-            for side, entry in zip((original, quantized), entries, strict=True)
+            side.siblings.get(name) or side.labels.of(name) for side, name in ((original, own), (quantized, there))
         )
         if alone and _same_kind(*entries):  # what nobody can read may still be the same
             x, y = (verbatim(own, entry, str(misfit)) for entry in entries)
@@ -256,32 +232,49 @@ def _pair_weight(plan: Plan, original: _Side, quantized: _Side, own: str, there:
         reason = f"shape {list(x.shape)} in the original, {list(y.shape)} ({y.codes.dtype}) in the quantized"
         reason += _shape_hint(x.shape, y.shape)
     else:
-        consumed = tuple(original.siblings.get(own, ())), tuple(quantized.siblings.get(there, ()))
-        plan.pairs.append(Pair(own, x, y, consumed))
-        if y.format == "dense" and consumed[1]:
-            plan.dummies.append(own)
+        _add(plan, original, quantized, own, x, y)
         return
     bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
     _leave(plan, original, own, own, bucket, reason)
     _leave(plan, quantized, own, there, bucket, reason)
 
 
+def _recognized(quantized: Side, there: str, x: Weight) -> Weight:
+    """The quantized weight, told the original's shape, or that shape with its last axes swapped."""
+    try:
+        return quantized.recognized(there, x.shape)
+    except Misfit:
+        if swapped(x.shape) == x.shape:
+            raise
+        try:
+            return quantized.recognized(there, swapped(x.shape))
+        except Misfit:
+            pass
+        raise
+
+
+def _turned_to(x: Weight, y: Weight) -> tuple[Weight, Weight]:
+    """The original with inputs and outputs swapped, if the other side has it so and its name allows it."""
+    turned = x.shape != y.shape == swapped(x.shape) and may_be_turned(x.name, x.shape)
+    if not turned or x.format != "dense":
+        return x, y
+    said = f"the original is stored {list(x.shape)}, this {list(y.shape)}: transposed"
+    return transposed(x), replace(y, evidence=(*y.evidence, said))
+
+
+def _cropped(x: Weight, y: Weight) -> Weight:
+    """A vocabulary without the rows that a writer appended to it."""
+    extra = y.matrix[0] - x.matrix[0]
+    padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra < MOST_PADDING
+    if not padded or role_of(x.name) not in ("embedding", "head"):
+        return y
+    cropped = rows_of(y, 0, x.shape)
+    return replace(cropped, doubts=(*y.doubts, f"{extra} rows more than the original has were left out as padding"))
+
+
 def _same_kind(x: Entry, y: Entry) -> bool:
     """Whether two entries can be held against each other bit by bit."""
     return x.dtype == y.dtype and x.shape == y.shape and x.dtype in TORCH_DTYPES
-
-
-def _recognized(side: _Side, name: str) -> Weight:
-    if side.labels.divides:
-        raise Misfit("config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet")
-    return recognize(
-        name,
-        side.checkpoint.entries,
-        side.siblings.get(name, ()),
-        side.labels.of(name),
-        side.blocks,
-        side.expects_scale,
-    )
 
 
 def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
@@ -294,8 +287,6 @@ def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     return ""
 
 
-def _leave(plan: Plan, side: _Side, name: str, own: str, bucket: Bucket, reason: str) -> None:
+def _leave(plan: Plan, side: Side, name: str, own: str, bucket: Bucket, reason: str) -> None:
     """Put a tensor and all that belongs to it into a bucket."""
-    entries = side.checkpoint.entries
-    parts = [entry for entry in side.siblings.get(own, ()) if entry.name != own]
-    plan.leftovers.append(Leftover(name, side.side, bucket, reason, (entries[own], *parts)))
+    plan.leftovers.append(Leftover(name, side.side, bucket, reason, (side.codes[own], *side.siblings.get(own, ()))))

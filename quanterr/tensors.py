@@ -48,6 +48,7 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
         self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
+        self._held: dict[str, tuple[Entry, int, Tensor]] = {}
 
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The buffer of that name, on the device, with undefined contents; valid until asked for again."""
@@ -92,6 +93,20 @@ class Workspace:
         if self.device.type == "cpu":
             return view
         return view.copy_(host[0][:n_bytes].view(dtype).view(shape), non_blocking=True)
+
+    def whole(self, key: str, entry: Entry) -> Tensor:
+        """All elements of an entry, in its shape, on the device: for small parts, and what cannot be cut by rows.
+
+        Read again only when the buffer named ``key`` has held another entry since; never to be written to.
+        """
+        return self.held(key, entry, 0, entry.shape)
+
+    def held(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
+        """As :meth:`whole`, of the elements from number ``first`` on: one expert of a stack."""
+        held = self._held.get(key)
+        if held is None or held[0] is not entry or held[1] != first:
+            self._held[key] = held = entry, first, self.read(key, entry, first, shape)
+        return held[2].view(shape)
 
     @property
     def nbytes(self) -> int:

@@ -47,6 +47,25 @@ def values_of(case):
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def origin_of(case):
+    with safe_open(expected_of(case), framework="pt") as file:
+        return json.loads(file.metadata()["origin"])
+
+
+def tolerance_of(case):
+    """How far the producer's own rounding may lie away, relative to the largest value; 0: not a bit."""
+    return float(origin_of(case).get("tolerance", 0))
+
+
+def agree(case, values, actual):
+    """Whether values are the producer's, to the bit but for what its origin tells."""
+    if tolerance := tolerance_of(case):
+        return bool(((values - actual).abs() <= tolerance * values.abs().max()).all())
+    if "zeros" in origin_of(case):  # the producer knows no negative zero
+        actual = actual + 0.0
+    return same_bits(values, actual)
+
+
 def test_golden_folders_and_rows_of_formats_are_the_same_set():
     assert {format.name for format in FORMATS} == {case.parent.name for case in CASES}
 
@@ -66,8 +85,7 @@ def test_every_golden_file_has_its_expected_values_and_nothing_else_is_there():
 @every_case
 class TestEveryGoldenCase:
     def test_tells_who_made_its_values_and_how(self, case):
-        with safe_open(expected_of(case), framework="pt") as file:
-            origin = json.loads(file.metadata()["origin"])
+        origin = origin_of(case)
 
         assert {"producer", "how"} <= origin.keys()
         assert all(origin.values())
@@ -87,8 +105,12 @@ class TestEveryGoldenCase:
         assert {name: tuple(tensor.shape) for name, tensor in values_of(case).items()} == found
 
     def test_differs_in_nothing_from_what_its_producer_reads(self, case):
-        finite = [name for name, tensor in values_of(case).items() if bool(tensor.isfinite().all())]
+        values, tolerance = values_of(case), tolerance_of(case)
+        finite = [name for name, tensor in values.items() if bool(tensor.isfinite().all())]
         report = quanterr.compare(expected_of(case), case, device="cpu")
+        if tolerance:
+            assert all(y.max_absolute_error <= tolerance * values[y.layer_name].abs().max() for y in report.layers)
+            return
 
         assert dict.fromkeys(finite, case.parent.name) == {y.layer_name: y.format for y in report.lossless}
         assert {0.0} >= {y.max_absolute_error for y in (*report.layers, *report.other_changes)}
@@ -101,28 +123,26 @@ class TestEveryGoldenCaseOfNumbers:
         expected = values_of(case)
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
-                actual = dequantized(pair.quantized)
+                values = expected[pair.name].view(pair.quantized.matrix)
 
-                assert same_bits(expected[pair.name].view(pair.quantized.matrix), actual), pair.name
+                assert agree(case, values, dequantized(pair.quantized)), pair.name
 
     def test_rows_do_not_depend_on_the_cut(self, case):
-        expected = values_of(case)
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 weight = pair.quantized
                 cols = weight.matrix[1]
                 sizes = {cols, 3 * cols + 1, 50 * cols, max(cols - 1, 1), cols // 3 + 1}
-                whole = expected[pair.name].view(weight.matrix)
+                whole = dequantized(weight)
 
                 assert all(same_bits(whole, dequantized(weight, size)) for size in sizes), pair.name
 
     def test_pieces_of_a_row_do_not_depend_on_where_they_start(self, case):
-        expected = values_of(case)
         workspace = Workspace(CPU)
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 rows, cols = pair.quantized.matrix
-                whole = expected[pair.name].view(rows, cols)
+                whole = dequantized(pair.quantized)
                 for row in {0, rows // 2, rows - 1}:
                     for piece in reversed(Cut(1, cols, 7)):
                         chunk = Chunk(row, row + 1, piece.col, piece.stop_col)
@@ -328,29 +348,13 @@ REFUSED = {
         {"a.weight": INT8, "a.weight_scale": torch.full((4, 1), 120, dtype=torch.uint8)},
         "its scale a.weight_scale (U8 [4, 1]) should be one of BF16, F16, F32",
     ),
-    "exponents under weight_scale": (
-        {"a.weight": fp8_codes(4, 64), "a.weight_scale": torch.full((4, 2), 120, dtype=torch.uint8)},
-        "scale a.weight_scale (U8 [4, 2]) holds exponents (MXFP8)",
-    ),
     "two scales": (
         {"a.weight": CODES, "a.weight_scale": ONE, "a.scale_weight": ONE},
         "two tensors could be its scale: a.weight_scale (F32 []) and a.scale_weight (F32 [])",
     ),
-    "rotated codes": (
-        {
-            "a.weight": int8_codes(4, 64),
-            "a.weight_scale": torch.ones(4, 1),
-            "a.comfy_quant": label(format="int8_tensorwise", convrot=True, convrot_groupsize=64),
-        },
-        "comfy_quant tensor says the codes are rotated (convrot)",
-    ),
-    "rotated codes by a label without format": (
-        {"a.weight": int8_codes(4, 64), "a.weight_scale": ONE, "a.comfy_quant": label(convrot=True)},
-        "comfy_quant tensor says the codes are rotated (convrot)",
-    ),
     "an unknown label": (
         {"a.weight": CODES, "a.weight_scale": ONE, "a.comfy_quant": label(format="float7_sideways")},
-        "comfy_quant tensor says float7_sideways, a layout this version does not read",
+        "comfy_quant tensor says float7_sideways, but the codes are F8_E4M3",
     ),
     "a label of integers on FP8 codes": (
         {"a.weight": CODES, "a.weight_scale": ONE, "a.comfy_quant": label(format="int8_tensorwise")},

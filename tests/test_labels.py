@@ -1,4 +1,5 @@
 import json
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -6,9 +7,22 @@ from making import fp8_codes, header, label, numbers, store
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, Status
-from quanterr.labels import PREFIXES, Label, read_labels
+from quanterr.labels import PREFIXES, read_labels
 
 TENSOR, HEADER = "comfy_quant tensor", "header"
+
+
+class Said(NamedTuple):
+    """What a label is asked for."""
+
+    source: str
+    format: str | None
+    block: tuple[int, int] | None = None
+    rotated: bool = False
+
+
+def said_by(labels):
+    return tuple(Said(label.source, label.format, label.block, label.rotated) for label in labels)
 
 
 def labels_of(folder, tensors=None, metadata=None, config=None):
@@ -22,34 +36,34 @@ class TestTensor:
     @pytest.mark.parametrize(
         ("fields", "expected"),
         [
-            ({"format": "float8_e4m3fn"}, Label(TENSOR, "float8_e4m3fn")),
-            ({"format": "int8_blockwise", "group_size": 128}, Label(TENSOR, "int8_blockwise", (128, 128))),
+            ({"format": "float8_e4m3fn"}, Said(TENSOR, "float8_e4m3fn")),
+            ({"format": "int8_blockwise", "group_size": 128}, Said(TENSOR, "int8_blockwise", (128, 128))),
             (
                 {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256},
-                Label(TENSOR, "int8_tensorwise", rotated=True),
+                Said(TENSOR, "int8_tensorwise", rotated=True),
             ),
-            ({"format": "int8_tensorwise", "convrot": False}, Label(TENSOR, "int8_tensorwise")),
-            ({"convrot": True, "per_row": True}, Label(TENSOR, None, rotated=True)),
-            ({}, Label(TENSOR, None)),
-            ({"format": 7}, Label(TENSOR, None)),
-            ({"format": "x", "group_size": 0}, Label(TENSOR, "x")),
-            ({"format": "x", "group_size": -64}, Label(TENSOR, "x")),
-            ({"format": "x", "group_size": True}, Label(TENSOR, "x")),
-            ({"format": "x", "group_size": 64.0}, Label(TENSOR, "x")),
-            ({"format": "x", "group_size": "64"}, Label(TENSOR, "x")),
-            ({"params": {"format": "x", "group_size": 64}}, Label(TENSOR, "x", (64, 64))),
-            ({"format": "x", "params": {"group_size": 64, "convrot": True}}, Label(TENSOR, "x", (64, 64), True)),
-            ({"format": "x", "params": {"format": "y"}}, Label(TENSOR, "x")),
-            ({"format": "x", "group_size": 32, "params": {"group_size": 64}}, Label(TENSOR, "x", (32, 32))),
-            ({"format": "x", "params": None}, Label(TENSOR, "x")),
-            ({"format": "x", "full_precision_matrix_mult": True, "orig_shape": [2, 8]}, Label(TENSOR, "x")),
+            ({"format": "int8_tensorwise", "convrot": False}, Said(TENSOR, "int8_tensorwise")),
+            ({"convrot": True, "per_row": True}, Said(TENSOR, None, rotated=True)),
+            ({}, Said(TENSOR, None)),
+            ({"format": 7}, Said(TENSOR, None)),
+            ({"format": "x", "group_size": 0}, Said(TENSOR, "x")),
+            ({"format": "x", "group_size": -64}, Said(TENSOR, "x")),
+            ({"format": "x", "group_size": True}, Said(TENSOR, "x")),
+            ({"format": "x", "group_size": 64.0}, Said(TENSOR, "x")),
+            ({"format": "x", "group_size": "64"}, Said(TENSOR, "x")),
+            ({"params": {"format": "x", "group_size": 64}}, Said(TENSOR, "x", (64, 64))),
+            ({"format": "x", "params": {"group_size": 64, "convrot": True}}, Said(TENSOR, "x", (64, 64), True)),
+            ({"format": "x", "params": {"format": "y"}}, Said(TENSOR, "x")),
+            ({"format": "x", "group_size": 32, "params": {"group_size": 64}}, Said(TENSOR, "x", (32, 32))),
+            ({"format": "x", "params": None}, Said(TENSOR, "x")),
+            ({"format": "x", "full_precision_matrix_mult": True, "orig_shape": [2, 8]}, Said(TENSOR, "x")),
         ],
         ids=str,
     )
     def test_is_read(self, tmp_path, fields, expected):
         labels = labels_of(tmp_path, {"a.comfy_quant": label(**fields)})
 
-        assert (expected,) == labels.of("a.weight")
+        assert (expected,) == said_by(labels.of("a.weight"))
         assert {"a.comfy_quant"} == labels.consumed
 
     def test_labels_its_own_layer_alone(self, tmp_path):
@@ -112,42 +126,42 @@ class TestHeader:
         said = header({"a": {"format": "int8_blockwise", "group_size": 64}})
         labels = labels_of(tmp_path, metadata=said)
 
-        assert (Label(HEADER, "int8_blockwise", (64, 64)),) == labels.of("a.weight")
+        assert (Said(HEADER, "int8_blockwise", (64, 64)),) == said_by(labels.of("a.weight"))
         assert labels.orphans == ()
         assert labels.consumed == frozenset()
 
     def test_is_less_trustworthy_than_the_tensor(self, tmp_path):
         said = header({"a": {"format": "int8_blockwise", "group_size": 1}})
         labels = labels_of(tmp_path, {"a.comfy_quant": label(format="int8_tensorwise", convrot=True)}, said)
-        expected = Label(TENSOR, "int8_tensorwise", rotated=True), Label(HEADER, "int8_blockwise", (1, 1))
+        expected = Said(TENSOR, "int8_tensorwise", rotated=True), Said(HEADER, "int8_blockwise", (1, 1))
 
-        assert expected == labels.of("a.weight")
+        assert expected == said_by(labels.of("a.weight"))
 
     def test_nests_the_same_keys_as_the_tensor(self, tmp_path):
         labels = labels_of(tmp_path, metadata=header({"a": {"format": "x", "params": {"group_size": 64}}}))
 
-        assert (Label(HEADER, "x", (64, 64)),) == labels.of("a.weight")
+        assert (Said(HEADER, "x", (64, 64)),) == said_by(labels.of("a.weight"))
 
     @pytest.mark.parametrize("prefix", PREFIXES)
     def test_may_leave_out_the_prefix_of_the_file(self, tmp_path, prefix):
         tensors = {f"{prefix}b.weight": fp8_codes(2, 8)}
         labels = labels_of(tmp_path, tensors, header({"b": {"format": "float8_e4m3fn"}}))
 
-        assert (Label(HEADER, "float8_e4m3fn"),) == labels.of(f"{prefix}b.weight")
+        assert (Said(HEADER, "float8_e4m3fn"),) == said_by(labels.of(f"{prefix}b.weight"))
         assert labels.orphans == ()
 
     @pytest.mark.parametrize("prefix", PREFIXES)
     def test_may_have_a_prefix_that_the_file_has_not(self, tmp_path, prefix):
         labels = labels_of(tmp_path, metadata=header({f"{prefix}a": {"format": "float8_e4m3fn"}}))
 
-        assert (Label(HEADER, "float8_e4m3fn"),) == labels.of("a.weight")
+        assert (Said(HEADER, "float8_e4m3fn"),) == said_by(labels.of("a.weight"))
 
     def test_means_the_full_name_first(self, tmp_path):
         tensors = {"model.a.weight": fp8_codes(2, 8)}
         labels = labels_of(tmp_path, tensors, header({"a": {"format": "x"}, "model.a": {"format": "y"}}))
 
-        assert (Label(HEADER, "x"),) == labels.of("a.weight")
-        assert (Label(HEADER, "y"),) == labels.of("model.a.weight")
+        assert (Said(HEADER, "x"),) == said_by(labels.of("a.weight"))
+        assert (Said(HEADER, "y"),) == said_by(labels.of("model.a.weight"))
 
     def test_of_layers_that_are_not_stored_is_noted(self, tmp_path):
         labels = labels_of(tmp_path, metadata=header({"a": {"format": "x"}, "gone": {"format": "x"}}))

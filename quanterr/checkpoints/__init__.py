@@ -18,7 +18,13 @@ GGUF = ".gguf"
 SUFFIXES = (*SAFETENSORS, GGUF)
 INDEX_SUFFIX = ".safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
-CONFIGS = ("config.json", "hf_quant_config.json")
+CONFIGS = (
+    "config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+)
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
 

@@ -6,6 +6,7 @@ tests/golden/, add its rows here. Nothing else knows its name.
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
@@ -19,19 +20,37 @@ from quanterr.formats import (
     gguf_iq,
     gguf_k,
     gguf_low,
+    int8_convrot,
     int8_scaled,
+    mxfp8,
+    nvfp4,
     verbatim,
 )
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.labels import Label
+from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
 from quanterr.text import listed
 
-__all__ = ["FORMATS", "Format", "Parts", "Values", "Weight", "is_auxiliary", "part_names", "recognize"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Hints",
+    "Parts",
+    "Values",
+    "Weight",
+    "anchored_weight",
+    "is_auxiliary",
+    "part_names",
+    "recognize",
+]
+
+NO_HINTS = Hints()
 
 FORMATS: tuple[Format, ...] = (
     *dense.FORMATS,
+    *mxfp8.FORMATS,
     *fp8_scaled.FORMATS,
+    *int8_convrot.FORMATS,
     *int8_scaled.FORMATS,
+    *nvfp4.FORMATS,
     *fp8_cast.FORMATS,
     *gguf_basic.FORMATS,
     *gguf_k.FORMATS,
@@ -70,76 +89,124 @@ def is_auxiliary(name: str) -> bool:
     return any(name.endswith(("." + ending, "_" + ending)) or name == ending for ending in AUXILIARY)
 
 
-def part_names(name: str, dtype: str) -> set[str]:
-    """Names that the other parts of a weight may have, if ``name`` is stored as that dtype."""
-    return {candidate for part in _other_parts(dtype) for candidate in part.candidates(name)}
+def anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
+    """The weight whose elements an entry holds under a name of its own (X.qweight holds X.weight).
+
+    None for all others, and where a part is missing that every format with such codes needs.
+    """
+    if not entry.name.endswith(_anchors()):
+        return None
+    for format in FORMATS:
+        for template in format.codes.names if entry.dtype in format.codes.dtypes else ():
+            weight = _named_by(template, entry.name)
+            if weight and all(_is_stored(part, weight, entries) for part in format.needs.values()):
+                return weight
+    return None
 
 
 @cache
-def _other_parts(dtype: str) -> frozenset[Part]:
-    """What formats need besides codes of that dtype."""
-    return frozenset(
-        part
-        for format in FORMATS
-        if dtype in format.codes.dtypes
+def _anchors() -> tuple[str, ...]:
+    """Endings of the names of codes that are not called as their weight is."""
+    templates = {template for format in FORMATS for template in format.codes.names}
+    return tuple(sorted(template.partition("}")[2] for template in templates - {"{weight}"}))
+
+
+def _named_by(template: str, stored: str) -> str | None:
+    """The weight for which the template gives that name."""
+    kind, _, ending = template.partition("}")
+    if not ending or not stored.endswith(ending):
+        return None
+    stem = stored.removesuffix(ending)
+    return stem + WEIGHT_SUFFIX if kind == "{module" else stem
+
+
+def _is_stored(part: Part, weight: str, entries: Mapping[str, Entry]) -> bool:
+    return part.optional or any(name in entries for name in part.candidates(weight))
+
+
+def part_names(weight: str, codes: Entry) -> set[str]:
+    """Names that the other parts of a weight with such codes may have."""
+    return {
+        candidate
+        for format in _formats_of(_template(weight, codes.name), codes.dtype)
         for part in format.needs.values()
         if part is not format.codes
-    )
+        for candidate in part.candidates(weight)
+    }
+
+
+def _template(weight: str, stored: str) -> str:
+    """The template of the codes' name, as in :class:`Part`."""
+    if stored.startswith(weight):
+        return "{weight}" + stored.removeprefix(weight)
+    return "{module}" + stored.removeprefix(weight.removesuffix(WEIGHT_SUFFIX))
+
+
+@cache
+def _formats_of(template: str, dtype: str) -> tuple[Format, ...]:
+    """Formats whose codes may be called and stored like that."""
+    return tuple(row for row in FORMATS if template in row.codes.names and dtype in row.codes.dtypes)
 
 
 def recognize(
-    name: str,
-    entries: Mapping[str, Entry],
-    siblings: Iterable[Entry] = (),
-    labels: tuple[Label, ...] = (),
-    blocks: tuple[tuple[tuple[int, int], str], ...] = (),
-    expects_scale: str | None = None,
+    name: str, codes: Entry, entries: Mapping[str, Entry], siblings: Iterable[Entry] = (), hints: Hints = NO_HINTS
 ) -> Weight:
     """The weight of that name, by the first format that needs just what is stored.
 
-    ``entries`` is the whole checkpoint; ``siblings`` are the tensors that belong to this weight and to
-    no other: what no format uses among them is an error, never ignored.
+    ``codes`` holds its elements; ``entries`` is the whole checkpoint; ``siblings`` are the tensors that
+    belong to this weight and to no other: what no format uses among them is an error, never ignored.
 
     Raises:
         Misfit: no format fits; says what was found, what the nearest one lacks or has over.
     """
-    misfits: list[Misfit] = []
-    gathered: dict[int, dict[str, Entry]] = {}
+    nearest, reason = (0, 0), ""
+    gathered: dict[int, _Gathered] = {}
     siblings = list(siblings)
-    dtype = entries[name].dtype
-    for format in FORMATS:
-        if dtype not in format.codes.dtypes:
-            continue
+    for format in _formats_of(_template(name, codes.name), codes.dtype):
+        key = id(format.needs)  # rows of one file share what they need
+        found = gathered[key] = gathered.get(key) or _gather(format, name, codes, entries)
         try:
-            key = id(format.needs)  # rows of one file share what they need
-            found = gathered[key] = gathered.get(key) or _gather(format, name, entries)
-            weight = format.fit(Parts(name, found, labels, blocks, expects_scale))
+            if found.problem:
+                raise Misfit(found.problem)
+            weight = format.fit(Parts(name, found.parts, hints))
             if weight is not None:
                 _refuse_unused(weight, siblings)
                 return weight
         except Misfit as misfit:
-            misfits.append(misfit)
-    if misfits:  # what does not fit says more than what is lacking
-        raise min(misfits, key=lambda misfit: misfit.lacking)
+            near = len(found.parts), found.named
+            if near >= nearest:  # of equals the last: it needs the least
+                nearest, reason = near, str(misfit)
+    if reason:
+        raise Misfit(reason)
     beside = f" (beside it: {listed([entry.name for entry in siblings])})" if siblings else ""
-    raise Misfit(f"{entries[name]} is in a layout this version does not read; see `quanterr formats`{beside}")
+    raise Misfit(f"{codes} is in a layout this version does not read; see `quanterr formats`{beside}")
 
 
-def _gather(format: Format, name: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    found = {}
+class _Gathered(NamedTuple):
+    """Parts of a format that are stored as it needs them, how many have their names, and what is wrong."""
+
+    parts: dict[str, Entry]
+    named: int
+    problem: str | None
+
+
+def _gather(format: Format, name: str, codes: Entry, entries: Mapping[str, Entry]) -> _Gathered:
+    found, named, problem = {}, 0, None
     for role, part in format.needs.items():
         stored = [entries[candidate] for candidate in part.candidates(name) if candidate in entries]
-        if not stored:
-            looked_for = listed(part.candidates(name), 10)
-            reason = f"its {role} is missing: {entries[name].dtype} codes, but none of {looked_for} is stored"
-            raise Misfit(reason, lacking=True)
+        if part is format.codes:
+            stored = [codes]
+        named += bool(stored)
         if len(stored) > 1:
-            raise Misfit(f"two tensors could be its {role}: {stored[0]} and {stored[1]}")
-        if stored[0].dtype not in part.dtypes:
-            expected = ", ".join(sorted(part.dtypes))
-            raise Misfit(f"its {role} {stored[0]} should be one of {expected}")
-        found[role] = stored[0]
-    return found
+            problem = f"two tensors could be its {role}: {stored[0]} and {stored[1]}"
+        elif stored and stored[0].dtype not in part.dtypes:
+            problem = f"its {role} {stored[0]} should be one of {', '.join(sorted(part.dtypes))}"
+        elif stored:
+            found[role] = stored[0]
+        elif not part.optional:
+            looked_for = listed(part.candidates(name), 10)
+            problem = f"its {role} is missing: {codes.dtype} codes, but none of {looked_for} is stored"
+    return _Gathered(found, named, problem)
 
 
 def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:

@@ -4,9 +4,10 @@ A format is a row of data (what must be stored, under which names, as which dtyp
 ``fit``, that checks shapes and labels and returns a :class:`Weight`, which can dequantize any chunk.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -36,6 +37,12 @@ class Part:
 
     names: tuple[str, ...]
     dtypes: frozenset[str]
+    optional: bool = False
+
+    def __str__(self) -> str:
+        names = " | ".join(name.replace("{weight}", "X.weight").replace("{module}", "X") for name in self.names)
+        optional = ", optional" if self.optional else ""
+        return f"{names} ({', '.join(sorted(self.dtypes))}{optional})"
 
     def candidates(self, weight: str) -> list[str]:
         """The names this part may have for a weight of that name."""
@@ -48,22 +55,41 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The stored tensors of one weight by their role in the format, and what labels say of it."""
+class Hints:
+    """What is known of a weight besides its stored tensors, and checked against them."""
 
-    name: str
-    entries: Mapping[str, Entry]
     labels: tuple[Label, ...] = ()
     blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and what says so
     expects_scale: str | None = None  # what says that codes in this checkpoint have scales
+    shape: tuple[int, ...] | None = None  # of the original, where there is one: codes may be padded or flat
+    config: Mapping[str, Any] = field(default_factory=dict)  # quantization_config of config.json or its like
+    metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the files
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The stored tensors of one weight by their role in the format, and what else is known of it."""
+
+    name: str
+    entries: Mapping[str, Entry]
+    hints: Hints = Hints()
 
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]
 
+    def get(self, role: str) -> Entry | None:
+        """A part that may be missing."""
+        return self.entries.get(role)
+
+    @property
+    def codes(self) -> Entry:
+        """The part that holds the elements."""
+        return next(iter(self.entries.values()))
+
     @property
     def matrix(self) -> tuple[int, int]:
         """(rows, cols) of the part that holds the elements, as it is stored."""
-        return as_matrix(next(iter(self.entries.values())).shape)
+        return as_matrix(self.codes.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +108,23 @@ class Weight:
     block_size: tuple[int, int] | None = None  # (rows, cols) that share a scale, where it is a block
     wide: bool = False  # its values need float64
     refusal: str | None = None  # why it is not compared unless both sides are equal
-    uniform_bits: int | None = None  # of codes with equal steps
+    code_bits: int | None = None  # of one code, without its share of the scales
+    uniform_bits: int | None = None  # the same, of codes with equal steps
     scale: Entry | None = None
     evidence: tuple[str, ...] = ()  # what decided, in words
     doubts: tuple[str, ...] = ()  # what speaks against it, in words
     comfy_format: str | None = None
+    share: float = 1.0  # of its parts' bytes, where they are those of several weights
+    readings: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
+
+    def or_else(self, others: "Iterable[Weight]") -> "Weight":
+        """This weight, with others of the same tensors as further readings."""
+        return replace(self, readings=tuple(others))
+
+    @property
+    def n(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -99,9 +137,14 @@ class Weight:
         return next(iter(self.parts.values()))
 
     @property
-    def nbytes(self) -> int:
-        """Stored bytes of all its parts."""
+    def stored_bytes(self) -> int:
+        """Bytes of all its parts."""
         return sum(entry.nbytes for entry in self.parts.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Its share of them."""
+        return int(self.share * self.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +162,8 @@ class Format:
     def codes(self) -> Part:
         """The part that holds the elements."""
         return next(iter(self.needs.values()))
+
+    @property
+    def told_needs(self) -> str:
+        """What must be stored for a weight X.weight, in words."""
+        return "; ".join(str(part) for part in self.needs.values())

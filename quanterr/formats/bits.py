@@ -1,5 +1,7 @@
 """Codes to float32, exactly: what several layouts share. Everything large is a buffer of the workspace."""
 
+from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -71,6 +73,38 @@ def e8m0(codes: Tensor) -> Tensor:
     """E8M0 exponents, uint8, as float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
     powers = ((codes.long() + (1023 - 127)) << 52).view(torch.float64)  # a float64 whose exponent it is
     return powers.float().masked_fill_(codes == 255, torch.nan)
+
+
+# E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
+UINT4 = tuple(map(float, range(16)))
+
+
+def nibble_pairs(values: Sequence[float], high_first: bool) -> Tensor:
+    """What each byte of two 4-bit codes stands for: (256, 2) float32, given the values of the 16 codes."""
+    table, codes = torch.tensor(values), torch.arange(256)
+    high, low = table[codes >> 4], table[codes & 15]
+    return torch.stack([high, low] if high_first else [low, high], 1)
+
+
+@cache
+def e2m1_pairs(high_first: bool, device: torch.device) -> Tensor:
+    """What each byte of two E2M1 codes stands for, (256, 2) float32."""
+    return nibble_pairs(E2M1, high_first).to(device)
+
+
+def unpack(codes: Tensor, pairs: Tensor, workspace: Workspace) -> Tensor:
+    """Two codes a byte, (r, w) of uint8 or int8, looked up in :func:`nibble_pairs`: (r, 2w) float32."""
+    indices = workspace.buffer("indices", (codes.numel(),), torch.int32)
+    indices.copy_(codes.reshape(-1).view(torch.uint8))
+    values = workspace.buffer("values", (codes.numel(), 2), torch.float32)
+    return torch.index_select(pairs, 0, indices, out=values).view(codes.shape[0], -1)
+
+
+def e4m3_scales(codes: Tensor) -> Tensor:
+    """E4M3 bytes of any integer dtype as float32; for scales, which are few."""
+    return codes.contiguous().view(torch.float8_e4m3fn).float()
 
 
 def _magnitudes(codes: Tensor, workspace: Workspace) -> Tensor:

@@ -20,8 +20,8 @@ CODES = frozenset({"F64", "F32", "F16", "BF16"})
 def fit(parts: Parts) -> Weight:
     """Any shape fits, unless a label says that the weight is quantized."""
     codes = parts["codes"]
-    if parts.labels:
-        raise Misfit(f"{parts.labels[0]}, but the weight is stored as {codes.dtype}")
+    if parts.hints.labels:
+        raise Misfit(f"{parts.hints.labels[0]}, but the weight is stored as {codes.dtype}")
     return Weight(
         parts.name, "dense", codes.shape, parts.entries, partial(dequantize, parts), wide=codes.dtype == "F64"
     )

@@ -22,7 +22,7 @@ from quanterr.tensors import Workspace
 
 def fit(parts: Parts) -> Weight:
     """Any shape fits, unless something says that there should be a scale."""
-    expected = parts.expects_scale or next(map(str, parts.labels), None)
+    expected = parts.hints.expects_scale or next(map(str, parts.hints.labels), None)
     if expected:
         raise Misfit(f"its scale is missing: {expected}")
     codes = parts["codes"]
@@ -32,6 +32,7 @@ def fit(parts: Parts) -> Weight:
         codes.shape,
         parts.entries,
         partial(dequantize, parts),
+        code_bits=8,
         evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
     )
 

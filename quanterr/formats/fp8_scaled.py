@@ -16,10 +16,9 @@ inference/kernel.py; vllm-project/compressed-tensors compressors/naive_quantized
 """
 
 from quanterr.chunks import Chunk
-from quanterr.errors import Misfit
 from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
-from quanterr.formats.comfy import FP8
+from quanterr.formats.comfy import FP8, FP8_LABELS
 from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
@@ -38,10 +37,7 @@ NEEDS = {"codes": Part(("{weight}",), FP8), "scale": Part(NAMES, FLOATS | EXPONE
 
 def fit(granularity: str, parts: Parts) -> Weight | None:
     """The weight, if its scale has that granularity."""
-    scale = parts["scale"]
-    if scale.dtype in EXPONENTS and scale.name.endswith("weight_scale"):
-        raise Misfit(f"scale {scale} holds exponents (MXFP8), a layout this version does not read")
-    return fit_scaled(parts, "fp8", granularity, dequantize)
+    return fit_scaled(parts, "fp8", granularity, FP8_LABELS, dequantize)
 
 
 def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:

@@ -16,7 +16,7 @@ compressors/naive_quantized/base.py.
 from quanterr.chunks import Chunk
 from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
-from quanterr.formats.comfy import INT8
+from quanterr.formats.comfy import INT8, INT8_LABELS
 from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
@@ -32,11 +32,13 @@ NEEDS = {"codes": Part(("{weight}",), INT8), "scale": Part(NAMES, FLOATS)}
 
 
 def fit(granularity: str, parts: Parts) -> Weight | None:
-    """The weight, if its scale has that granularity."""
-    return fit_scaled(parts, "int8", granularity, dequantize, uniform_bits=8)
+    """The weight, if its scale has that granularity and no label says that it is rotated."""
+    if parts.hints.labels and parts.hints.labels[0].rotated:
+        return None
+    return fit_scaled(parts, "int8", granularity, INT8_LABELS, multiplied, uniform_bits=8)
 
 
-def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+def multiplied(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """float32(code) · float32(scale), (r, c)."""
     codes = workspace.read("codes", parts["codes"], chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
     return grid.multiply(bits.int8(codes, workspace), chunk, workspace)

@@ -70,7 +70,7 @@ class Grid:
         if not float(largest) < inf:
             wide = scale
             values.mul_(codes.unit)
-        _multiply(values, wide, chunk.col, self.block[1])
+        multiply(values, wide, chunk.col, self.block[1])
         # A product of codes that are not zero may underflow to zero only if the scale is tiny.
         zeros = codes.zeros if float(smallest) > TINY else None
         return Values(values, codes.at_end, zeros)
@@ -94,7 +94,7 @@ class Grid:
         return row // self.stack_rows * self.grid_rows + row % self.stack_rows // self.block[0]
 
 
-def _multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
+def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
     """``values``, (r, c) from column ``col`` on, times ``scale``, (1 or r, blocks of columns), in place."""
     n_blocks = scale.shape[1]
     if n_blocks == 1:
@@ -112,7 +112,9 @@ def _multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tenso
 
 def hints(parts: Parts) -> list[tuple[Edges, str]]:
     """Edges of blocks that labels and config.json name, the most trustworthy first."""
-    return [(label.block, f"the {label.source}") for label in parts.labels if label.block] + list(parts.blocks)
+    return [(label.block, f"the {label.source}") for label in parts.hints.labels if label.block] + list(
+        parts.hints.blocks
+    )
 
 
 def common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
@@ -146,7 +148,12 @@ Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
 
 
 def fit_scaled(
-    parts: Parts, family: str, granularity: str, dequantize: Dequantize, uniform_bits: int | None = None
+    parts: Parts,
+    family: str,
+    granularity: str,
+    labels: frozenset[str],
+    dequantize: Dequantize,
+    uniform_bits: int | None = None,
 ) -> Weight | None:
     """The weight of codes and a scale; None if its scale has another granularity.
 
@@ -154,7 +161,7 @@ def fit_scaled(
         Misfit: a label that changes what the codes mean, or a scale that fits no rule.
     """
     codes, scale = parts["codes"], parts["scale"]
-    comfy_format, doubts = check_labels(parts, codes.dtype)
+    comfy_format, doubts = check_labels(parts, labels)
     grid = fit_grid(scale, codes.shape, hints(parts))
     if grid.granularity != granularity:
         return None
@@ -165,6 +172,7 @@ def fit_scaled(
         parts.entries,
         partial(dequantize, parts, grid),
         block_size=grid.block if granularity == "block" else None,
+        code_bits=8,
         uniform_bits=uniform_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),

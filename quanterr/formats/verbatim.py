@@ -23,8 +23,8 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes; a float6
 def fit(parts: Parts) -> Weight:
     """Any shape fits, without a label."""
     codes = parts["codes"]
-    if parts.labels:
-        raise Misfit(f"{parts.labels[0]}, but the codes are {codes.dtype}")
+    if parts.hints.labels:
+        raise Misfit(f"{parts.hints.labels[0]}, but the codes are {codes.dtype}")
     return verbatim(parts.name, codes, f"{codes.dtype} that differ: integers, or codes of an unknown layout")
 
 

@@ -48,6 +48,7 @@ class Case(NamedTuple):
     format: str
     fixture: str  # folder in the fixtures
     pieces: tuple[Piece, ...]
+    zeros: str | None = None  # why its producer knows no negative zero
 
     @property
     def name(self) -> str:
@@ -92,7 +93,29 @@ CASES = (
     Case("fp8_block", "llm/ct_fp8_block128_partial", (Piece(DOWN),)),
     Case("fp8_block", "llm/fp8_block128_scale_inv", (Piece(DOWN),)),
     Case("fp8_block", "llm/deepseek_v4_fp8_fp4experts", (Piece("layers.0.attn.wq_a", 21),)),
-    Case("fp8_block", "llm/hf_mxfp8_scale_inv_u8", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("mxfp8", "llm/hf_mxfp8_scale_inv_u8", (Piece(DOWN, 9), Piece(Q_PROJ, 5))),
+    Case("mxfp8", "llm/ct_mxfp8", (Piece(Q_PROJ, 5),)),
+    Case("mxfp8", "llm/modelopt_mxfp8", (Piece(K_PROJ, 5),)),
+    Case("mxfp8", "comfy/comfy_mxfp8", (Piece("blocks.1.tiny"),)),
+    Case("mxfp8", "comfy/comfy_mxfp8_e8m0", (Piece(PROJ),)),
+    Case("mxfp8", "comfy/comfy_mxfp8_padded_noshape", (Piece("blocks.1.tiny"), Piece("blocks.1.tall"))),
+    Case("mxfp8", "comfy/hybrid_mxfp8", (Piece(PROJ),)),
+    Case("nvfp4", "comfy/comfy_nvfp4", (Piece("blocks.1.tiny"), Piece("blocks.1.odd"))),
+    Case("nvfp4", "comfy/comfy_nvfp4_padded_noshape", (Piece("blocks.1.tiny"),)),
+    Case("nvfp4", "comfy/comfy_nvfp4_pre_quant_scale", (Piece(PROJ),)),
+    Case("nvfp4", "comfy/ctq_nvfp4_lo_first", (Piece(PROJ),)),
+    Case("nvfp4", "comfy/modelopt_nvfp4_linear_lowfirst", (Piece(PROJ, 9),)),
+    Case(
+        "nvfp4",
+        "comfy/degenerate_nvfp4",
+        tuple(Piece(f"blocks.0.{name}") for name in ("huge", "tinyvals")),
+    ),
+    Case("nvfp4", "llm/modelopt_nvfp4", (Piece(K_PROJ, 9),), "ModelOpt's table has 0 for code 8"),
+    Case("int8_convrot", "comfy/comfy_int8_convrot", (Piece(PROJ, 21),)),
+    Case("int8_convrot", "comfy/comfy_int8_convrot_dynamic", (Piece("blocks.0.a", 5), Piece("blocks.0.b", 5))),
+    Case("int8_convrot", "comfy/comfy_int8_convrot_header_conflict", (Piece(PROJ, 9),)),
+    Case("int8_convrot", "comfy/comfy_int8_convrot_edit_header_lost", (Piece(PROJ, 9),)),
+    Case("int8_convrot", "comfy/int8_formatless_convrot", (Piece("blocks.0.a", 5),)),
     Case("int8_tensor", "comfy/comfy_int8_tensorwise", (Piece("blocks.1.tiny"), Piece("blocks.1.odd", 13))),
     Case("int8_tensor", "comfy/comfy_int8_blockwise128", (Piece(PROJ, 21),)),
     Case("int8_tensor", "comfy/int8_legacy", (Piece(PROJ, 21),)),
@@ -147,7 +170,8 @@ class Fixture:
             read = f"{about['how']}; read by {about['dequantized_from']}"
         else:
             made, read = about["writer"], f"{about.get('command', '')}; read by {about['reference']}"
-        return {"producer": made.replace("hand-derived -", "hand-made"), "made_by": read}
+        exact = {} if about.get("reference_exact", True) else {"tolerance": "1e-6"}  # of the largest value
+        return {"producer": made.replace("hand-derived -", "hand-made"), "made_by": read} | exact
 
     def cut(self, piece: Piece) -> tuple[Tensors, Tensors]:
         """The stored tensors and the values of one layer, cut."""
@@ -331,8 +355,8 @@ def by_hand() -> Iterator[tuple[str, str, list[Hand]]]:
         how,
         [
             grid("a.weight", fp8_codes(97, 40), "a.weight_scale", "f32", (4, 1, 2, 1), (32, 32)),
-            grid("b.weight", fp8_codes(9, 96), "b.weight_scale_inv", "e8m0", (9, 3), (1, 32)),
-            grid("c.weight", fp8_codes(9, 96), "c.weight_scale_inv", "u8", (9, 3), (1, 32)),
+            grid("b.weight", fp8_codes(9, 96), "b.scale", "e8m0", (9, 3), (1, 32)),
+            grid("c.weight", fp8_codes(9, 96), "c.scale", "u8", (9, 3), (1, 32)),
             grid("d.weight", fp8_codes(40, 72), "d.qscale_weight", "bf16", (2, 3), (32, 32)),
             grid("e.weight", fp8_codes(9, 80), "e.scale", "f16", (9, 5, 1), (1, 16)),
             grid("f.weight", fp8_codes(1, 48), "f.weight_scale", "f32", (1, 3), (1, 16)),
@@ -442,6 +466,8 @@ def main() -> None:
         stored, values, header = cut_from(fixture, case)
         cut = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in values.items())
         origin = fixture.origin | {"how": f"the first rows and columns of {cut} of the fixture {case.name}"}
+        if case.zeros:
+            origin["zeros"] = case.zeros
         save(f"{case.format}/{case.name}", stored, values, header, origin)
     for name, how, weights in by_hand():
         stored, values = {}, {}

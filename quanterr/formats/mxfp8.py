@@ -1,0 +1,95 @@
+"""MXFP8: E4M3 codes, and an E8M0 exponent for each 32 columns.
+
+    weight          f8_e4m3           (rows, cols), or (experts, rows, cols)
+    weight_scale    u8 or f8_e8m0     (rows, cols / 32), or that in tiles: quanterr/formats/tiled.py
+
+    weight[r, c] = float32(code[r, c]) * 2^(scale[r, c // 32] - 127)                  exact, but for underflow
+
+ComfyUI stores scales in tiles and pads rows and columns to multiples of 32; only the original, or the
+label's orig_shape, tells the true shape. Others (compressed-tensors, ModelOpt, transformers) store them in
+rows. Where both shapes coincide a ComfyUI label says tiles, no label says rows. The weight_scalar of
+hybrid files is for machines without MX units and not read.
+
+Reference: Comfy-Org/comfy-kitchen comfy_kitchen/float_utils.py; silveroxides/convert_to_quant
+formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors compressors/mxfp8/base.py.
+"""
+
+from functools import partial
+
+from quanterr.chunks import Chunk
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.comfy import FP8_LABELS, check_labels
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.scaled import multiply
+from quanterr.formats.tiled import BlockScales, fit_block_scales
+from quanterr.tensors import Workspace
+
+BLOCK = 32
+LABELS = FP8_LABELS | {"mxfp8", "hybrid_mxfp8"}
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"F8_E4M3"})),
+    "scale": Part(("{weight}_scale", "{weight}_scale_inv"), frozenset({"U8", "F8_E8M0"})),
+    "scalar": Part(("{weight}_scalar",), frozenset({"F32"}), optional=True),
+}
+
+
+def fit(parts: Parts) -> Weight | None:
+    """The weight, if there is an exponent for each 32 columns.
+
+    Raises:
+        Misfit: a label names another layout; the original's shape is not that of the codes, less padding.
+    """
+    codes, scale = parts.codes, parts["scale"]
+    stored_rows, stored_cols = codes.shape[-2:] if len(codes.shape) > 1 else (0, 0)
+    experts = codes.shape[0] if len(codes.shape) == 3 else 1
+    layouts = fit_block_scales(scale, stored_rows, -(-stored_cols // BLOCK), experts)
+    if not layouts:
+        return None
+    comfy_format, doubts = check_labels(parts, LABELS)
+    if comfy_format is not None:
+        layouts = layouts[::-1]  # in tiles
+    padded = fit_padded(parts, codes.shape, BLOCK)
+    readings = [
+        Weight(
+            parts.name,
+            "mxfp8",
+            padded.shape,
+            parts.entries,
+            partial(dequantize, parts, padded, layout),
+            code_bits=8,
+            block_size=(1, BLOCK),
+            evidence=(f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}",),
+            doubts=doubts,
+            comfy_format=comfy_format,
+        )
+        for layout in layouts
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def dequantize(parts: Parts, padded: Padded, scales: BlockScales, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · 2^(exponent - 127), (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_block, parts, scales))
+
+
+def _block(parts: Parts, scales: BlockScales, chunk: Chunk, workspace: Workspace) -> Values:
+    codes = bits.e4m3(
+        workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape), workspace
+    )
+    exponents = scales.read(chunk.row, chunk.stop_row, workspace)
+    left, right = chunk.col // BLOCK, -(-chunk.stop_col // BLOCK)
+    scale = bits.e8m0(exponents[:, left:right].contiguous())
+    return Values(multiply(codes.values.mul_(codes.unit), scale, chunk.col, BLOCK), codes.at_end)
+
+
+FORMATS = (
+    Format(
+        name="mxfp8",
+        summary="E4M3 codes, an E8M0 exponent for each 32 columns",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(30, 32),
+    ),
+)

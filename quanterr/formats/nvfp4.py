@@ -1,0 +1,148 @@
+"""NVFP4: E2M1 codes, an E4M3 scale for each 16 columns, and one float32 scale for the tensor.
+
+    weight            u8              (rows, cols / 2), two codes a byte; or (experts, rows, cols / 2)
+    weight_scale      f8_e4m3 or u8   (rows, cols / 16), or that in tiles: quanterr/formats/tiled.py
+    weight_scale_2    f32             one, or one an expert
+    pre_quant_scale   floating        (cols,), where the layer multiplies its input by it; optional
+
+    scale = float32(weight_scale[r, c // 16]) * weight_scale_2                        rounded
+    weight[r, c] = e2m1(code[r, c]) * scale                                           rounded
+                   * pre_quant_scale[c], where there is one                           rounded
+
+Four dialects share these names: ComfyUI (convert_to_quant, BFL) puts the first column into the high nibble
+and scales into tiles, and pads rows and columns to multiples of 16; its label may say nibble_order lo_first;
+ModelOpt puts the first column into the low nibble and scales into rows; its exports for diffusers use tiles.
+A label says which; where tensors and original contradict it, the other readings are tried.
+
+Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/nvfp4.py, backends/eager/quantization.py;
+NVIDIA/Model-Optimizer modelopt/torch/quantization/qtensor/nvfp4_tensor.py; ComfyUI comfy/ops.py for
+pre_quant_scale.
+"""
+
+from functools import partial
+
+import torch
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.comfy import check_labels
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.scaled import multiply
+from quanterr.formats.tiled import BlockScales, fit_block_scales
+from quanterr.tensors import Workspace
+
+MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
+FLOATS = frozenset({"F32", "BF16", "F16"})
+LABELS = frozenset({"nvfp4"})
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"U8"})),
+    "scale": Part(("{weight}_scale",), frozenset({"F8_E4M3", "U8"})),
+    "global_scale": Part(("{weight}_scale_2",), frozenset({"F32"})),
+    "pre_quant_scale": Part(("{module}.pre_quant_scale",), FLOATS, optional=True),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight by the dialect that label and shapes tell; the other dialects as further readings.
+
+    Raises:
+        Misfit: the shapes of codes, scales and global scale do not belong together.
+    """
+    codes = parts.codes
+    if len(codes.shape) not in (2, 3):
+        raise Misfit(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
+    comfy_format, doubts = check_labels(parts, LABELS)
+    stored = (*codes.shape[:-1], 2 * codes.shape[-1])
+    experts = codes.shape[0] if len(codes.shape) == 3 else 1
+    block, layouts = _layouts(parts, stored, experts)
+    if parts["global_scale"].n not in (1, experts):
+        raise Misfit(f"its global scale {parts['global_scale']} should be one, or one for each of {experts} experts")
+    padded = fit_padded(parts, stored, block, MULTIPLE)
+    pre_quant_scale = parts.get("pre_quant_scale")
+    if pre_quant_scale and pre_quant_scale.n not in (padded.cols, padded.stored_cols):
+        raise Misfit(f"{pre_quant_scale} should have one for each of {padded.cols} columns")
+    tiled_first, high_first = _dialect(parts, comfy_format)
+    readings = [
+        Weight(
+            parts.name,
+            "nvfp4",
+            padded.shape,
+            parts.entries,
+            partial(dequantize, parts, padded, layout, high),
+            code_bits=4,
+            block_size=(1, block),
+            evidence=(_told(layout, high),),
+            doubts=doubts,
+            comfy_format=comfy_format,
+        )
+        for layout in sorted(layouts, key=lambda layout: layout.tiled != tiled_first)
+        for high in (high_first, not high_first)
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
+    """Columns that share a scale, and how the scales may lie."""
+    for block in (16, 32):  # ModelOpt has both
+        layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts)
+        if layouts:
+            return block, layouts
+    raise Misfit(
+        f"its scale {parts['scale']} fits codes {list(parts.codes.shape)} neither in rows nor in tiles: "
+        f"expected {[*stored[:-1], -(-stored[-1] // 16)]}, or that rounded up to multiples of 128 × 4"
+    )
+
+
+def _dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
+    """(scales in tiles, first column in the high nibble), as the label tells or its absence."""
+    if comfy_format is None:
+        return False, False
+    orders = [label.fields.get("nibble_order") for label in parts.hints.labels]
+    return True, "lo_first" not in orders
+
+
+def _told(layout: BlockScales, high_first: bool) -> str:
+    nibble = "high" if high_first else "low"
+    return f"NVFP4, first column in the {nibble} nibble, scales in {'tiles' if layout.tiled else 'rows'}"
+
+
+def dequantize(
+    parts: Parts, padded: Padded, scales: BlockScales, high_first: bool, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """e2m1(code) · (scale · global scale), (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, scales, high_first))
+
+
+def _block(
+    parts: Parts, padded: Padded, scales: BlockScales, high_first: bool, chunk: Chunk, workspace: Workspace
+) -> Values:
+    first = (chunk.row * padded.stored_cols + chunk.col) // 2
+    codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
+    values = bits.unpack(codes, bits.e2m1_pairs(high_first, workspace.device), workspace)
+    block = padded.step
+    stored = scales.read(chunk.row, chunk.stop_row, workspace)
+    scale = bits.e4m3_scales(stored[:, chunk.col // block : -(-chunk.stop_col // block)])
+    global_scale = workspace.whole("global_scale", parts["global_scale"]).view(-1)
+    if len(global_scale) > 1:
+        experts = torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // padded.stored_rows
+        global_scale = global_scale[experts, None]
+    multiply(values, scale.mul_(global_scale), chunk.col, block)
+    if pre_quant_scale := parts.get("pre_quant_scale"):
+        factors = workspace.whole("pre_quant_scale", pre_quant_scale).view(-1).float()
+        stop = min(chunk.stop_col, len(factors))
+        values[:, : stop - chunk.col].mul_(factors[chunk.col : stop])
+    return Values(values)
+
+
+FORMATS = (
+    Format(
+        name="nvfp4",
+        summary="E2M1 codes, an E4M3 scale for each 16 columns, one float32 scale",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(19, 21),
+    ),
+)

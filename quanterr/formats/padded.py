@@ -1,0 +1,89 @@
+"""Weights whose stored rows are longer, or whose stored experts are taller, than the weight itself.
+
+    stored    (rows rounded up, cols rounded up), or (experts, the same)
+    weight    its first rows and columns; what lies beyond is padding
+
+The true shape is the original's; the label's orig_shape must agree. Without either it is the stored one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Parts, Values
+from quanterr.tensors import Workspace
+
+Block = Callable[[Chunk, Workspace], Values]  # values of whole blocks of the stored matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Where a weight of ``shape`` lies in a stored matrix; blocks of columns begin at multiples of ``step``."""
+
+    shape: tuple[int, ...]
+    rows: int  # of one expert
+    cols: int
+    stored_rows: int
+    stored_cols: int
+    step: int
+
+    def dequantize(self, chunk: Chunk, workspace: Workspace, block: Block) -> Values:
+        """The chunk's values, (r, c), from those of whole blocks; a count of saturated codes is of the blocks."""
+        first, last = chunk.row // self.rows, (chunk.stop_row - 1) // self.rows
+        if first == last or self.rows == self.stored_rows:
+            return self._piece(chunk, first * (self.stored_rows - self.rows), workspace, block)
+        values = torch.empty(chunk.shape, device=workspace.device)
+        saturated = None
+        for expert in range(first, last + 1):
+            top = expert * self.rows
+            part = chunk._replace(row=max(chunk.row, top), stop_row=min(chunk.stop_row, top + self.rows))
+            piece = self._piece(part, expert * (self.stored_rows - self.rows), workspace, block)
+            values[part.row - chunk.row : part.stop_row - chunk.row] = piece.weight
+            if piece.saturated is not None:
+                saturated = piece.saturated if saturated is None else saturated + piece.saturated
+        return Values(values, saturated)
+
+    def _piece(self, chunk: Chunk, shift: int, workspace: Workspace, block: Block) -> Values:
+        col, stop_col = chunk.col, chunk.stop_col
+        if chunk.stop_row - chunk.row > 1 or stop_col - col == self.cols:
+            col, stop_col = 0, self.stored_cols
+        else:
+            col, stop_col = col // self.step * self.step, min(-(-stop_col // self.step) * self.step, self.stored_cols)
+        found = block(Chunk(chunk.row + shift, chunk.stop_row + shift, col, stop_col), workspace)
+        if (col, stop_col) == (chunk.col, chunk.stop_col):
+            return found
+        cropped = workspace.buffer("cropped", chunk.shape, found.weight.dtype)
+        return Values(cropped.copy_(found.weight[:, chunk.col - col : chunk.stop_col - col]), found.saturated)
+
+
+def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
+    """Where the weight lies in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
+
+    Rows and columns are padded to multiples of ``multiple`` (``step``, if it is not given) or not at all.
+    A shape of the original that fits neither is left to be told as a mismatch.
+
+    Raises:
+        Misfit: the label's orig_shape is not the original's shape.
+    """
+    multiple = multiple or step
+    labelled = next((shape for label in parts.hints.labels if (shape := _orig_shape(label.fields))), None)
+    shape = parts.hints.shape or labelled or stored
+    if labelled and labelled != shape:
+        raise Misfit(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
+    if not _fits(shape, stored, multiple):
+        shape = stored
+    return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
+
+
+def _orig_shape(fields: object) -> tuple[int, ...] | None:
+    value = fields.get("orig_shape") if isinstance(fields, dict) else None
+    return tuple(value) if isinstance(value, list) and all(isinstance(n, int) for n in value) else None
+
+
+def _fits(shape: tuple[int, ...], stored: tuple[int, ...], multiple: int) -> bool:
+    if len(shape) != len(stored) or shape[:-2] != stored[:-2] or 0 in shape:
+        return False
+    return all(have in (n, -(-n // multiple) * multiple) for n, have in zip(shape[-2:], stored[-2:], strict=True))

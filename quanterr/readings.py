@@ -1,0 +1,94 @@
+"""Where stored tensors can be read in several ways, the one that the original bears out.
+
+A format gives the reading that label and shapes tell, and the others as its ``readings``. They are tried
+on a few rows, and only where the first is further off than any right one: a switch is told as a doubt.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import inf, isfinite, sqrt
+
+import torch
+
+from quanterr.chunks import Chunk
+from quanterr.conventions import may_be_turned
+from quanterr.formats import Weight
+from quanterr.pairing import Pair
+from quanterr.tensors import Workspace
+from quanterr.views import transposed
+
+# Relative error ||e|| / ||x||: right readings are below the first, and wrong ones this many times worse.
+SUSPICIOUS = 0.35
+BETTER = 3.0
+
+# Of a square weight and its transpose: one is below the first, the other above the second.
+RELATED, UNRELATED = 0.7, 1.2
+
+PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
+
+
+def settle(pairs: list[Pair]) -> None:
+    """Replace, in place, each pair that another reading of its tensors brings much closer together."""
+    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    with torch.inference_mode():
+        for number, pair in enumerate(pairs):
+            if pair.quantized.readings:
+                pairs[number] = replace(pair, quantized=_settled(pair, workspaces))
+            if _may_be_turned(pair):
+                pairs[number] = _turned(pairs[number], workspaces)
+
+
+def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
+    first = pair.quantized
+    error = relative_error(pair.original, first, workspaces)
+    if error <= SUSPICIOUS:
+        return first
+    errors = [(relative_error(pair.original, weight, workspaces), weight) for weight in first.readings]
+    least, best = min(errors, key=lambda found: found[0])
+    if not BETTER * least <= error:
+        return first
+    told = f"{error:.3g}" if isfinite(error) else "not finite"
+    doubt = (
+        f"read as {best.evidence[0]}: relative error {least:.3g} on a sample; "
+        f"as label and shapes tell ({first.evidence[0]}) it is {told}"
+    )
+    return replace(best, doubts=(*first.doubts, doubt))
+
+
+def _may_be_turned(pair: Pair) -> bool:
+    shape = pair.original.shape
+    square = len(shape) > 1 and shape[-1] == shape[-2]
+    return square and pair.original.format == "dense" and may_be_turned(pair.name, shape)
+
+
+def _turned(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Pair:
+    """A square original the other way round, if that is how the quantized weight has it."""
+    if relative_error(pair.original, pair.quantized, workspaces) < UNRELATED:
+        return pair
+    turned = transposed(pair.original)
+    error = relative_error(turned, pair.quantized, workspaces)
+    if not error < RELATED:
+        return pair
+    said = f"the original is stored [in, out]: relative error {error:.3g} on a sample when it is transposed"
+    quantized = replace(pair.quantized, evidence=(*pair.quantized.evidence, said))
+    return replace(pair, original=turned, quantized=quantized)
+
+
+def relative_error(original: Weight, quantized: Weight, workspaces: tuple[Workspace, Workspace]) -> float:
+    """||y - x|| / ||x|| over a few rows; 0 where x is zero there, infinity where something is not finite."""
+    signal = noise = 0.0
+    for chunk in _sample(*original.matrix):
+        x = original.dequantize(chunk, workspaces[0]).weight.double()
+        e = quantized.dequantize(chunk, workspaces[1]).weight.double() - x
+        signal, noise = signal + float((x * x).sum()), noise + float((e * e).sum())
+    if not isfinite(noise) or not isfinite(signal):
+        return inf
+    return sqrt(noise / signal) if signal else 0.0
+
+
+def _sample(rows: int, cols: int) -> Iterable[Chunk]:
+    """A few chunks, spread over the rows."""
+    step = max(-(-rows // PLACES), 1)
+    n = max(min(ROWS, ELEMENTS // max(cols, 1)), 1)
+    for row in range(0, rows, step):
+        yield Chunk(row, min(row + n, rows), 0, cols if n > 1 else min(cols, ELEMENTS))
