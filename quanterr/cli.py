@@ -121,6 +121,16 @@ def compare(
     require: Require = None,
     fail_if: FailIf = None,
     baseline: BaselineReport = None,
+    importance: Annotated[
+        str | None,
+        typer.Option(
+            "--importance",
+            metavar="FILE",
+            help="An importance matrix of llama.cpp's (.gguf or .dat): errors weighted by how much an input matters.",
+            rich_help_panel="Metrics",
+            show_default=False,
+        ),
+    ] = None,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -162,7 +172,7 @@ def compare(
     to = targets(outputs or [], [*sides, *([baseline] if baseline else [])])
     judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
     with Interrupt() as interrupt:
-        report = _compared(sides, layers or [], device, outlier_threshold, quiet, interrupt)
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, quiet, interrupt)
         try:
             report = judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
@@ -190,6 +200,7 @@ def _compared(
     layers: list[str],
     device: str,
     threshold: float,
+    importance: str | None,
     quiet: bool,
     interrupt: "Interrupt",
 ) -> "Report":
@@ -203,6 +214,7 @@ def _compared(
             layers=layers,
             device=device,
             outlier_threshold=threshold,
+            importance=importance,
             watch=watch,
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],

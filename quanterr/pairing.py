@@ -6,11 +6,14 @@ pairs      weights of one name and one shape
 the rest   every entry of both checkpoints that is in no pair, with the reason
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from torch import Tensor
+
 from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.chunks import Chunk
 from quanterr.composing import Composer, plain_naming, swapped
 from quanterr.conventions import may_be_turned
 from quanterr.errors import Misfit
@@ -54,6 +57,7 @@ class Pair:
     quantized: Weight
     codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what holds its elements
     consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what else belongs to it
+    importance: Callable[[Chunk], Tensor] | None = None  # of the elements of a chunk, (1 or r, c)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ LAYERS = [
     "pairing",
     "readings",
     "folding",
+    "importance",
     "kernel",
     "worker",
     "running",

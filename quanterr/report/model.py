@@ -232,6 +232,7 @@ class Settings(Model):
     """What changes the numbers."""
 
     outlier_threshold: FiniteFloat
+    importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
 
 
 class Tool(Model):
