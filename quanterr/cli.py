@@ -1,5 +1,6 @@
 """The command line: arguments in, exit status out. What is slow to import is imported in the command."""
 
+import gc
 import os
 import signal
 import sys
@@ -207,6 +208,7 @@ def _compared(
     from quanterr.comparison import compare as run
     from quanterr.progress import Bar, Heartbeat
 
+    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     watch = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
     try:
         return run(
