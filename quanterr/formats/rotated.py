@@ -43,15 +43,16 @@ def hadamard(size: int, device: torch.device) -> Tensor:
     return (matrix / sqrt(size)).to(device)
 
 
-def group_size(label: Label, cols: int) -> tuple[int, tuple[str, ...]]:
-    """Columns of a group, as the label says, and what is odd about it.
+def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
+    """Columns of a group, as the label says or else 256, and what is odd about it.
 
     Raises:
         Misfit: no matrix of that size, or it does not divide a row.
     """
-    size = label.number("convrot_groupsize") or DEFAULT_GROUP
+    size = (label and label.number("convrot_groupsize")) or DEFAULT_GROUP
     if size & (size - 1) or size < 2 or cols % size:
-        raise Misfit(f"{label.source} says rotated in groups of {size}, which must be a power of two and divide {cols}")
+        says = f"{label.source} says rotated" if label else "rotated, without a label,"
+        raise Misfit(f"{says} in groups of {size}, which must be a power of two and divide {cols}")
     if is_power_of_four(size):
         return size, ()
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: undone by a Sylvester matrix",)
