@@ -10,7 +10,7 @@ from making import ALL_ROWS, chunk_of, compared, dequantized, int8_codes, label,
 import quanterr
 from quanterr.chunks import Cut
 from quanterr.formats.interleaved import stored_rows
-from quanterr.formats.rotated import hadamard
+from quanterr.formats.rotated import unrotate
 from quanterr.tensors import Workspace
 
 CPU = torch.device("cpu")
@@ -317,6 +317,25 @@ class TestDoubts:
         assert weight.doubts == ()
 
 
+def hadamard(size):
+    """The matrix of a rotation, made as its definition says."""
+    small = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
+    if size.bit_length() % 2 == 0:
+        small = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64)
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < size:
+        matrix = torch.kron(matrix, small)
+    return matrix / size**0.5
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+def test_a_rotation_is_undone_by_its_matrix(size):
+    x = numbers(3, 2 * size, dtype=torch.float32)
+    expected = (x.double().view(-1, size) @ hadamard(size)).view(x.shape).float()
+
+    assert torch.allclose(expected, unrotate(x.clone(), size, Workspace(CPU)), rtol=0, atol=1e-7 * float(x.abs().max()))
+
+
 def quantized_rows(x, steps):
     """Codes, and one scale a row, of integers up to ``steps``."""
     scale = x.abs().amax(1, keepdim=True) / steps
@@ -329,7 +348,7 @@ class TestReadings:
     @pytest.mark.parametrize("size", [16, 64, 256])
     def test_codes_that_were_rotated_without_a_word(self, tmp_path, size):
         x = numbers(64, 256, dtype=torch.float32)
-        rotated = (x.double().view(64, -1, size) @ hadamard(size, CPU)).view(64, 256).float()
+        rotated = (x.double().view(64, -1, size) @ hadamard(size)).view(64, 256).float()
         codes, scale = quantized_rows(rotated, 127)
         report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
 

@@ -24,6 +24,7 @@ from making import (
 from safetensors.torch import safe_open
 
 import quanterr
+from quanterr.checkpoints import open_checkpoint
 from quanterr.chunks import Chunk, Cut
 from quanterr.formats import FORMATS
 from quanterr.pairing import Bucket
@@ -704,6 +705,17 @@ def test_a_workspace_serves_weights_of_different_sizes_and_formats(tmp_path):
                 chunk = Cut(*pair.quantized.matrix, ALL_ROWS)[0]
 
                 assert same_bits(plain[pair.name], chunk_of(pair.quantized, chunk, workspace)), pair.name
+
+
+def test_a_part_that_is_held_is_read_again_once_its_buffer_has_held_something_else(tmp_path):
+    path = store(tmp_path / "x.safetensors", {"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0)})
+    workspace = Workspace(CPU)
+    with open_checkpoint(path) as checkpoint:
+        a, b = checkpoint.entries["a"], checkpoint.entries["b"]
+        workspace.whole("part", a)
+        workspace.read("part", b, 0, (4,))
+
+        assert workspace.whole("part", a).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2])

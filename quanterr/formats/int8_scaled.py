@@ -39,12 +39,13 @@ NEEDS = {"codes": Part(("{weight}",), INT8), "scale": Part(NAMES, FLOATS)}
 def fit(granularity: str, parts: Parts) -> Weight | None:
     """The weight, if its scale has that granularity and no label says that it is rotated.
 
-    Some writers rotate and do not say so: as rotated it is a further reading.
+    Some writers for ComfyUI, which put no config.json beside their files, rotate and do not say so: as
+    rotated it is a further reading.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
     weight = fit_scaled(parts, "int8", granularity, INT8_LABELS, multiplied, uniform_bits=8)
-    if weight is None or len(weight.shape) != 2:
+    if weight is None or len(weight.shape) != 2 or parts.hints.config:
         return weight
     return weight.or_else(turned_back(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
 
