@@ -12,6 +12,7 @@ Reference: transformers conversion_mapping.py; diffusers and nunchaku model defi
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 # Words of a path that say where a model is wrapped, not which weight it is.
@@ -77,6 +78,17 @@ SIDE_BY_SIDE = ((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj",
 # Last words of weights that some programs store as [in, out]: GPT-2's Conv1D; stacks of experts.
 TURNED = frozenset({"c_attn", "c_proj", "c_fc", "gate_up_proj", "down_proj"})
 
+# Last word of a norm's path, and the weights of the same block that it feeds: scales may be folded from these into it.
+FED_BY_NORM = (
+    ("input_layernorm", r"self_attn\.(q|k|v|qkv|q_a|kv_a)_proj(_with_mqa)?"),
+    (
+        "post_attention_layernorm|pre_feedforward_layernorm",
+        r"mlp\.(gate|(shared_experts?\.|experts\.(\d+\.)?)?(gate|up|gate_up)_proj)",
+    ),
+)
+# The same of a weight whose outputs are the inputs of another.
+FED_BY_WEIGHT = (("mlp.up_proj", "mlp.down_proj"), ("self_attn.v_proj", "self_attn.o_proj"))
+
 EXPERTS = "experts"
 
 _RENAMES = tuple((re.compile(pattern), replacement) for pattern, replacement in RENAMES)
@@ -118,6 +130,7 @@ def may_be_turned(name: str, shape: tuple[int, ...]) -> bool:
     return last in TURNED and (last.startswith("c_") or (len(shape) == 3 and head.endswith(EXPERTS)))
 
 
+@lru_cache(maxsize=1 << 16)
 def canonical(name: str) -> tuple[str, str]:
     """The path of a name without wrappers and in usual words, and its kind: "" for a weight, ".bias" and the like."""
     kind = ""

@@ -176,6 +176,26 @@ def _plus(weight: Weight, number: float, chunk: Chunk, workspace: Workspace) -> 
     return Values(weight.dequantize(chunk, workspace).weight.add_(number))
 
 
+def minus_exp(weight: Weight) -> Weight:
+    """-exp of each element: what Mamba's A is of the A_log that is trained."""
+    return _each(weight, lambda one: _view(one, one.shape, partial(_minus_exp, one)))
+
+
+def _minus_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
+    return Values(weight.dequantize(chunk, workspace).weight.exp_().neg_())
+
+
+def scaled(weight: Weight, factors: Tensor, axis: int) -> Weight:
+    """Rows (axis 0) or columns (axis 1) of a matrix times factors, float32, one for each."""
+    return _each(weight, lambda one: _view(one, one.shape, partial(_scaled, one, factors, axis)))
+
+
+def _scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
+    values = weight.dequantize(chunk, workspace).weight
+    own = factors[chunk.row : chunk.stop_row, None] if axis == 0 else factors[chunk.col : chunk.stop_col]
+    return Values(values.mul_(own.to(values.device)))
+
+
 def _each(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
     """The view of a weight, with the same view of each of its readings."""
     return view(weight).or_else(map(view, weight.readings))

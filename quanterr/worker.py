@@ -101,10 +101,10 @@ class Worker:
             return Sums()
         cols, sums = pair.original.matrix[1], None
         if not pair.original.wide and not pair.quantized.wide:
-            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier)
+            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier, pair.importance)
         if sums is None:
             saturated.clear()
-            sums = exact_sums(load, chunks, cols, self.outlier)
+            sums = exact_sums(load, chunks, cols, self.outlier, pair.importance)
         if saturated:
             sums.saturated = int(torch.stack(saturated).sum())
         return sums

@@ -32,7 +32,7 @@ from quanterr.tensors import Workspace
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = ".expected.safetensors"
-CASES = sorted(path for path in GOLDEN.glob("*/*.safetensors") if not path.name.endswith(EXPECTED))
+CASES = sorted(path for path in GOLDEN.glob("*/*.*") if not path.name.endswith(EXPECTED))
 CPU = torch.device("cpu")
 
 NUMBERS = [case for case in CASES if case.parent.name != "verbatim"]

@@ -34,7 +34,8 @@ from functools import partial
 
 from torch import Tensor
 
-from quanterr.checkpoints import Entry, strict_json
+from quanterr import strict_json
+from quanterr.checkpoints import Entry
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats import bits
