@@ -70,7 +70,7 @@ class TestStatus:
 
         assert (Status.OK, "") == (done.returncode, done.stdout)
         assert done.stderr.startswith(
-            "2 gates held\npass: gate snr_db >= 20 holds: 3 layers, 1 of them identical, the nearest"
+            "2 gates held\npass: gate snr_db >= 20 holds: 3 layers (1 identical), the nearest"
         )
         assert done.stderr.endswith("verdict: pass\n")
 
@@ -79,7 +79,7 @@ class TestStatus:
 
         assert Status.GATE_FAILED == done.returncode
         assert done.stderr.startswith(
-            "1 of 2 gates not held\nFAIL: gate snr_db >= 99 does not hold: 2 of 3 layers, 1 of them identical"
+            "1 of 2 gates not held\nFAIL: gate snr_db >= 99 does not hold: 2 of 3 layers (1 identical), the worst"
         )
         assert done.stderr.endswith("verdict: fail\n")
 
@@ -142,11 +142,14 @@ class TestStatus:
 
 class TestWhatIsTold:
     def test_of_a_layer_is_its_value_the_limit_and_the_margin_unrounded(self, stored, report):
-        value = min(layer.snr_db for layer in report.layers)
-        limit = value + 1e-12
-        done = gate(stored, "--require", f"snr_db >= {limit!r}")
+        lower, higher = sorted(layer.snr_db for layer in report.layers)
+        limit = lower + 1e-12
+        one = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
+        both = gate(stored, "--require", "snr_db >= 99").stderr
 
-        assert f"{value!r}, limit {limit!r}, margin {value - limit!r}" in done.stderr
+        assert f"gate snr_db >= {limit!r} does not hold" in one
+        assert f"{lower!r} (margin {lower - limit!r})" in one
+        assert f"{higher!r}, limit 99, margin {higher - 99!r}" in both
 
     def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):
         path = tmp_path / "thresholds.toml"
