@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     "errors",
     "text",
+    "strict_json",
     "metrics",
     "roles",
     "report",
@@ -38,7 +39,7 @@ LAYERS = [
     "cli",
     "__main__",
 ]
-TORCH_FREE = ["errors", "text", "metrics", "report", "roles", "selection", "labels", "progress"]
+TORCH_FREE = ["errors", "text", "strict_json", "metrics", "report", "roles", "selection", "labels", "progress"]
 
 
 def layer(path):
@@ -75,6 +76,7 @@ def test_every_module_has_its_layer():
         "import quanterr",
         "import quanterr.cli",
         "import quanterr.metrics, quanterr.report.model, quanterr.report.as_table, quanterr.report.as_json",
+        "import quanterr.report.reading",
         "import quanterr.selection, quanterr.errors",
         "from quanterr.cli import app; app(['--help'], standalone_mode=False)",
         "from quanterr.cli import app; app(['compare', '--help'], standalone_mode=False)",

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from quanterr.checkpoints import hub_cache, strict_json
+from quanterr import strict_json
+from quanterr.checkpoints import hub_cache
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
 from quanterr.checkpoints.safetensors_file import read_header, shard_conflict
 from quanterr.errors import CheckpointError, UsageError

@@ -16,8 +16,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from quanterr.checkpoints.base import DTYPE_BITS, Entry, StoredFile
-from quanterr.checkpoints.strict_json import DuplicateKey, Invalid, loads
 from quanterr.errors import CheckpointError
+from quanterr.strict_json import DuplicateKey, Invalid, loads
 from quanterr.text import count, display, listed
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
