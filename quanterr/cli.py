@@ -132,6 +132,9 @@ def compare(
     sort_by: Annotated[
         SortBy, typer.Option("--sort-by", help="What makes a layer the worst.", rich_help_panel="Output")
     ] = SortBy.SNR,
+    no_plot: Annotated[
+        bool, typer.Option("--no-plot", help="No maps and curves in the terminal.", rich_help_panel="Output")
+    ] = False,
     color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
     quiet: Annotated[
         bool,
@@ -156,7 +159,7 @@ def compare(
     to = targets(outputs or [], sides)
     with Interrupt() as interrupt:
         report = _compared(sides, layers or [], device, outlier_threshold, quiet, interrupt)
-        _print(report, to, top_layers, sort_by, color, quiet, verbose)
+        _print(report, to, top_layers, sort_by, color, quiet, verbose, not no_plot)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
 
@@ -200,7 +203,14 @@ def _compared(
 
 
 def _print(
-    report: "Report", to: "list[Target]", top: int, sort_by: SortBy, color: Color, quiet: bool, verbose: bool
+    report: "Report",
+    to: "list[Target]",
+    top: int,
+    sort_by: SortBy,
+    color: Color,
+    quiet: bool,
+    verbose: bool,
+    plot: bool,
 ) -> None:
     """The table first, so that it is seen even if a file cannot be written."""
     from quanterr.report.as_table import brief, console, show
@@ -212,7 +222,7 @@ def _print(
         else:
             # Standard output carries one thing: the document, if one is to go there.
             stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-            show(report, console(stream, color), top, sort_by, verbose)
+            show(report, console(stream, color), top, sort_by, verbose, plot)
             stream.flush()
         for target in to:
             write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]

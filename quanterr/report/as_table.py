@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quanterr.report.block_map import block_maps
 from quanterr.report.model import Aggregate, Finding, Report
 from quanterr.report.shown import (
     SORTS,
@@ -75,9 +76,12 @@ def _colored(file: IO[str], color: str) -> bool:
     return file.isatty()
 
 
-def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbose: bool = False) -> None:
-    """Print the whole report."""
-    plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
+def show(
+    report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbose: bool = False, plot: bool = True
+) -> None:
+    """Print the whole report; maps and curves only in a terminal."""
+    unicode = "utf" in (to.encoding or "").lower()
+    plain = not to.file.isatty() or not unicode
     to.print(Text(coverage_line(report)), soft_wrap=not to.is_terminal)
     if report.layers:
         for table in (
@@ -87,6 +91,10 @@ def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbo
         ):
             to.print()
             to.print(table)
+        if plot and to.file.isatty():
+            for picture in block_maps(report, to.width, unicode):
+                to.print()
+                to.print(picture)
         if top:
             to.print()
             table = _worst(report, top, sort_by, plain, to)
@@ -212,7 +220,7 @@ def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> 
                 percent(layer.relative_error),
                 number(layer.max_absolute_error),
                 number(layer.bits_per_weight),
-                layer.format,
+                display(layer.format),
             ),
         )
         for layer in layers

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from quanterr.report.model import Layer, Report
+from quanterr.report.verdicts import Gate, Violation
 from quanterr.text import count, display
 
 UNDEFINED = "undefined"
@@ -66,6 +67,27 @@ def usual(report: Report, format_name: str, dash: str = "-") -> str:
     """The level that is usual for a format, where one is known."""
     note = report.formats.get(format_name)
     return f"{note.usual_snr_db[0]}{dash}{note.usual_snr_db[-1]}" if note and note.usual_snr_db else "-"
+
+
+def exactly(value: float | None) -> str:
+    """All digits: a rounded value may seem to be inside of a limit when it is not."""
+    return UNDEFINED if value is None else repr(value)
+
+
+def gate_words(gate: Gate) -> tuple[str, str]:
+    """What is said of a gate, and how bad that is: pass, warning or fail."""
+    if gate.status == "pass":
+        return "holds", "pass"
+    return ("does not hold", "fail") if gate.severity == "error" else ("does not hold, a warning", "warning")
+
+
+def violation_line(violation: Violation) -> str:
+    """Where a gate does not hold, and by how much."""
+    where = "the whole" if violation.layer is None else display(violation.layer)
+    if violation.observed is None:
+        return f"{where}: {sentence(violation.reason or UNDEFINED)}"
+    margin = "" if violation.margin is None else f", margin {exactly(violation.margin)}"
+    return f"{where}: {exactly(violation.observed)}{margin}"
 
 
 def sentence(text: str) -> str:
