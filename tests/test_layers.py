@@ -77,10 +77,12 @@ def test_every_module_has_its_layer():
         "import quanterr.cli",
         "import quanterr.metrics, quanterr.report.model, quanterr.report.as_table, quanterr.report.as_json",
         "import quanterr.report.reading",
+        "import quanterr.report; [output.write for output in quanterr.report.OUTPUTS]",
         "import quanterr.selection, quanterr.errors",
         "from quanterr.cli import app; app(['--help'], standalone_mode=False)",
         "from quanterr.cli import app; app(['compare', '--help'], standalone_mode=False)",
         "from quanterr.cli import app; app(['schema'], standalone_mode=False)",
+        "from quanterr.cli import app; app(['render', '--help'], standalone_mode=False)",
     ],
 )
 def test_these_do_without_torch(code):

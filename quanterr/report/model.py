@@ -298,7 +298,7 @@ class Report(Model):
         crc, separator = 0, "{\n"
         for name, info in type(self).model_fields.items():
             value = f"{crc:08x}" if name == "checksum" else getattr(self, name)
-            for piece in _pieces(f"{separator}{_dumps(info.alias or name)}: ", value):
+            for piece in _pieces(f"{separator}{dumps(info.alias or name)}: ", value):
                 crc = zlib.crc32(piece.encode("ascii"), crc)
                 yield piece
             separator = ",\n"
@@ -309,13 +309,14 @@ def _pieces(start: str, value: Any) -> Iterator[str]:
     yield start
     if isinstance(value, list) and value and not isinstance(value[0], str):
         for n, item in enumerate(value):
-            yield f"{',' if n else '['}\n  {_dumps(item)}"
+            yield f"{',' if n else '['}\n  {dumps(item)}"
         yield "\n]"
     else:
-        yield _dumps(value)
+        yield dumps(value)
 
 
-def _dumps(value: Any) -> str:
+def dumps(value: Any) -> str:
+    """A part of a report as strict, ASCII JSON on one line."""
     return json.dumps(value, allow_nan=False, default=_as_dict)
 
 
