@@ -17,16 +17,20 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.errors import QuanterrError
     from quanterr.formats import FORMATS
+    from quanterr.gates import judge
     from quanterr.measuring import measure
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.report.model import Report
+    from quanterr.report.reading import read_report
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "compare": "quanterr.comparison",
     "open_checkpoint": "quanterr.checkpoints",
+    "judge": "quanterr.gates",
     "measure": "quanterr.measuring",
+    "read_report": "quanterr.report.reading",
     "theoretical_sqnr": "quanterr.metrics",
     "Report": "quanterr.report.model",
     "FORMATS": "quanterr.formats",
@@ -40,8 +44,10 @@ __all__ = [
     "QuanterrError",
     "Report",
     "compare",
+    "judge",
     "measure",
     "open_checkpoint",
+    "read_report",
     "theoretical_sqnr",
 ]
 

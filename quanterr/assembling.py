@@ -5,7 +5,6 @@ from typing import Any
 
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
-from quanterr.errors import Status
 from quanterr.findings import finding, of_plan, of_weight
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
@@ -32,7 +31,7 @@ from quanterr.report.model import (
     from_values,
 )
 from quanterr.roles import block_of, role_of
-from quanterr.text import count, display, listed
+from quanterr.text import count, display, listed, unicode
 from quanterr.worker import Finished
 
 # Only a made-up model has more; a group for each would be larger than the layers.
@@ -263,13 +262,6 @@ class Assembly:
         return reasons
 
 
-def exit_status(report: Report, allow_partial: bool = False) -> Status:
-    """The status a report ends with; an unreliable result outranks a failed gate."""
-    if report.verdict == "inconclusive" and not allow_partial:
-        return Status.INCONCLUSIVE
-    return Status.GATE_FAILED if report.verdict == "fail" else Status.OK
-
-
 def _told(bucket: Bucket) -> str:
     return {
         Bucket.ERROR: "not comparable",
@@ -363,9 +355,9 @@ def _fraction(sizes: dict[str, BucketSize]) -> float | None:
 
 def _side(checkpoint: Checkpoint, prefix: str) -> Side:
     return Side(
-        path=checkpoint.path,
+        path=unicode(checkpoint.path),
         revision=checkpoint.revision,
-        files=[StoredFile(name=file.path.name, bytes=file.size) for file in checkpoint.files],
+        files=[StoredFile(name=unicode(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
         prefix=prefix,

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr import __version__
+from quanterr import __version__, diff_command, gate_command
 from quanterr.errors import QuanterrError, ResourceError, Status, UsageError
+from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
 from quanterr.metrics import OUTLIER
+from quanterr.text import unicode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,6 +119,10 @@ def compare(
         float,
         typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
     ] = OUTLIER,
+    thresholds: Thresholds = None,
+    require: Require = None,
+    fail_if: FailIf = None,
+    baseline: BaselineReport = None,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -159,10 +165,17 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = targets(outputs or [], sides)
+    to = targets(outputs or [], [*sides, *([baseline] if baseline else [])])
+    judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
     with Interrupt() as interrupt:
         report = _compared(sides, layers or [], device, outlier_threshold, quiet, interrupt)
+        try:
+            report = judge(report)
+        except UsageError as error:  # a baseline of something else; the comparison is not lost
+            _print(gate_command.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose, not no_plot)
+            raise
         _print(report, to, top_layers, sort_by, color, quiet, verbose, not no_plot)
+        gate_command.tell(report)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
 
@@ -198,7 +211,7 @@ def _compared(
             outlier_threshold=threshold,
             watch=watch,
             stop=interrupt.stop,
-            command=["quanterr", *sys.argv[1:]],
+            command=["quanterr", *map(unicode, sys.argv[1:])],
         )
     finally:
         if watch is not None:
@@ -255,7 +268,7 @@ def _abandon_stdout() -> None:
 
 
 def _status(report: "Report", allow_partial: bool, interrupt: "Interrupt") -> Status:
-    from quanterr.assembling import exit_status
+    from quanterr.gates.judging import exit_status
 
     if interrupt.signal is not None and not report.complete:
         return Status(128 + interrupt.signal)
@@ -357,6 +370,10 @@ def formats(
     if found is None:
         raise UsageError(f"no format is called {name!r}; they are {', '.join(row.name for row in FORMATS)}")
     typer.echo(f"{found.name}: {found.summary}\n\n{found.specification.strip()}")
+
+
+app.command(help=gate_command.HELP)(gate_command.gate)
+app.command(help=diff_command.HELP)(diff_command.diff)
 
 
 @app.command()

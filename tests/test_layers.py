@@ -21,6 +21,10 @@ LAYERS = [
     "roles",
     "report",
     "selection",
+    "gates",
+    "diffing",
+    "gate_command",
+    "diff_command",
     "checkpoints",
     "labels",
     "chunks",
@@ -39,7 +43,7 @@ LAYERS = [
     "cli",
     "__main__",
 ]
-TORCH_FREE = ["errors", "text", "strict_json", "metrics", "report", "roles", "selection", "labels", "progress"]
+TORCH_FREE = ["errors", "text", "strict_json", "metrics", "report", "roles", "selection", "gates", "labels", "progress"]
 
 
 def layer(path):
@@ -76,13 +80,15 @@ def test_every_module_has_its_layer():
         "import quanterr",
         "import quanterr.cli",
         "import quanterr.metrics, quanterr.report.model, quanterr.report.as_table, quanterr.report.as_json",
-        "import quanterr.report.reading",
+        "import quanterr.report.reading, quanterr.gates, quanterr.diffing",
         "import quanterr.report; [output.write for output in quanterr.report.OUTPUTS]",
         "import quanterr.selection, quanterr.errors",
         "from quanterr.cli import app; app(['--help'], standalone_mode=False)",
         "from quanterr.cli import app; app(['compare', '--help'], standalone_mode=False)",
         "from quanterr.cli import app; app(['schema'], standalone_mode=False)",
         "from quanterr.cli import app; app(['render', '--help'], standalone_mode=False)",
+        "from quanterr.cli import app; app(['gate', '--help'], standalone_mode=False)",
+        "from quanterr.cli import app; app(['diff', '--help'], standalone_mode=False)",
     ],
 )
 def test_these_do_without_torch(code):

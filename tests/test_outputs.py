@@ -17,7 +17,7 @@ from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, as_csv, as_jsonl, as_junit, as_md
 from quanterr.report.as_table import console, show
 from quanterr.report.model import Report
-from quanterr.text import display
+from quanterr.text import display, unrounded
 
 NAMES = [output.name for output in OUTPUTS]
 
@@ -270,7 +270,7 @@ class TestMarkdown:
             assert found not in told
 
     def test_gates_show_all_digits(self, report):
-        assert repr(report.gates[0].margin) in rendered(report, "md")
+        assert unrounded(report.gates[0].margin) in rendered(report, "md")
 
 
 class TestUpdating:

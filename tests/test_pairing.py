@@ -18,8 +18,8 @@ from making import (
     store,
 )
 
-from quanterr.assembling import exit_status
 from quanterr.errors import Status, UsageError
+from quanterr.gates.judging import exit_status
 from quanterr.labels import PREFIXES
 from quanterr.pairing import Bucket
 

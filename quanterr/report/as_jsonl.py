@@ -14,9 +14,7 @@ RECORDS = {"layers": "layer", "other_changes": "other_change", "lossless": "loss
 def write(report: Report, file: IO[str]) -> None:
     """Write it line by line."""
     head = {
-        info.alias or name: getattr(report, name)
-        for name, info in Report.model_fields.items()
-        if name not in RECORDS and name != "checksum"
+        info.alias or name: getattr(report, name) for name, info in Report.model_fields.items() if name not in RECORDS
     }
     records = {record: len(getattr(report, key)) for key, record in RECORDS.items()}
     file.write(dumps({"record": "report", **head, "records": records}) + "\n")

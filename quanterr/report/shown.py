@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quanterr.report.model import Layer, Report
 from quanterr.report.verdicts import Gate, Violation
-from quanterr.text import count, display
+from quanterr.text import count, display, unrounded
 
 UNDEFINED = "undefined"
 LONG = 2000  # characters of a sentence
@@ -71,7 +71,7 @@ def usual(report: Report, format_name: str, dash: str = "-") -> str:
 
 def exactly(value: float | None) -> str:
     """All digits: a rounded value may seem to be inside of a limit when it is not."""
-    return UNDEFINED if value is None else repr(value)
+    return UNDEFINED if value is None else unrounded(value)
 
 
 def gate_words(gate: Gate) -> tuple[str, str]:
