@@ -271,7 +271,7 @@ def _gate(gate: Gate) -> list[Markup]:
     row = tag(
         "tr",
         tag("td", tag("span", word, class_=f"tag {tone}")),
-        tag("th", display(gate.id), scope="row"),
+        tag("th", display(gate.id) if gate.id != gate.require else "", scope="row"),
         tag("td", tag("code", sentence(gate.require)), patterns),
         *(tag("td", exactly(value), class_="number") for value in (gate.observed, gate.limit, gate.margin)),
     )

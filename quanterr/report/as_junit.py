@@ -62,7 +62,8 @@ def _comparison(report: Report) -> Element:
 def _gates(report: Report) -> Element:
     suite = Element("testsuite", name="gates", timestamp=_seconds(report.run.started))
     for gate in report.gates:
-        case = _case(suite, "gates", f"{display(gate.id)}: {sentence(gate.require)}")
+        named = f"{display(gate.id)}: " if gate.id != gate.require else ""
+        case = _case(suite, "gates", f"{named}{sentence(gate.require)}")
         if _fails(gate):
             _told(case, "failure", sentence(gate.message), _violations(gate))
         elif gate.status == "fail":

@@ -137,7 +137,13 @@ def _gates(report: Report) -> Iterator[str]:
         return
     yield ""
     rows = [
-        [prose(gate.id), code(gate.require), gate_words(gate)[0], exactly(gate.observed), exactly(gate.margin)]
+        [
+            prose(gate.id) if gate.id != gate.require else "",
+            code(gate.require),
+            gate_words(gate)[0],
+            exactly(gate.observed),
+            exactly(gate.margin),
+        ]
         for gate in sorted(report.gates, key=lambda gate: gate.status)
     ]
     yield from _table(["gate", "condition", "verdict", "observed", "margin"], rows)

@@ -12,26 +12,31 @@ const FACTS = [
 ];
 
 class Details {
-  constructor(report, layers, table) {
+  constructor(report, layers) {
     this.report = report;
     this.layers = layers;
-    this.table = table;
     this.dialog = byId("details");
     this.known = new Map(report.details.rows.map((row, n) => [row, n]));
     byId("close").addEventListener("click", () => this.dialog.close());
     byId("previous").addEventListener("click", () => this.show(this.place - 1));
     byId("next").addEventListener("click", () => this.show(this.place + 1));
     this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
-    this.dialog.addEventListener("close", () => this.table.goTo(this.place));
+    this.dialog.addEventListener("close", () => this.back(this.place));
     this.dialog.addEventListener("keydown", (event) => {
       const by = { j: 1, k: -1 }[event.key];
       if (by) this.show(this.place + by);
     });
   }
 
-  /** Show the layer at a place in the order of the table. */
+  /** Show the layer at a place in an order; `back(place)` is called when the last one shown is left. */
+  open(order, place, back = () => {}) {
+    this.order = order;
+    this.back = back;
+    this.show(place);
+  }
+
   show(place) {
-    const { order } = this.table;
+    const { order } = this;
     if (place < 0 || place >= order.length) return;
     this.place = place;
     byId("details-position").textContent = `${(place + 1).toLocaleString("en")} of ${order.length.toLocaleString("en")}`;

@@ -65,21 +65,24 @@ function strips() {
 }
 
 async function main() {
-  document.documentElement.dataset.live = ""; // shows what needs the script
   themes();
   strips();
   const report = await unpacked(byId("data"));
   const layers = layersOf(report);
+  document.documentElement.dataset.live = ""; // shows what needs the script
   const snr = Array.from(layers.snr_db).filter((_, i) => layers.status[i] === DIFFERS);
-  const table = new LayerTable(layers, scaleOf("snr_db", snr), (place) => details.show(place));
-  const details = new Details(report, layers, table);
+  const details = new Details(report, layers);
+  const table = new LayerTable(layers, scaleOf("snr_db", snr), (place) => {
+    details.open(table.order, place, (last) => table.goTo(last));
+  });
   const pick = (text, rows) => {
-    reset(table, rows, text);
-    if (rows.length === 1) details.show(0);
-    else {
-      byId("layers").scrollIntoView();
-      table.goTo(0);
+    if (rows.length === 1) {
+      details.open(rows, 0);
+      return;
     }
+    reset(table, rows, text);
+    byId("layers").scrollIntoView();
+    table.goTo(0);
   };
   controls(layers, table);
   table.show();

@@ -15,7 +15,7 @@ const EXTRA = 8; // rows above and below those that are seen
 const PRINTED = 60; // rows
 
 class LayerTable {
-  /** `open(position)` is called with the place in the order of the layer that was chosen. */
+  /** `open(place)` is called with the place in the order of the layer that was chosen. */
   constructor(layers, scale, open) {
     this.layers = layers;
     this.scale = scale;
@@ -31,8 +31,13 @@ class LayerTable {
     this.body.addEventListener("click", (event) => this.clicked(event));
     this.viewport.addEventListener("keydown", (event) => this.pressed(event));
     new ResizeObserver(() => this.draw()).observe(this.viewport);
-    window.addEventListener("beforeprint", () => this.draw(true));
-    window.addEventListener("afterprint", () => this.draw());
+    this.printing = false;
+    for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
+      window.addEventListener(event, () => {
+        this.printing = printing;
+        this.draw();
+      });
+    }
   }
 
   makeHead() {
@@ -109,8 +114,9 @@ class LayerTable {
     return parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--row")) + 1;
   }
 
-  /** Make the rows that are seen. */
-  draw(printing = false) {
+  /** Make the rows that are seen; of a print the first ones. */
+  draw() {
+    const { printing } = this;
     const height = this.rowHeight;
     const head = byId("columns").offsetHeight;
     const seen = Math.ceil(this.viewport.clientHeight / height);
