@@ -6,7 +6,10 @@ a named buffer of it. Nothing here grows with the size of a weight.
 """
 
 import ctypes
+import threading
+from collections.abc import Callable
 from math import prod
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -39,6 +42,19 @@ TORCH_DTYPES = {
 MAX_VIEWS = 64  # of different shapes, that are remembered
 
 
+class _Shared:
+    """A tensor that lives as long as one workspace uses it."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+_shared: WeakValueDictionary[tuple[int, torch.device], _Shared] = WeakValueDictionary()  # by the id of the entry
+_making = threading.Lock()
+
+
 class Workspace:
     """The buffers of one worker on one device."""
 
@@ -49,9 +65,11 @@ class Workspace:
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
         self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
         self._held: dict[str, tuple[Entry, int, Tensor]] = {}
+        self._in_use: dict[str, tuple[Entry, _Shared]] = {}
 
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The buffer of that name, on the device, with undefined contents; valid until asked for again."""
+        self._held.pop(key, None)
         view = self._views.get((key, shape, dtype))
         return self._make_view(key, shape, dtype) if view is None else view
 
@@ -86,8 +104,8 @@ class Workspace:
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
             host = self._hosts[key] = _host_buffer(n_bytes, pinned=self.device.type == "cuda")
-            if self.device.type == "cpu":
-                self._buffers[key] = host[0]
+        if self.device.type == "cpu" and self._buffers.get(key) is not host[0]:
+            self._buffers[key] = host[0]
             self._views.clear()
         entry.file.read_into(host[1][:n_bytes], entry.offset + begin)
         view = self.buffer(key, shape, dtype)
@@ -104,10 +122,37 @@ class Workspace:
 
     def held(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
         """As :meth:`whole`, of the elements from number ``first`` on: one expert of a stack."""
+        return self.made(key, entry, first, lambda: self.read(key, entry, first, shape)).view(shape)
+
+    def made(self, key: str, entry: Entry, number: int, make: Callable[[], Tensor]) -> Tensor:
+        """What ``make`` makes of an entry, the piece of that number, in a buffer of its own; never to be written to.
+
+        Made again only when ``key`` has held another piece or entry since.
+        """
         held = self._held.get(key)
-        if held is None or held[0] is not entry or held[1] != first:
-            self._held[key] = held = entry, first, self.read(key, entry, first, shape)
-        return held[2].view(shape)
+        if held is None or held[0] is not entry or held[1] != number:
+            self._held.pop(key, None)
+            self._held[key] = held = entry, number, make()
+        return held[2]
+
+    def shared(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
+        """As :meth:`made`, but a new tensor, and one for all workspaces of a device: for what is as large as a weight.
+
+        It is freed once every workspace that used it has gone on to another entry under its ``key``.
+        """
+        held = self._in_use.get(key)
+        if held is None or held[0] is not entry:
+            self._in_use.pop(key, None)  # before another one is made
+            with _making:
+                shared = _shared.get((id(entry), self.device))
+                if shared is None:
+                    shared = _shared[id(entry), self.device] = _Shared(make())
+                    if self.device.type == "cuda":  # made on one stream, used on others
+                        torch.cuda.current_stream(self.device).synchronize()
+            self._in_use[key] = held = entry, shared
+        if self.device.type == "cuda":
+            held[1].tensor.record_stream(torch.cuda.current_stream(self.device))
+        return held[1].tensor
 
     @property
     def nbytes(self) -> int:
