@@ -17,7 +17,7 @@ from quanterr.chunks import Chunk
 from quanterr.composing import Composer, plain_naming, swapped
 from quanterr.conventions import EMBEDDINGS, HEADS, canonical, may_be_turned
 from quanterr.errors import Misfit
-from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
 from quanterr.formats.verbatim import verbatim
 from quanterr.labels import PREFIXES, Labels
 from quanterr.roles import role_of
@@ -257,6 +257,9 @@ def _why_absent(shared: str, quantized: Side) -> tuple[Bucket, str]:
     """A weight without its like: not stored at all, or stored in parts that no format claims."""
     module = shared.removesuffix(".weight")
     parts = [own for place in (module, shared) for own in quantized.by_module.get(place, ())]
+    stored = {own.removeprefix(f"{module}."): quantized.entries[own] for own in parts}
+    if parts and (told := refused(stored, quantized.labels.config)):
+        return Bucket.UNSUPPORTED, told
     if shared.endswith(".weight") and parts:
         kinds = ", ".join(str(quantized.entries[own]) for own in parts[:4])
         return (

@@ -36,6 +36,7 @@ from quanterr.formats import (
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
 from quanterr.formats.comfy import refuse_by_name
+from quanterr.formats.refused import refused
 from quanterr.text import listed
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "is_auxiliary",
     "part_names",
     "recognize",
+    "refused",
 ]
 
 NO_HINTS = Hints()
@@ -194,6 +196,8 @@ def recognize(
             near = len(found.parts), found.named
             if near >= nearest:  # of equals the last: it needs the least
                 nearest, reason = near, str(misfit)
+    module = name.removesuffix(WEIGHT_SUFFIX) + "."
+    reason = refused({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config) or reason
     if reason:
         raise Misfit(reason)
     beside = f" (beside it: {listed([entry.name for entry in siblings])})" if siblings else ""
