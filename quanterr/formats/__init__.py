@@ -12,13 +12,19 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
 from quanterr.formats import (
+    aqlm,
     asym_w4a8,
     awq_w4a16,
+    bitnet,
     convrot_w4a4,
     ctq_4bit,
     dense,
+    eetq,
+    exl2,
+    exl3,
     fp8_cast,
     fp8_scaled,
+    gemma_int,
     gguf_basic,
     gguf_codebook,
     gguf_iq,
@@ -31,8 +37,11 @@ from quanterr.formats import (
     nunchaku_awq,
     nunchaku_bias,
     nvfp4,
+    quip_sharp,
+    spqr,
     svdquant,
     verbatim,
+    vptq,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
 from quanterr.formats.comfy import refuse_by_name
@@ -70,6 +79,15 @@ FORMATS: tuple[Format, ...] = (
     *convrot_w4a4.FORMATS,
     *nvfp4.FORMATS,
     *ctq_4bit.FORMATS,
+    *eetq.FORMATS,
+    *bitnet.FORMATS,
+    *gemma_int.FORMATS,
+    *aqlm.FORMATS,
+    *exl2.FORMATS,
+    *exl3.FORMATS,
+    *quip_sharp.FORMATS,
+    *spqr.FORMATS,
+    *vptq.FORMATS,
     *fp8_cast.FORMATS,
     *gguf_basic.FORMATS,
     *gguf_k.FORMATS,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
@@ -57,6 +58,14 @@ class Padded:
             return found
         cropped = workspace.buffer("cropped", chunk.shape, found.weight.dtype)
         return Values(cropped.copy_(found.weight[:, chunk.col - col : chunk.stop_col - col]), found.saturated)
+
+
+def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The chunk, (r, c) contiguous, out of values of its whole rows, (r, as many columns as are stored)."""
+    if values.shape == chunk.shape and values.is_contiguous():
+        return values
+    cropped = workspace.buffer("cropped", chunk.shape, values.dtype)
+    return cropped.copy_(values[:, chunk.col : chunk.stop_col])
 
 
 def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:

@@ -21,6 +21,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import codebooks
 import diffusion
 import ml_dtypes
 import numpy as np
@@ -51,6 +52,7 @@ class Case(NamedTuple):
     fixture: str  # folder in the fixtures
     pieces: tuple[Piece, ...]
     zeros: str | None = None  # why its producer knows no negative zero
+    tolerance: str | None = None  # of the largest value, where its producer's last bits are those of one machine
 
     @property
     def name(self) -> str:
@@ -150,6 +152,20 @@ CASES = (
     Case("int8_block", "comfy/comfy_int8_blockwise128", (Piece("blocks.0.mlp.fc1", 256, 24, (128, 128)),)),
     Case("int8_block", "comfy/comfy_int8_blockwise64", (Piece(PROJ, 96, 80, (64, 64)),)),
     Case("int8_block", "comfy/int8_legacy", (Piece(QKV, 256, 24, (128, 128)),)),
+    Case("eetq", "llm/eetq_int8", (Piece(DOWN),)),
+    Case("bitnet", "llm/bitnet_offline", (Piece(DOWN), Piece(Q_PROJ))),
+    Case("gemma_int", "llm/gemma_quant_int", tuple(Piece(f"model.layers.{n}.mlp.up_proj") for n in (0, 1))),
+    Case("aqlm", "llm/aqlm_synthetic", (Piece(Q_PROJ),)),
+    Case("exl2", "llm/exl2_handmade", (Piece(Q_PROJ),)),
+    Case(
+        "exl3",
+        "llm/exl3_synthetic",
+        tuple(Piece(f"model.layers.{n}.self_attn.q_proj", 12, 200) for n in (0, 1, 2)),
+        tolerance="1e-6",
+    ),
+    Case("quip_sharp", "llm/quip_sharp_e8p", (Piece(DOWN),), tolerance="1e-6"),
+    Case("spqr", "llm/spqr_handmade", (Piece(DOWN), Piece(Q_PROJ))),
+    Case("vptq", "llm/vptq_synthetic", (Piece(Q_PROJ),)),
     Case("fp8_cast", "comfy/fp8_plain_cast_e4m3fn", (Piece(QKV, 5), Piece(PROJ, 9))),
     Case("fp8_cast", "comfy/fp8_plain_cast_e5m2", (Piece(QKV, 5), Piece(PROJ, 9))),
 )
@@ -173,7 +189,7 @@ class Fixture:
     def prefix(self) -> str:
         """What the quantized names have before the original's."""
         first = min(name for name in self.values if name.endswith(".weight"))
-        return min(name for name in self.tensors if name.endswith(first)).removesuffix(first)
+        return min((name for name in self.tensors if name.endswith(first)), default="").removesuffix(first)
 
     @property
     def origin(self) -> dict[str, str]:
@@ -195,6 +211,8 @@ class Fixture:
         values = {f"{piece.layer}.weight": first(self.values[f"{piece.layer}.weight"], rows, cols)}
         stored = {name: tensor for name, tensor in self.tensors.items() if name.startswith(module + ".")}
         stored.pop(f"{module}.bias", None)
+        if not rows and not cols:
+            return stored, values
         if rows and any(name.endswith(("_s_rel", "weight_zero", "proj_up")) for name in stored):
             return {name: of_rows(tensor, stored[weight], rows) for name, tensor in stored.items()}, values
         for name in stored:
@@ -493,8 +511,9 @@ def main() -> None:
         stored, values, header = cut_from(fixture, case)
         cut = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in values.items())
         origin = fixture.origin | {"how": f"the first rows and columns of {cut} of the fixture {case.name}"}
-        if case.zeros:
-            origin["zeros"] = case.zeros
+        for key, said in (("zeros", case.zeros), ("tolerance", case.tolerance)):
+            if said:
+                origin[key] = said
         save(f"{case.format}/{case.name}", stored, values, header, origin)
     for name, how, weights in by_hand():
         stored, values = {}, {}
@@ -502,7 +521,7 @@ def main() -> None:
             stored |= weight.stored
             values |= weight.values
         save(name, stored, values, {}, HAND | {"how": how})
-    for made in diffusion.every():
+    for made in (*diffusion.every(), *codebooks.every()):
         stored = {name: as_torch(array) for name, array in made.stored.items()}
         values = {name: as_torch(array) for name, array in made.values.items()}
         more = {"tolerance": made.tolerance, "also": made.also}

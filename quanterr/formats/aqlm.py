@@ -1,0 +1,116 @@
+"""AQLM: each group of weights is a sum of vectors from codebooks, times a scale.
+
+    codes        i8, i16, i32      (rows / out, cols / in, n): of each of n codebooks; the low bits count, unsigned
+    codebooks    f16, bf16, f32    (n, 2^bits, out, in): vectors for groups of out rows and in columns
+    scales       f16, bf16, f32    (rows / out, 1, 1, 1), or one for each group, or each weight of one
+
+    weight[group] = (codebooks[0, code[0]] + codebooks[1, code[1]] + …) * scale       each sum and product rounded
+
+Reference: Vahe1994/AQLM inference_lib/src/aqlm/utils.py _dequantize_weight.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.evidence import check_told
+from quanterr.formats.padded import crop
+from quanterr.tensors import Workspace
+
+FLOATS = frozenset({"F16", "BF16", "F32"})
+CODE_BITS = {"I8": 8, "I16": 16, "I32": 32}
+SETTINGS = ("num_codebooks", "nbits_per_codebook", "out_group_size", "in_group_size")  # in config.json
+NEEDS = {
+    "codes": Part(("{module}.codes",), frozenset(CODE_BITS)),
+    "codebooks": Part(("{module}.codebooks",), FLOATS),
+    "scales": Part(("{module}.scales",), FLOATS),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight of the groups that there are codes for.
+
+    Raises:
+        Misfit: the shapes of codes, codebooks and scales do not belong together.
+    """
+    codes, books, scales = parts["codes"], parts["codebooks"], parts["scales"]
+    if len(codes.shape) != 3 or len(books.shape) != 4 or codes.shape[2] != books.shape[0]:
+        raise Misfit(f"AQLM has codes (rows, cols, n) and codebooks (n, 2^bits, out, in), not {codes} and {books}")
+    n, size, out, into = books.shape
+    if size & (size - 1) or not 2 <= size <= 1 << CODE_BITS[codes.dtype]:
+        raise Misfit(f"{books} should have a power of two of vectors, no more than {codes} can count")
+    groups = (*codes.shape[:2], out, into)
+    if len(scales.shape) != 4 or any(have not in (1, full) for have, full in zip(scales.shape, groups, strict=True)):
+        raise Misfit(f"its scale {scales} should be {[codes.shape[0], 1, 1, 1]}, or up to {list(groups)}")
+    bits = size.bit_length() - 1
+    found = dict(zip(SETTINGS, (n, bits, out, into), strict=True))
+    told = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
+    other = [f"{name} {told[name]} for {found[name]}" for name in told if told[name] != found[name]]
+    doubts = (f"config.json says {', '.join(other)}, which the shapes tell",) if other else ()
+    return Weight(
+        parts.name,
+        "aqlm",
+        (codes.shape[0] * out, codes.shape[1] * into),
+        parts.entries,
+        partial(dequantize, parts),
+        evidence=(f"AQLM, {n} codebooks of {bits} bits for groups of {out} × {into}",),
+        doubts=(*check_told(parts, "aqlm"), *doubts),
+    )
+
+
+def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+    """(sum of vectors) · scale, (r, c)."""
+    (_, across, n), (_, size, out, into) = parts["codes"].shape, parts["codebooks"].shape
+    first, stop = chunk.row // out, -(-chunk.stop_row // out)
+    codes = workspace.read("codes", parts["codes"], first * across * n, ((stop - first) * across, n))
+    table = _vectors(parts, workspace)
+    shape = (codes.shape[0], out * into)
+    total = workspace.buffer("total", shape, torch.float32)
+    for number in range(n):
+        index = workspace.buffer("index", (codes.shape[0],), torch.int32).copy_(codes[:, number])
+        index.bitwise_and_(size - 1)
+        vectors = total if number == 0 else workspace.buffer("vectors", shape, torch.float32)
+        torch.index_select(table[number], 0, index, out=vectors)
+        if number:
+            total.add_(vectors)
+    groups = total.view(stop - first, across, out, into).mul_(_scales(parts, first, stop, workspace))
+    if out > 1:
+        values = workspace.buffer("values", (stop - first, out, across, into), torch.float32)
+        groups = values.copy_(groups.transpose(1, 2))
+    rows = groups.view((stop - first) * out, across * into)
+    return Values(crop(rows[chunk.row - first * out : chunk.stop_row - first * out], chunk, workspace))
+
+
+def _vectors(parts: Parts, workspace: Workspace) -> Tensor:
+    """The codebooks, (n, 2^bits, out · in) float32."""
+    entry = parts["codebooks"]
+
+    def make() -> Tensor:
+        shape = (*entry.shape[:2], entry.shape[2] * entry.shape[3])
+        return workspace.buffer("table", shape, torch.float32).copy_(workspace.whole("codebooks", entry).view(shape))
+
+    return workspace.made("table", entry, 0, make)
+
+
+def _scales(parts: Parts, first: int, stop: int, workspace: Workspace) -> Tensor:
+    """Those of rows ``first:stop`` of groups, (1 or r, 1 or cols / in, 1 or out, 1 or in) float32."""
+    entry = parts["scales"]
+    if entry.shape[0] == 1:
+        return workspace.whole("scales", entry).float()
+    each = entry.n // entry.shape[0]
+    return workspace.read("scales", entry, first * each, (stop - first, *entry.shape[1:])).float()
+
+
+FORMATS = (
+    Format(
+        name="aqlm",
+        summary="sums of vectors from codebooks, times a scale",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+    ),
+)

@@ -1,0 +1,88 @@
+"""BitNet: ternary codes, four rows a byte, and one scale.
+
+    weight          u8                 (rows / 4 rounded up, cols): bits 2 i and 2 i + 1 of row r are of row
+                                       i · (rows / 4 rounded up) + r of the weight
+    weight_scale    bf16, f16, f32     one
+
+    weight[r, c] = (code - 1) / float32(weight_scale)        linear_class bitlinear           rounded
+                 = (code - 1) * float32(weight_scale)        linear_class autobitlinear       rounded
+
+The linear_class stands in config.json; bitlinear, if nothing is said. Where the original contradicts it the other
+is tried.
+
+Reference: huggingface/transformers src/transformers/integrations/bitnet.py.
+"""
+
+from functools import partial
+
+import torch
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.evidence import check_told
+from quanterr.tensors import Workspace
+
+PER_BYTE = 4
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"U8"})),
+    "scale": Part(("{weight}_scale",), frozenset({"BF16", "F16", "F32"})),
+}
+
+
+def fit(parts: Parts) -> Weight | None:
+    """The weight, if there is one scale and the original has four times as many rows as are stored.
+
+    Raises:
+        Misfit: the original has another shape.
+    """
+    codes, scale = parts["codes"], parts["scale"]
+    if len(codes.shape) != 2 or scale.n != 1:
+        return None
+    stored, cols = codes.shape
+    shape = parts.hints.shape or (PER_BYTE * stored, cols)
+    if len(shape) != 2 or -(-shape[0] // PER_BYTE) != stored or shape[1] != cols:
+        raise Misfit(f"{codes} with one scale is BitNet's, of {PER_BYTE * stored} × {cols} weights, not {list(shape)}")
+    multiplies = parts.hints.config.get("linear_class") == "autobitlinear"
+    readings = [
+        Weight(
+            parts.name,
+            "bitnet",
+            (shape[0], cols),
+            parts.entries,
+            partial(dequantize, parts, product),
+            code_bits=2,
+            scale=scale,
+            evidence=(f"BitNet, ternary codes {'times' if product else 'divided by'} {scale}",),
+            doubts=check_told(parts, "bitnet"),
+        )
+        for product in (multiplies, not multiplies)
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - 1) times or divided by the scale, (r, c)."""
+    stored, cols = parts.matrix
+    values = workspace.buffer("values", chunk.shape, torch.float32)
+    for plane in range(chunk.row // stored, -(-chunk.stop_row // stored)):
+        first, stop = max(chunk.row, plane * stored), min(chunk.stop_row, (plane + 1) * stored)
+        shape = (stop - first, chunk.shape[1])
+        packed = workspace.read("codes", parts["codes"], (first - plane * stored) * cols + chunk.col, shape)
+        codes = torch.bitwise_right_shift(packed, 2 * plane, out=workspace.buffer("plane", shape, torch.uint8))
+        values[first - chunk.row : stop - chunk.row] = codes.bitwise_and_(3)
+    values.sub_(1)
+    scale = workspace.whole("scale", parts["scale"]).view(-1).float()
+    return Values(values.mul_(scale) if product else values.div_(scale))
+
+
+FORMATS = (
+    Format(
+        name="bitnet",
+        summary="ternary codes, four rows a byte, one scale",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(5, 6),
+    ),
+)

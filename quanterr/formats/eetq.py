@@ -1,0 +1,91 @@
+"""EETQ: INT8 codes in the order in which CUTLASS kernels read them, a scale a row.
+
+    weight           i8     (cols, rows) by name; its bytes are (rows / 2, cols / 64, 2, 64)
+    weight_scales    f16    (rows,)
+
+    in each four bytes the second and the third are exchanged; the codes are unsigned, less 128
+    in each 16 columns place t holds column 8 · (t % 4 // 2) + t % 2 + 2 · (t // 4)
+
+    weight[r, c] = float32(code[r, c]) * float32(weight_scales[r])                    one rounding
+
+This is the order for GPUs of compute capability 7.5 to 8.9, on which the file was made.
+
+Reference: NetEase-FuXi/EETQ csrc/cutlass_kernels/cutlass_preprocessors.cc.
+"""
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.evidence import check_told
+from quanterr.tensors import Workspace
+
+RUN = 64  # bytes of one row that follow each other
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"I8"})),
+    "scale": Part(("{weight}_scales",), frozenset({"F16"})),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight, transposed from how its shape is stored.
+
+    Raises:
+        Misfit: codes or scales have a shape that kernels do not read.
+    """
+    codes, scale = parts["codes"], parts["scale"]
+    cols, rows = codes.shape if len(codes.shape) == 2 else (0, 0)
+    if not rows or rows % 2 or not cols or cols % RUN:
+        raise Misfit(f"EETQ codes are (cols, rows), a multiple of {RUN} and an even number, not {codes}")
+    if scale.shape != (rows,):
+        raise Misfit(f"its scale {scale} should be one for each of the {rows} rows of {codes}, which is (cols, rows)")
+    return Weight(
+        parts.name,
+        "eetq",
+        (rows, cols),
+        parts.entries,
+        partial(dequantize, parts, cols),
+        code_bits=8,
+        uniform_bits=8,
+        scale=scale,
+        evidence=(f"EETQ, codes of {rows} rows in the order of CUTLASS kernels",),
+        doubts=check_told(parts, "eetq"),
+    )
+
+
+def dequantize(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · float32(scale), (r, c)."""
+    first, stop = chunk.row // 2, -(-chunk.stop_row // 2)  # pairs of rows
+    stored = workspace.read("codes", parts["codes"], first * 2 * cols, ((stop - first) * cols // 8, 16))
+    runs = workspace.buffer("ordered", (stop - first, cols // RUN, 2, RUN), torch.int8)
+    torch.index_select(stored, 1, _places(workspace.device), out=runs.view(-1, 16))
+    rows = runs.transpose(1, 2).reshape(-1, cols)[chunk.row - 2 * first : chunk.stop_row - 2 * first]
+    codes = workspace.buffer("signed", chunk.shape, torch.int8).copy_(rows[:, chunk.col : chunk.stop_col])
+    found = bits.int8(codes.bitwise_xor_(-128), workspace)  # the same as less 128
+    scale = workspace.whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
+    return Values(found.values.mul_(scale), found.at_end)
+
+
+@cache
+def _places(device: torch.device) -> Tensor:
+    """For each of 16 columns, which byte holds it."""
+    held = [8 * (t % 4 // 2) + t % 2 + 2 * (t // 4) for t in range(16)]  # column of a place
+    swapped = [t ^ 3 if t % 4 in (1, 2) else t for t in range(16)]  # byte of a place
+    return torch.tensor([swapped[held.index(col)] for col in range(16)], device=device)
+
+
+FORMATS = (
+    Format(
+        name="eetq",
+        summary="INT8 codes in the order of CUTLASS kernels, a scale a row",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(32, 43),
+    ),
+)

@@ -1,0 +1,212 @@
+"""EXL3: trellis codes in tiles of 16 × 16, rotated on both sides by Hadamard matrices of 128 points.
+
+    trellis    i16    (cols / 16, rows / 16, 16 · bits), bits from 1 to 8
+    suh        f16    (cols,): factors of the columns; or su i16 (cols / 16,), signs: 16 a word, low bit first, 1 is -1
+    svh        f16    (rows,): factors of the rows; or sv i16 (rows / 16,)
+    mcg, mul1  i32    one: the multiplier of the codebook; without either it is "3inst"; optional
+
+A tile is a circular string of 256 · bits bits: the words taken in pairs as 32-bit integers, little-endian,
+the high bit first. Code t is the 16 bits that end with bit (t + 1) · bits. Of a code x, in 32 bits:
+
+    3inst, mcg    y = x · 89226354 + 64248484, or x · 0xCBAC1FED; z = (y & 0x8FFF8FFF) ^ 0x3B603B60
+                  value = float16(low half of z) + float16(high half of z)
+    mul1          y = x · 0x83DCD12D; s = the sum of its four bytes
+                  value = (1024 + s) · float16(0x1EEE) + float16(0xC931)
+
+exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane + i stands in the column
+2 · (lane % 4) + i % 2 + 8 · (i // 2 % 2) and in the row lane // 4 + 8 · (i // 4) of its tile.
+
+    weight = diag(svh) · (H · ((values · H) · diag(suh)))    H = float32(1 / sqrt(128)) · Sylvester in blocks,
+                                                             values (rows, cols); each operation rounded
+
+Products in float32, as the reference has them: their last bits depend on the order in which a library adds
+128 numbers. Rows and columns are padded to multiples of 128. A block of 128 rows is dequantized at a time, and
+kept for the chunks that begin or end in it; of the stored trellis all is held, for the tiles of one row lie apart.
+
+Reference: turboderp-org/exllamav3 exllamav3/exllamav3_ext/quant/codebook.cuh, modules/quant/exl3.py;
+ModelCloud/GPTQModel gptqmodel/nn_modules/exllamav3_torch.py.
+"""
+
+from dataclasses import dataclass
+from functools import cache, partial
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import hadamard
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.evidence import check_told, integers
+from quanterr.formats.padded import fit_padded
+from quanterr.tensors import Workspace
+
+BLOCK, TILE = 128, 16
+AT_ONCE = 1024  # columns that are dequantized at one time, so that the buffers stay in the cache
+FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # of mul1: the float16 0x1EEE and 0xC931
+MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
+NEEDS = {
+    "trellis": Part(("{module}.trellis",), frozenset({"I16"})),
+    "cols": Part(("{module}.suh", "{module}.su"), frozenset({"F16", "I16"})),
+    "rows": Part(("{module}.svh", "{module}.sv"), frozenset({"F16", "I16"})),
+    "mcg": Part(("{module}.mcg",), frozenset({"I32", "U32"}), optional=True),
+    "mul1": Part(("{module}.mul1",), frozenset({"I32", "U32"}), optional=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What the shapes tell: (rows, cols) as stored."""
+
+    rows: int
+    cols: int
+    bits: int
+    codebook: str
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight, cropped to the shape of the original.
+
+    Raises:
+        Misfit: the shapes of trellis and factors do not belong together, or the codebook is an unknown one.
+    """
+    trellis = parts["trellis"]
+    if len(trellis.shape) != 3 or trellis.shape[2] % TILE or not 1 <= trellis.shape[2] // TILE <= 8:
+        raise Misfit(f"an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not {trellis}")
+    cols, rows, bits = trellis.shape[0] * TILE, trellis.shape[1] * TILE, trellis.shape[2] // TILE
+    if rows % BLOCK or cols % BLOCK or not rows * cols:
+        raise Misfit(f"{trellis} holds {rows} × {cols} weights, which should be multiples of {BLOCK}")
+    for role, n in (("cols", cols), ("rows", rows)):
+        factors = parts[role]
+        if factors.shape != ((n,) if factors.dtype == "F16" else (n // TILE,)):
+            raise Misfit(f"{factors} should have a factor, or a sign bit, for each of {n} {role}")
+    layer = Layer(rows, cols, bits, _codebook_name(parts))
+    return Weight(
+        parts.name,
+        "exl3",
+        fit_padded(parts, (rows, cols), BLOCK).shape,
+        parts.entries,
+        partial(dequantize, parts, layer),
+        code_bits=bits,
+        evidence=(f"EXL3, {bits} bits, codebook {layer.codebook}",),
+        doubts=check_told(parts, "exl3"),
+    )
+
+
+def _codebook_name(parts: Parts) -> str:
+    markers = {name: entry for name in MULTIPLIERS if (entry := parts.get(name))}
+    if len(markers) > 1:
+        raise Misfit(f"two codebooks are named: {' and '.join(map(str, markers.values()))}")
+    for name, entry in markers.items():
+        stored = integers(entry)[0] & 0xFFFFFFFF if entry.n == 1 else -1
+        if stored != MULTIPLIERS[name]:
+            raise Misfit(f"{entry} should hold {MULTIPLIERS[name]:#x}, not {stored:#x}: an unknown codebook")
+        return name
+    return "3inst"
+
+
+def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:
+    """The chunk, (r, c), out of blocks of 128 rows."""
+    values = workspace.buffer("values", chunk.shape, torch.float32)
+    for number in range(chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)):
+        block = workspace.made("block", parts["trellis"], number, partial(_block, parts, layer, number, workspace))
+        top = number * BLOCK
+        first, stop = max(chunk.row, top), min(chunk.stop_row, top + BLOCK)
+        values[first - chunk.row : stop - chunk.row] = block[first - top : stop - top, chunk.col : chunk.stop_col]
+    return Values(values)
+
+
+def _block(parts: Parts, layer: Layer, number: int, workspace: Workspace) -> Tensor:
+    """128 rows, (128, cols) float32."""
+    rows = _factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK, None]
+    cols = _factors(parts["cols"], workspace)
+    matrix = _hadamard(workspace.device)
+    block = workspace.buffer("block", (BLOCK, layer.cols), torch.float32)
+    for left in range(0, layer.cols, AT_ONCE):
+        right = min(left + AT_ONCE, layer.cols)
+        values = _values(parts["trellis"], layer, number, left, right, workspace)
+        other = workspace.buffer("other", tuple(values.shape), torch.float32)
+        torch.matmul(values.view(-1, BLOCK), matrix, out=other.view(-1, BLOCK))
+        torch.matmul(matrix, other.mul_(cols[left:right]), out=values)
+        block[:, left:right] = values.mul_(rows)
+    return block
+
+
+@cache
+def _hadamard(device: torch.device) -> Tensor:
+    """(128, 128) float32."""
+    return (hadamard.sylvester(BLOCK) / sqrt(BLOCK)).float().to(device)
+
+
+def _factors(entry: Entry, workspace: Workspace) -> Tensor:
+    """One for each row or column, float32."""
+    stored = workspace.whole(f"factors {entry.name.rpartition('.')[2]}", entry)
+    if entry.dtype == "F16":
+        return stored.float()
+    bits = stored.unsqueeze(1) >> torch.arange(TILE, dtype=torch.int16, device=stored.device) & 1
+    return 1.0 - 2.0 * bits.view(-1).float()
+
+
+def _values(entry: Entry, layer: Layer, number: int, left: int, right: int, workspace: Workspace) -> Tensor:
+    """What the codes of 128 rows and the columns ``left:right`` stand for, (128, right - left) float32."""
+    trellis = workspace.whole("trellis", entry)
+    tiles = trellis[left // TILE : right // TILE, 8 * number : 8 * number + 8].view(torch.int32)  # (n, 8, words)
+    n, words = tiles.shape[0], tiles.shape[2]
+    stored = workspace.buffer("words", (words, 8, n), torch.int32).copy_(tiles.permute(2, 1, 0))
+    codes = _codes(stored.view(words, -1), layer.bits, workspace)
+    found = workspace.buffer("found", (codes.numel(),), torch.float32)
+    torch.index_select(codebook(layer.codebook, workspace.device), 0, codes.view(-1), out=found)
+    values = workspace.buffer("ordered", (8, TILE, n, TILE), torch.float32)
+    values.copy_(found.view(TILE, TILE, 8, n).permute(2, 0, 3, 1))  # (row, column, tile's row, tile's column)
+    return values.view(BLOCK, -1)
+
+
+def _codes(words: Tensor, bits: int, workspace: Workspace) -> Tensor:
+    """The codes of tiles, (256, n) int32 by place in the tile, row by row, from (8 · bits, n) words."""
+    windows = workspace.buffer("windows", (2 * len(words), words.shape[1]), torch.int32)  # 32 bits from each half word
+    windows[0::2] = words
+    torch.bitwise_left_shift(words, 16, out=windows[1::2])
+    windows[1:-1:2] |= (words[1:] >> 16) & 0xFFFF
+    windows[-1] |= (words[0] >> 16) & 0xFFFF
+    window, shift = _places(bits, words.device)
+    codes = workspace.buffer("codes", (TILE * TILE, words.shape[1]), torch.int32)
+    torch.index_select(windows, 0, window, out=codes)
+    return torch.bitwise_right_shift(codes, shift, out=codes).bitwise_and_(0xFFFF)
+
+
+@cache
+def _places(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each place of a tile, row by row, where its code is: the window's number, and the shift, (256, 1)."""
+    first = torch.empty(TILE, TILE, dtype=torch.int32)
+    for t in range(TILE * TILE):
+        lane, i = divmod(t, 8)
+        col = 2 * (lane % 4) + i % 2 + 8 * (i // 2 % 2)
+        first[lane // 4 + 8 * (i // 4), col] = ((t + 1) * bits - 16) % (256 * bits)
+    first = first.view(-1)
+    return (first // 16).to(device), (16 - first % 16).unsqueeze(1).to(device)
+
+
+@cache
+def codebook(name: str, device: torch.device) -> Tensor:
+    """The value of each code, (65536,) float32."""
+    x = torch.arange(1 << 16)
+    if name == "mul1":
+        y = x * MULTIPLIERS[name] & 0xFFFFFFFF
+        total = (y.unsqueeze(1) >> torch.arange(0, 32, 8) & 0xFF).sum(1).float() + 1024
+        return (total * FACTOR + BIAS).to(device)
+    y = (x * MULTIPLIERS[name] if name == "mcg" else x * 89226354 + 64248484) & 0xFFFFFFFF
+    low, high = ((y & 0x8FFF8FFF) ^ 0x3B603B60).to(torch.uint32).view(torch.float16).view(-1, 2).float().unbind(1)
+    return (low + high).to(device)
+
+
+FORMATS = (
+    Format(
+        name="exl3",
+        summary="trellis codes, rotated in blocks of 128 on both sides",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+    ),
+)

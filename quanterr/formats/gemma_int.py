@@ -1,0 +1,133 @@
+"""Integers of Gemma's quantization-aware training: 2, 4 or 8 bits, a scale a row, embeddings too.
+
+    weight                 u8     (rows, cols / 4), 2 bits, or (rows, cols / 2), 4 bits, low bits first; rounded up
+    weight_scale           f32    (rows, 1)
+    embedding_quantized    u8     the same of an embedding; or i8 (rows, cols)
+    embedding_scale        f32    (rows, 1), or (rows, n) for n blocks of columns
+
+    weight[r, c] = float32(code[r, c] - 2^(bits - 1)) * scale[r]; i8 is not shifted          rounded
+
+Weights of 8 bits are those of int8_row. The bits are told from the number of columns of the original; without
+one config.json must say them: num_bits, and module_quant_configs for the modules that match.
+
+Reference: huggingface/transformers src/transformers/integrations/gemma_quant.py.
+"""
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import WEIGHT_SUFFIX, Format, Part, Parts, Values, Weight
+from quanterr.formats.evidence import check_told, matches
+from quanterr.formats.padded import crop
+from quanterr.formats.scaled import multiply
+from quanterr.tensors import Workspace
+
+FLOAT = frozenset({"F32"})
+NEEDS = {"codes": Part(("{weight}",), frozenset({"U8"})), "scale": Part(("{weight}_scale",), FLOAT)}
+EMBEDDING_NEEDS = {
+    "codes": Part(("{module}.embedding_quantized",), frozenset({"U8", "I8"})),
+    "scale": Part(("{module}.embedding_scale",), FLOAT),
+}
+
+
+def fit(name: str, parts: Parts) -> Weight | None:
+    """The weight, if there is a scale for each stored row.
+
+    Raises:
+        Misfit: the columns of the original are not those of 2, 4 or 8 bits.
+    """
+    codes, scale = parts["codes"], parts["scale"]
+    if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] != codes.shape[0]:
+        return None
+    if scale.shape[1] != 1 and name == "gemma_int":
+        return None
+    rows, stored = codes.shape
+    told = _told_bits(parts)
+    shape = parts.hints.shape or (rows, stored if codes.dtype == "I8" else stored * 8 // (told or 8))
+    if codes.dtype == "I8":
+        n_bits = 8 if shape[-1] == stored else None
+    else:
+        n_bits = next((n for n in (2 if told == 2 else 4, 4, 2) if -(-shape[-1] * n // 8) == stored), None)
+    if n_bits is None or len(shape) != 2 or shape[0] != rows or shape[1] % scale.shape[1]:
+        told_shape = f"for {list(shape)}" if parts.hints.shape else "and config.json does not say their bits"
+        raise Misfit(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
+    doubt = f"config.json says num_bits {told}, but the codes have {n_bits}"
+    return Weight(
+        parts.name,
+        name,
+        (rows, shape[1]),
+        parts.entries,
+        partial(dequantize, parts, n_bits, shape[1]),
+        block_size=(1, shape[1] // scale.shape[1]) if scale.shape[1] > 1 else None,
+        code_bits=n_bits,
+        uniform_bits=n_bits,
+        scale=scale,
+        evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),
+        doubts=(*check_told(parts, name, "gemma"), *((doubt,) if told not in (None, n_bits) else ())),
+    )
+
+
+def _told_bits(parts: Parts) -> int | None:
+    """What config.json says of the module: the first of its patterns, or what it says of all."""
+    told = parts.hints.config.get("num_bits")
+    patterns = parts.hints.config.get("module_quant_configs")
+    module = parts.name.removesuffix(WEIGHT_SUFFIX)
+    for pattern, options in patterns.items() if isinstance(patterns, dict) else ():
+        if isinstance(options, dict) and matches(pattern, module):
+            told = options.get("num_bits", told)
+            break
+    return told if isinstance(told, int) and told in (2, 4, 8) else None
+
+
+def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code - 2^(bits - 1)) · scale, (r, c)."""
+    codes, per_byte = parts["codes"], 8 // n_bits
+    first, last = chunk.col // per_byte, -(-chunk.stop_col // per_byte)
+    shape = (chunk.stop_row - chunk.row, last - first)
+    packed = workspace.read("codes", codes, chunk.row * codes.shape[1] + first, shape)
+    at_end = None
+    if n_bits == 8:
+        found = bits.int8(packed, workspace)
+        values, at_end = found.values, found.at_end
+    else:
+        values = bits.unpack(packed, _table(n_bits, workspace.device), workspace)
+        start = chunk.col - first * per_byte
+        values = crop(values, chunk._replace(col=start, stop_col=start + chunk.shape[1]), workspace)
+    stored = parts["scale"]
+    scale = workspace.read("scale", stored, chunk.row * stored.shape[1], (shape[0], stored.shape[1]))
+    block = cols // stored.shape[1]
+    scale = scale[:, chunk.col // block : -(-chunk.stop_col // block)]
+    return Values(multiply(values, scale, chunk.col, block), at_end)
+
+
+@cache
+def _table(n_bits: int, device: torch.device) -> Tensor:
+    """What each byte of codes stands for, (256, 8 / bits) float32."""
+    shifts = torch.arange(0, 8, n_bits)
+    codes = torch.arange(256).unsqueeze(1) >> shifts & (1 << n_bits) - 1
+    return (codes - (1 << n_bits - 1)).float().to(device)
+
+
+FORMATS = (
+    Format(
+        name="gemma_int",
+        summary="integers of 2 or 4 bits, a scale a row (Gemma)",
+        needs=NEEDS,
+        fit=partial(fit, "gemma_int"),
+        specification=__doc__ or "",
+        usual_db=(3, 22),
+    ),
+    Format(
+        name="gemma_embedding",
+        summary="integers of 2, 4 or 8 bits of an embedding, a scale a row (Gemma)",
+        needs=EMBEDDING_NEEDS,
+        fit=partial(fit, "gemma_embedding"),
+        specification=__doc__ or "",
+        usual_db=(3, 43),
+    ),
+)
