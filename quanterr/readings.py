@@ -18,6 +18,8 @@ from quanterr.tensors import Workspace
 # Relative error ||e|| / ||x||: right readings are below the first, and wrong ones this many times worse.
 SUSPICIOUS = 0.35
 BETTER = 3.0
+# Readings that differ by one step of the codes: rounding is a third of a step, and one step more thrice as much.
+CLEARLY = 1.5
 
 PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
 
@@ -34,11 +36,11 @@ def settle(pairs: list[Pair]) -> None:
 def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
     first = pair.quantized
     error = relative_error(pair.original, first, workspaces)
-    if error <= SUSPICIOUS:
+    if error <= SUSPICIOUS and not first.alike:
         return first
     errors = [(relative_error(pair.original, weight, workspaces), weight) for weight in first.readings]
     least, best = min(errors, key=lambda found: found[0])
-    if not BETTER * least <= error:
+    if not least < error or (CLEARLY if first.alike else BETTER) * least > error:
         return first
     told = f"{error:.3g}" if isfinite(error) else "not finite"
     doubt = (

@@ -75,6 +75,7 @@ class Workspace:
         """
         dtype = TORCH_DTYPES[entry.dtype]
         n_bytes = prod(shape) * dtype.itemsize
+        self._held.pop(key, None)
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
             host = self._hosts[key] = _host_buffer(n_bytes, pinned=self.device.type == "cuda")

@@ -109,6 +109,7 @@ class Weight:
     doubts: tuple[str, ...] = ()  # what speaks against it, in words
     comfy_format: str | None = None
     readings: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
+    alike: bool = False  # its readings lie close to each other: the clearly nearest is right, however near the first
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as further readings."""
