@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.errors import QuanterrError
     from quanterr.formats import FORMATS
+    from quanterr.inspecting import inspect
     from quanterr.measuring import measure
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.report.model import Report
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compare": "quanterr.comparison",
+    "inspect": "quanterr.inspecting",
     "open_checkpoint": "quanterr.checkpoints",
     "measure": "quanterr.measuring",
     "theoretical_sqnr": "quanterr.metrics",
@@ -40,6 +42,7 @@ __all__ = [
     "QuanterrError",
     "Report",
     "compare",
+    "inspect",
     "measure",
     "open_checkpoint",
     "theoretical_sqnr",

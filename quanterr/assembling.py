@@ -1,12 +1,13 @@
 """From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import Status
-from quanterr.findings import finding, of_plan, of_weight
+from quanterr.findings import finding, of_folding, of_plan, of_weight
+from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
@@ -64,6 +65,7 @@ NOT_COMPARED = (
     Bucket.ONLY_IN_ORIGINAL,
     Bucket.ONLY_IN_QUANTIZED,
 )
+WORST_FIRST = (*NOT_COMPARED, Bucket.NON_FINITE, Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.FILTERED_OUT)
 COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
 
 
@@ -102,9 +104,9 @@ class Group:
 class Assembly:
     """Takes in finished weights and makes the report at the end."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, folded: Sequence[Folded] = ()) -> None:
         """Prepare the groups of a plan."""
-        self._plan = plan
+        self._plan, self._folded = plan, folded
         self._all = Group()
         self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
         self._layers: dict[int, Layer] = {}
@@ -150,8 +152,8 @@ class Assembly:
         bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED
         self._refused.add(number)
         self._buckets[number] = bucket
-        for side, weight in zip(SIDES, (pair.original, pair.quantized), strict=True):
-            self._leftovers.append(Leftover(pair.name, side, bucket, reason, (weight.codes,)))
+        for side, codes in zip(SIDES, pair.codes, strict=True):
+            self._leftovers.append(Leftover(pair.name, side, bucket, reason, codes))
 
     def report(
         self,
@@ -166,6 +168,7 @@ class Assembly:
         not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
             *of_plan(self._plan),
+            *of_folding(self._folded),
             *(f for number in sorted(self._findings) for f in self._findings[number]),
         ]
         findings += self._on_the_whole(complete)
@@ -212,19 +215,21 @@ class Assembly:
         return found
 
     def _coverage(self) -> Coverage:
-        buckets: dict[str, dict[str, list[Entry]]] = {side: {} for side in SIDES}
+        places: dict[str, dict[str, tuple[Bucket, Entry]]] = {side: {} for side in SIDES}
+
+        def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
+            for entry in entries:  # several weights may lie in one tensor: the worst of their buckets counts
+                place = places[side].get(entry.name, (bucket, entry))
+                places[side][entry.name] = min(place, (bucket, entry), key=lambda found: WORST_FIRST.index(found[0]))
+
         for leftover in self._leftovers:
-            buckets[leftover.side].setdefault(leftover.bucket, []).extend(leftover.entries)
+            put(leftover.side, leftover.bucket, leftover.entries)
         for number, pair in enumerate(self._plan.pairs):
             bucket = self._buckets.get(number, Bucket.ERROR)  # not reached: the run was interrupted
-            for side, weight, parts in zip(SIDES, (pair.original, pair.quantized), pair.consumed, strict=True):
-                if number not in self._refused:
-                    buckets[side].setdefault(bucket, []).append(weight.codes)
-                buckets[side].setdefault(Bucket.CONSUMED, []).extend(parts)
-        sizes = {
-            side: {str(bucket): _bucket_size(found[bucket]) for bucket in Bucket if found.get(bucket)}
-            for side, found in buckets.items()
-        }
+            for side, codes, parts in zip(SIDES, pair.codes, pair.consumed, strict=True):
+                put(side, bucket, codes if number not in self._refused else ())
+                put(side, Bucket.CONSUMED, parts)
+        sizes = {side: _bucket_sizes(found.values()) for side, found in places.items()}
         return Coverage(
             original=sizes["original"],
             quantized=sizes["quantized"],
@@ -294,7 +299,7 @@ def _header(pair: Pair) -> dict[str, Any]:
         "original_dtype": _torch_name(x.codes),
         "quantized_dtype": _torch_name(y.codes),
         "tensor_shape": list(x.shape),
-        "tensor_elements": x.codes.n,
+        "tensor_elements": x.n,
     }
 
 
@@ -303,7 +308,7 @@ def _torch_name(entry: Entry) -> str:
 
 
 def _bits_per_weight(pair: Pair) -> float | None:
-    n = pair.original.codes.n
+    n = pair.original.n
     return 8 * pair.quantized.nbytes / n if n else None
 
 
@@ -350,9 +355,17 @@ def _not_compared(leftover: Leftover) -> NotCompared:
     )
 
 
-def _bucket_size(entries: Iterable[Entry]) -> BucketSize:
-    entries = list(entries)
-    return BucketSize(tensors=len(entries), elements=sum(e.n for e in entries), bytes=sum(e.nbytes for e in entries))
+def _bucket_sizes(places: Iterable[tuple[Bucket, Entry]]) -> dict[str, BucketSize]:
+    entries: dict[Bucket, list[Entry]] = {}
+    for bucket, entry in places:
+        entries.setdefault(bucket, []).append(entry)
+    return {
+        str(bucket): BucketSize(
+            tensors=len(found), elements=sum(e.n for e in found), bytes=sum(e.nbytes for e in found)
+        )
+        for bucket in Bucket
+        if (found := entries.get(bucket))
+    }
 
 
 def _fraction(sizes: dict[str, BucketSize]) -> float | None:

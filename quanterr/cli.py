@@ -262,6 +262,25 @@ class Interrupt:
 
 
 @app.command()
+def inspect(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every weight, and all findings.")] = False,
+    color: Annotated[Color, typer.Option(help="Colours.")] = Color.AUTO,
+) -> None:
+    """What a checkpoint stores: formats, sizes, bits per weight, what is odd. Reads headers only."""
+    from quanterr.inspecting import inspect as run
+    from quanterr.report.as_table import console
+    from quanterr.report.inspection_table import show
+
+    inspection = run(checkpoint)
+    if as_json:
+        typer.echo(inspection.to_json(), nl=False)
+    else:
+        show(inspection, console(sys.stdout, color), verbose)
+
+
+@app.command()
 def formats(
     name: Annotated[str | None, typer.Argument(help="A format: prints its specification.", show_default=False)] = None,
 ) -> None:
@@ -271,12 +290,12 @@ def formats(
     if name is None:
         width = max(len(row.name) for row in FORMATS)
         for row in FORMATS:
-            typer.echo(f"{row.name:{width}}  {row.summary}")
+            typer.echo(f"{row.name:{width}}  {row.summary}\n{'':{width}}    {row.told_needs}")
         return
     found = next((row for row in FORMATS if row.name == name), None)
     if found is None:
         raise UsageError(f"no format is called {name!r}; they are {', '.join(row.name for row in FORMATS)}")
-    typer.echo(f"{found.name}: {found.summary}\n\n{found.specification.strip()}")
+    typer.echo(f"{found.name}: {found.summary}\nneeds {found.told_needs}\n\n{found.specification.strip()}")
 
 
 @app.command()

@@ -12,6 +12,7 @@ import torch
 
 from quanterr.assembling import Assembly
 from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.folding import unfold
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
 from quanterr.readings import settle
@@ -58,7 +59,7 @@ def compare(
         selection = Selection(layers)
         plan = pair(before, after, selection)
         settle(plan.pairs)
-        assembly = Assembly(plan)
+        assembly = Assembly(plan, unfold(plan.pairs))
         run = Run(plan.pairs, pick_device(device), assembly.add, outlier_threshold, stop or threading.Event())
         complete = run.run(watch or (lambda progress: None))
         before.check_unchanged()

@@ -7,19 +7,26 @@ the rest   every entry of both checkpoints that is in no pair, with the reason
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.composing import Composer, swapped
+from quanterr.conventions import may_be_turned
 from quanterr.errors import Misfit
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.formats.verbatim import verbatim
 from quanterr.labels import PREFIXES, Labels
+from quanterr.roles import role_of
 from quanterr.selection import Selection
 from quanterr.sides import Side
 from quanterr.tensors import TORCH_DTYPES
+from quanterr.text import listed
+from quanterr.views import rows_of, transposed
 
 SIDES = ("original", "quantized")
+
+MOST_PADDING = 1024  # rows that writers append to a vocabulary
 
 
 class Bucket(StrEnum):
@@ -44,7 +51,8 @@ class Pair:
     name: str
     original: Weight
     quantized: Weight
-    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what belongs to it besides the codes
+    codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what holds its elements
+    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what else belongs to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,8 @@ def _pair_weights(
         for given, side in zip(stored, (original, quantized), strict=True)
     )
     extra = {shared: own for shared, own in there.items() if shared not in names}
+    shapes = {own: original.codes[own].shape for own in names.values()} if extra else {}
+    composer = Composer.of(shapes, quantized, list(extra.values()))
     selection.check([*names.values(), *extra])
     for shared, own in names.items():
         other = there.get(shared)
@@ -127,21 +137,56 @@ def _pair_weights(
             if other:
                 _leave(plan, quantized, own, other, Bucket.FILTERED_OUT, "not selected")
         elif other is None:
-            _leave(plan, original, own, own, *_why_absent(shared, quantized))
+            _compose(plan, original, quantized, composer, shared, own)
         else:
             _pair_weight(plan, original, quantized, own, other)
     for shared, own in extra.items():
-        bucket, reason = Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
-        if is_auxiliary(own):
-            bucket, reason = Bucket.CONSUMED, "changes no weight"
-        elif not selection.takes(shared):
-            bucket, reason = Bucket.FILTERED_OUT, "not selected"
-        elif weight := _part_of(shared, names, there):
-            bucket, reason = Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
-        _leave(plan, quantized, shared, own, bucket, reason)
+        if own not in composer.used:
+            _leave(plan, quantized, shared, own, *_why_extra(shared, own, names, there, selection))
     for side in (original, quantized):
         for name in sorted(side.labels.consumed):
             plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
+
+
+def _compose(plan: Plan, original: Side, quantized: Side, composer: Composer, shared: str, own: str) -> None:
+    """Pair a weight that the quantized checkpoint stores under another name, if it does."""
+    try:
+        x = original.recognized(own)
+        y = composer.compose(own, x.shape)
+        if y is None:
+            _leave(plan, original, own, own, *_why_absent(shared, quantized))
+            return
+        x, y = _turned_to(x, y)
+    except Misfit as misfit:
+        _leave(plan, original, own, own, Bucket.UNSUPPORTED, str(misfit))
+        return
+    holders = listed(quantized.owners(y), 3)
+    _add(plan, original, quantized, own, x, replace(y, evidence=(*y.evidence, f"held by {holders}")))
+
+
+def _add(plan: Plan, original: Side, quantized: Side, own: str, x: Weight, y: Weight) -> None:
+    """A pair, with all entries that it uses."""
+    codes, consumed = [], []
+    for side, weight in ((original, x), (quantized, y)):
+        owners = side.owners(weight)
+        codes.append(tuple(side.codes[owner] for owner in owners))
+        consumed.append(tuple(entry for owner in owners for entry in side.siblings.get(owner, ())))
+    plan.pairs.append(Pair(own, x, y, (codes[0], codes[1]), (consumed[0], consumed[1])))
+    if y.format == "dense" and consumed[1]:
+        plan.dummies.append(own)
+
+
+def _why_extra(
+    shared: str, own: str, names: dict[str, str], there: dict[str, str], selection: Selection
+) -> tuple[Bucket, str]:
+    """Where a quantized tensor ends that no weight of the original uses."""
+    if is_auxiliary(own):
+        return Bucket.CONSUMED, "changes no weight"
+    if not selection.takes(shared):
+        return Bucket.FILTERED_OUT, "not selected"
+    if weight := _part_of(shared, names, there):
+        return Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
+    return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
 
 
 def _part_of(shared: str, names: dict[str, str], there: dict[str, str]) -> str | None:
@@ -168,7 +213,8 @@ def _pair_weight(plan: Plan, original: Side, quantized: Side, own: str, there: s
     entries = original.codes[own], quantized.codes[there]
     try:
         x = original.recognized(own)
-        y = quantized.recognized(there, x.shape)
+        y = _cropped(x, _recognized(quantized, there, x))
+        x, y = _turned_to(x, y)
     except Misfit as misfit:
         alone = not any(
             side.siblings.get(name) or side.labels.of(name) for side, name in ((original, own), (quantized, there))
@@ -186,14 +232,44 @@ def _pair_weight(plan: Plan, original: Side, quantized: Side, own: str, there: s
         reason = f"shape {list(x.shape)} in the original, {list(y.shape)} ({y.codes.dtype}) in the quantized"
         reason += _shape_hint(x.shape, y.shape)
     else:
-        consumed = tuple(original.siblings.get(own, ())), tuple(quantized.siblings.get(there, ()))
-        plan.pairs.append(Pair(own, x, y, consumed))
-        if y.format == "dense" and consumed[1]:
-            plan.dummies.append(own)
+        _add(plan, original, quantized, own, x, y)
         return
     bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
     _leave(plan, original, own, own, bucket, reason)
     _leave(plan, quantized, own, there, bucket, reason)
+
+
+def _recognized(quantized: Side, there: str, x: Weight) -> Weight:
+    """The quantized weight, told the original's shape, or that shape with its last axes swapped."""
+    try:
+        return quantized.recognized(there, x.shape)
+    except Misfit:
+        if swapped(x.shape) == x.shape:
+            raise
+        try:
+            return quantized.recognized(there, swapped(x.shape))
+        except Misfit:
+            pass
+        raise
+
+
+def _turned_to(x: Weight, y: Weight) -> tuple[Weight, Weight]:
+    """The original with inputs and outputs swapped, if the other side has it so and its name allows it."""
+    turned = x.shape != y.shape == swapped(x.shape) and may_be_turned(x.name, x.shape)
+    if not turned or x.format != "dense":
+        return x, y
+    said = f"the original is stored {list(x.shape)}, this {list(y.shape)}: transposed"
+    return transposed(x), replace(y, evidence=(*y.evidence, said))
+
+
+def _cropped(x: Weight, y: Weight) -> Weight:
+    """A vocabulary without the rows that a writer appended to it."""
+    extra = y.matrix[0] - x.matrix[0]
+    padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra < MOST_PADDING
+    if not padded or role_of(x.name) not in ("embedding", "head"):
+        return y
+    cropped = rows_of(y, 0, x.shape)
+    return replace(cropped, doubts=(*y.doubts, f"{extra} rows more than the original has were left out as padding"))
 
 
 def _same_kind(x: Entry, y: Entry) -> bool:

@@ -11,9 +11,11 @@ from math import inf, isfinite, sqrt
 import torch
 
 from quanterr.chunks import Chunk
+from quanterr.conventions import may_be_turned
 from quanterr.formats import Weight
 from quanterr.pairing import Pair
 from quanterr.tensors import Workspace
+from quanterr.views import transposed
 
 # Relative error ||e|| / ||x||: right readings are below the first, and wrong ones this many times worse.
 SUSPICIOUS = 0.35
@@ -21,16 +23,21 @@ BETTER = 3.0
 # Readings that differ by one step of the codes: rounding is a third of a step, and one step more thrice as much.
 CLEARLY = 1.5
 
+# Of a square weight and its transpose: one is below the first, the other above the second.
+RELATED, UNRELATED = 0.7, 1.2
+
 PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
 
 
 def settle(pairs: list[Pair]) -> None:
-    """Replace, in place, each quantized weight that another of its readings brings much closer to the original."""
+    """Replace, in place, each pair that another reading of its tensors brings much closer together."""
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
     with torch.inference_mode():
         for number, pair in enumerate(pairs):
             if pair.quantized.readings:
                 pairs[number] = replace(pair, quantized=_settled(pair, workspaces))
+            if _may_be_turned(pair):
+                pairs[number] = _turned(pairs[number], workspaces)
 
 
 def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
@@ -48,6 +55,25 @@ def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
         f"as label and shapes tell ({first.evidence[0]}) it is {told}"
     )
     return replace(best, doubts=(*first.doubts, doubt))
+
+
+def _may_be_turned(pair: Pair) -> bool:
+    shape = pair.original.shape
+    square = len(shape) > 1 and shape[-1] == shape[-2]
+    return square and pair.original.format == "dense" and may_be_turned(pair.name, shape)
+
+
+def _turned(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Pair:
+    """A square original the other way round, if that is how the quantized weight has it."""
+    if relative_error(pair.original, pair.quantized, workspaces) < UNRELATED:
+        return pair
+    turned = transposed(pair.original)
+    error = relative_error(turned, pair.quantized, workspaces)
+    if not error < RELATED:
+        return pair
+    said = f"the original is stored [in, out]: relative error {error:.3g} on a sample when it is transposed"
+    quantized = replace(pair.quantized, evidence=(*pair.quantized.evidence, said))
+    return replace(pair, original=turned, quantized=quantized)
 
 
 def relative_error(original: Weight, quantized: Weight, workspaces: tuple[Workspace, Workspace]) -> float:

@@ -95,8 +95,8 @@ class Run:
         self._ended = threading.Event()  # ours: the caller's stop is only read
         self._open: dict[int, _Open] = {}
         order = sorted(range(len(pairs)), key=lambda number: _place(pairs[number]))
-        self._large = [number for number in order if pairs[number].original.codes.n >= SMALL]
-        self._small = [number for number in order if pairs[number].original.codes.n < SMALL]
+        self._large = [number for number in order if pairs[number].original.n >= SMALL]
+        self._small = [number for number in order if pairs[number].original.n < SMALL]
         self._large_goes, self._small_goes = self._goes(self._large), self._goes(self._small)
         self._taken = 0  # of the large ones
         self._error: BaseException | None = None
@@ -171,7 +171,7 @@ class Run:
     def _do(self, worker: Worker, go: Go) -> None:
         pair, chunks = self._pairs[go.number], self._chunks(go)
         sums = worker.compare(pair, chunks)
-        share = sum(chunk.n for chunk in chunks) / max(pair.original.codes.n, 1)
+        share = sum(chunk.n for chunk in chunks) / max(pair.original.n, 1)
         self.progress.done_bytes += int(share * (pair.original.nbytes + pair.quantized.nbytes))
         whole = self._merged(go, sums)
         if whole is not None:

@@ -24,6 +24,7 @@ class Side:
         self.part_of: dict[str, str] = {}  # name of a known part → its weight
         self.codes = self._anchored()  # weight → the entry that holds its elements
         self.siblings: dict[str, list[Entry]] = {}  # weight → what else belongs to it
+        self.weight_of: dict[str, str] = {}  # name of the entry that holds the elements → weight
         self.by_module: dict[str, list[str]] = {}  # module → names in it, but weight and bias
         self.expects_scale: str | None = None
         self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights tell
@@ -76,6 +77,12 @@ class Side:
         for siblings in self.siblings.values():
             for entry in siblings:
                 self.codes.pop(entry.name, None)
+        self.weight_of = {entry.name: name for name, entry in self.codes.items()}
+
+    def owners(self, weight: Weight) -> list[str]:
+        """Names of the stored weights that a weight, or a view of several, is made of."""
+        found = (self.weight_of.get(entry.name) for entry in weight.parts.values())
+        return list(dict.fromkeys(name for name in found if name is not None))
 
     def recognized(self, weight: str, shape: tuple[int, ...] | None = None) -> Weight:
         """The weight of that name; ``shape`` is that of the original, where there is one.

@@ -104,8 +104,8 @@ class TestPrefixes:
         quantized = with_prefix("model.", WEIGHTS) | {"model.extra.weight": numbers(2, 8)}
         pairs, left, extra, plan = plan_of(tmp_path, original, quantized)
 
-        assert with_prefix("model.", WEIGHTS).keys() == pairs.keys()
-        assert (["extra.weight"], ["model.extra.weight"]) == (list(left), list(extra))
+        assert original.keys() == pairs.keys()
+        assert ({}, {}) == (left, extra)
         assert plan.prefixes["quantized"] == ""
 
     def test_is_kept_where_a_name_would_be_that_of_another(self, tmp_path):
@@ -222,13 +222,6 @@ class TestShapes:
         report = compared(tmp_path, {"a.weight": x}, {"a.weight": x.T.contiguous()})
 
         assert [layer.layer_name for layer in report.layers] == ["a.weight"]
-
-    def test_of_fused_weights_leave_the_parts_alone(self, tmp_path):
-        original = {f"attn.{name}_proj.weight": numbers(8, 32) for name in "qkv"}
-        _, left, extra, _ = plan_of(tmp_path, original, fp8("attn.qkv_proj", 24, 32))
-
-        assert dict.fromkeys(original, Bucket.ONLY_IN_ORIGINAL) == _buckets(left)
-        assert {Bucket.ONLY_IN_QUANTIZED} == {*_buckets(extra).values()}
 
 
 class TestMissingScale:

@@ -6,6 +6,7 @@ A format is a row of data (what must be stored, under which names, as which dtyp
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -37,6 +38,11 @@ class Part:
     names: tuple[str, ...]
     dtypes: frozenset[str]
     optional: bool = False
+
+    def __str__(self) -> str:
+        names = " | ".join(name.replace("{weight}", "X.weight").replace("{module}", "X") for name in self.names)
+        optional = ", optional" if self.optional else ""
+        return f"{names} ({', '.join(sorted(self.dtypes))}{optional})"
 
     def candidates(self, weight: str) -> list[str]:
         """The names this part may have for a weight of that name."""
@@ -108,12 +114,18 @@ class Weight:
     evidence: tuple[str, ...] = ()  # what decided, in words
     doubts: tuple[str, ...] = ()  # what speaks against it, in words
     comfy_format: str | None = None
+    share: float = 1.0  # of its parts' bytes, where they are those of several weights
     readings: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
     alike: bool = False  # its readings lie close to each other: the clearly nearest is right, however near the first
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as further readings."""
         return replace(self, readings=tuple(others))
+
+    @property
+    def n(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -126,9 +138,14 @@ class Weight:
         return next(iter(self.parts.values()))
 
     @property
-    def nbytes(self) -> int:
-        """Stored bytes of all its parts."""
+    def stored_bytes(self) -> int:
+        """Bytes of all its parts."""
         return sum(entry.nbytes for entry in self.parts.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Its share of them."""
+        return int(self.share * self.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +163,8 @@ class Format:
     def codes(self) -> Part:
         """The part that holds the elements."""
         return next(iter(self.needs.values()))
+
+    @property
+    def told_needs(self) -> str:
+        """What must be stored for a weight X.weight, in words."""
+        return "; ".join(str(part) for part in self.needs.values())

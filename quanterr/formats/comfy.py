@@ -44,14 +44,22 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
         raise Misfit(f"{first}, but the codes are {parts.codes.dtype} {list(parts.codes.shape)}")
     if labels[0].rotated and not rotates:
         raise Misfit(f"{labels[0].source} says the codes are rotated (convrot), but they are {parts.codes.dtype}")
-    told = {_told(label): label.source for label in labels}
-    if len(told) == 1:
+    disagreeing = next((label for label in labels[1:] if _disagree(labels[0], label)), None)
+    if disagreeing is None:
         return first.format, ()
-    said = " and ".join(f"the {source} says {what}" for what, source in told.items())
-    doubt = f"labels disagree: {said}; the {labels[0].source} and the scale's shape decided"
-    if labels[-1].source == "header":
+    doubt = (
+        f"labels disagree: the {labels[0].source} says {_told(labels[0])} and the {disagreeing.source} says "
+        f"{_told(disagreeing)}; the {labels[0].source} and the scale's shape decided"
+    )
+    if disagreeing.source == "header":
         doubt += ", while ComfyUI obeys the header"
     return first.format, (doubt,)
+
+
+def _disagree(one: Label, other: Label) -> bool:
+    """Whether two labels say different things; what only one of them says is no contradiction, but a rotation is."""
+    said = ((label.format, label.block, label.number("convrot_groupsize")) for label in (one, other))
+    return one.rotated != other.rotated or any(a != b for a, b in zip(*said, strict=True) if a and b)
 
 
 def _told(label: Label) -> str:

@@ -92,7 +92,7 @@ def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbo
                 to.print(Text(f"distance: full at 0 dB, empty at {BAR_DB} dB", style="dim"))
     if verbose:
         _print_evidence(report, to)
-    _print_findings(report, to, verbose)
+    print_findings(report.findings, to, verbose)
     to.print()
     _print_verdict(report, to)
 
@@ -182,10 +182,10 @@ def _groups(report: Report, kind: str, plain: bool, to: Console) -> Table:
         ]
         rows.append((name, row + ([_usual(report, name), _grade(a.overall_snr_db)] if kind == "format" else [])))
     columns = GROUP_COLUMNS + (FORMAT_COLUMNS if kind == "format" else ())
-    return _fitted(f"By {kind}", kind, columns, rows, plain, to)
+    return fitted(f"By {kind}", kind, columns, rows, plain, to)
 
 
-def _fitted(
+def fitted(
     title: str,
     first: str,
     columns: Sequence[Column],
@@ -249,7 +249,7 @@ def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> 
         )
         for layer in layers
     ]
-    return _fitted(f"{title}, by {SORTS[sort_by][1]}", "layer", LAYER_COLUMNS, rows, plain, to)
+    return fitted(f"{title}, by {SORTS[sort_by][1]}", "layer", LAYER_COLUMNS, rows, plain, to)
 
 
 def _bar(snr_db: float | None, plain: bool) -> Text:
@@ -283,14 +283,15 @@ def _print_evidence(report: Report, to: Console) -> None:
             to.print(Text(f"note: {display(note, 2000)}"), soft_wrap=True)
 
 
-def _print_findings(report: Report, to: Console, verbose: bool) -> None:
-    shown = report.findings if verbose else report.findings[:MAX_FINDINGS]
+def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:
+    """The first few findings, or all."""
+    shown = findings if verbose else findings[:MAX_FINDINGS]
     if shown:
         to.print()
     for item in shown:
         to.print(_finding(item), soft_wrap=not to.is_terminal)
-    if len(shown) < len(report.findings):
-        to.print(Text(f"and {count(len(report.findings) - len(shown), 'more finding')} (-v shows all)"))
+    if len(shown) < len(findings):
+        to.print(Text(f"and {count(len(findings) - len(shown), 'more finding')} (-v shows all)"))
 
 
 def _finding(item: Finding) -> Text:

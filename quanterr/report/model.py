@@ -294,19 +294,20 @@ class Report(Model):
     def _json_pieces(self) -> Iterator[str]:
         separator = "{\n"
         for name, info in type(self).model_fields.items():
-            yield f"{separator}{_dumps(info.alias or name)}: "
+            yield f"{separator}{dumps(info.alias or name)}: "
             separator = ",\n"
             value = getattr(self, name)
             if isinstance(value, list) and value and not isinstance(value[0], str):
                 for n, item in enumerate(value):
-                    yield f"{',' if n else '['}\n  {_dumps(item)}"
+                    yield f"{',' if n else '['}\n  {dumps(item)}"
                 yield "\n]"
             else:
-                yield _dumps(value)
+                yield dumps(value)
         yield "\n}\n"
 
 
-def _dumps(value: Any) -> str:
+def dumps(value: Any) -> str:
+    """Strict, ASCII JSON of a report or a part of one."""
     return json.dumps(value, allow_nan=False, default=_as_dict)
 
 

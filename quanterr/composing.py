@@ -1,0 +1,161 @@
+"""Weights of the original that the quantized checkpoint stores under other names, fused, split or stacked.
+
+Only unique matches count: where two weights could hold the same projection neither is taken.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import prod
+
+from quanterr.conventions import Atoms, atoms_of, columns_of
+from quanterr.errors import Misfit
+from quanterr.formats import Weight
+from quanterr.sides import Side
+from quanterr.text import display
+from quanterr.views import rows_of, side_by_side, stacked
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Composer:
+    """Makes weights of the original out of those of the quantized checkpoint that no other name claims."""
+
+    quantized: Side
+    sizes: dict[str, Shape]  # atom → its shape in the original, where one shape tells it
+    atoms: dict[str, Atoms] = field(default_factory=dict)  # own name → what it holds
+    holders: dict[str, list[str]] = field(default_factory=dict)  # atom → own names
+    used: set[str] = field(default_factory=set)  # own names
+
+    @classmethod
+    def of(cls, originals: Mapping[str, Shape], quantized: Side, free: Iterable[str]) -> "Composer":
+        """From the shapes of all originals, and the quantized weights that have no partner."""
+        composer = cls(quantized, _sizes(originals))
+        for name in free:
+            codes = quantized.codes[name]
+            atoms = atoms_of(name, (*codes.shape[:1], 1, 1) if len(codes.shape) > 2 else codes.shape)
+            composer.atoms[name] = atoms
+            for atom in atoms.names:
+                composer.holders.setdefault(atom, []).append(name)
+        return composer
+
+    def compose(self, name: str, shape: Shape) -> Weight | None:
+        """The weight of that name and shape; None where the quantized checkpoint holds no such thing.
+
+        The result may have its last two axes swapped.
+
+        Raises:
+            Misfit: two weights could hold it, or what holds it cannot be read or has another shape.
+        """
+        if columns := columns_of(name):
+            return self._side_by_side(columns, shape)
+        wanted = atoms_of(name, shape).names
+        found = [self._holder(atom) for atom in wanted]
+        if all(holder is None for holder in found):
+            return None
+        missing = [atom for atom, holder in zip(wanted, found, strict=True) if holder is None]
+        if missing:
+            raise Misfit(f"only a part of it is stored: nothing holds {display(missing[0])}")
+        problem: Misfit | None = None
+        for turned in (False, True):
+            try:
+                weight = self._stacked([h for h in found if h], wanted, shape, turned)
+            except Misfit as misfit:
+                problem = problem or misfit
+                continue
+            self.used.update(h for h in found if h)
+            return weight
+        raise problem or AssertionError
+
+    def _holder(self, atom: str) -> str | None:
+        holders = self.holders.get(atom, [])
+        if len(holders) > 1:
+            raise Misfit(f"two weights could hold it: {display(holders[0])} and {display(holders[1])}")
+        return holders[0] if holders else None
+
+    def _stacked(self, holders: list[str], wanted: tuple[str, ...], shape: Shape, turned: bool) -> Weight:
+        """The atoms' weights on top of each other."""
+        shape = swapped(shape) if turned else shape
+        pieces = []
+        for holder, run in groupby(zip(holders, wanted, strict=True), key=lambda pair: pair[0]):
+            pieces.append(self._piece(holder, [atom for _, atom in run], wanted, shape, turned))
+        long = len(shape) > 1 and any(piece.shape[-1] != shape[-1] for piece in pieces)
+        if long or sum(prod(piece.shape) for piece in pieces) != prod(shape):
+            shapes = " + ".join(str(list(piece.shape)) for piece in pieces[:4])
+            raise Misfit(f"shape {list(shape)} in the original, {shapes} in {display(holders[0])}")
+        return stacked(pieces, shape)
+
+    def _piece(self, holder: str, atoms: list[str], wanted: tuple[str, ...], shape: Shape, turned: bool) -> Weight:
+        """Neighbouring atoms of one quantized weight."""
+        held = self.atoms[holder]
+        whole = self._recognized(holder, held, wanted, shape, turned)
+        if list(held.names) == atoms:
+            return whole
+        first = held.names.index(atoms[0])
+        if list(held.names[first : first + len(atoms)]) != atoms:
+            raise Misfit(f"{display(holder)} holds its parts in another order")
+        rows = self._rows(held, whole)
+        begin, end = sum(rows[:first]), sum(rows[: first + len(atoms)])
+        return rows_of(whole, begin, (end - begin, *whole.shape[-1:]) if len(whole.shape) > 1 else (end - begin,))
+
+    def _rows(self, held: Atoms, whole: Weight) -> list[int]:
+        """Rows of each atom of a weight."""
+        total = whole.shape[0] if len(whole.shape) == 1 else whole.matrix[0]
+        known = [self.sizes.get(atom) for atom in held.names]
+        if all(known):
+            rows = [size[0] for size in known if size]
+            if sum(rows) == total:
+                return rows
+        if held.even and total % len(held.names) == 0:
+            return [total // len(held.names)] * len(held.names)
+        raise Misfit(f"the rows of {display(whole.name)} that hold it cannot be told from the shapes of the original")
+
+    def _recognized(self, holder: str, held: Atoms, wanted: tuple[str, ...], shape: Shape, turned: bool) -> Weight:
+        return self.quantized.recognized(holder, self._expected(holder, held, wanted, shape, turned))
+
+    def _expected(self, holder: str, held: Atoms, wanted: tuple[str, ...], shape: Shape, turned: bool) -> Shape | None:
+        """The shape that a quantized weight should have, as far as the original tells."""
+        if held.names == wanted and len(self.quantized.codes[holder].shape) < 3:
+            return shape
+        sizes = [self.sizes.get(atom) for atom in held.names]
+        if not all(sizes):
+            return shape if held.names == wanted else None
+        known = [swapped(size) if turned else size for size in sizes if size]
+        rows = sum(size[0] for size in known)
+        if len(self.quantized.codes[holder].shape) > 2:
+            stack = self.quantized.codes[holder].shape[0]
+            return stack, rows // stack, *known[0][1:]
+        return rows, *known[0][1:]
+
+    def _side_by_side(self, columns: tuple[str, ...], shape: Shape) -> Weight | None:
+        holders = [holder for atom in columns if (holder := self._holder(atom))]
+        if len(holders) < len(columns):
+            return None
+        weights = [self.quantized.recognized(holder) for holder in holders]
+        if sum(weight.shape[-1] for weight in weights) != shape[-1]:
+            told = " + ".join(str(list(weight.shape)) for weight in weights)
+            raise Misfit(f"shape {list(shape)} in the original, {told} side by side in the quantized")
+        self.used.update(holders)
+        return side_by_side(weights, shape)
+
+
+def swapped(shape: Shape) -> Shape:
+    """The shape with its last two axes swapped."""
+    return (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 1 else shape
+
+
+def _sizes(originals: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Shapes of single atoms; of those that two originals hold, none."""
+    sizes: dict[str, Shape] = {}
+    twice = set()
+    for name, shape in originals.items():
+        atoms = atoms_of(name, shape)
+        if not atoms.even or not shape:
+            continue
+        rows = prod(shape[:-1]) if len(shape) == 3 and len(atoms.names) > 1 else shape[0]
+        for atom in atoms.names:
+            if atom in sizes:
+                twice.add(atom)
+            sizes[atom] = (rows // len(atoms.names), *shape[1:][-1:]) if len(atoms.names) > 1 else shape
+    return {atom: shape for atom, shape in sizes.items() if atom not in twice}

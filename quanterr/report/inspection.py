@@ -1,0 +1,68 @@
+"""What one checkpoint stores: data with a schema version, told from headers alone."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from quanterr.report.model import Finding, Model, StoredFile, Tool, dumps
+
+SCHEMA = "quanterr.inspection"
+SCHEMA_VERSION = "1.0"
+
+
+@dataclass(slots=True)
+class StoredWeight:
+    """A weight and how it is stored."""
+
+    name: str
+    display_name: Annotated[str, Field(description="the same with everything unprintable escaped")]
+    role: str
+    block: Annotated[str | None, Field(description="the block of the model it lies in, as layers.12")]
+    format: Annotated[str | None, Field(description="see `quanterr formats`; null: not read, as `reason` says")]
+    dtype: Annotated[str, Field(description="of the codes, as the file calls it")]
+    shape: list[int]
+    elements: int
+    bytes: Annotated[int, Field(description="of all its parts")]
+    bits_per_weight: float | None
+    code_bits: Annotated[int | None, Field(description="of one code, without its share of the scales")]
+    block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
+    scales: Annotated[int, Field(description="how many")]
+    comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
+    evidence: Annotated[list[str], Field(description="what decided the format")]
+    reason: Annotated[str | None, Field(description="why it is not read")]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Several weights together."""
+
+    weights: int
+    elements: int
+    bytes: int
+    bits_per_weight: float | None
+    scales: int
+
+
+class Inspection(Model):
+    """What one checkpoint stores."""
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    schema_version: str = SCHEMA_VERSION
+    tool: Tool
+    path: str
+    kind: str
+    files: list[StoredFile]
+    tensors: int
+    bytes: int
+    quant_method: str | None = Field(description="as config.json or its like says")
+    total: Tally
+    formats: dict[str, Tally] = Field(description="the largest first; `unread` is what no format claims")
+    groups: dict[str, dict[str, Tally]] = Field(description="role → format")
+    findings: list[Finding]
+    weights: list[StoredWeight]
+
+    def to_json(self) -> str:
+        """Strict, ASCII JSON."""
+        fields = type(self).model_fields.items()
+        return dumps({info.alias or name: getattr(self, name) for name, info in fields}) + "\n"

@@ -1,0 +1,93 @@
+"""An inspection in the terminal: formats first, what is odd last."""
+
+from rich.console import Console
+from rich.text import Text
+
+from quanterr.report.as_table import Column, fitted, print_findings
+from quanterr.report.inspection import Inspection, StoredWeight, Tally
+from quanterr.text import count, display, size
+
+TALLY_COLUMNS = (
+    Column("weights", 1),
+    Column("parameters", 2),
+    Column("share", 4),
+    Column("size", 3),
+    Column("bits/w", 0),
+)
+SCALES = Column("scales", 5)
+WEIGHT_COLUMNS = (
+    Column("format", 0, right=False),
+    Column("shape", 2, right=False),
+    Column("dtype", 4, right=False),
+    Column("group", 3, right=False),
+    Column("bits", 5),
+    Column("bits/w", 1),
+)
+
+
+def show(inspection: Inspection, to: Console, verbose: bool = False) -> None:
+    """Print it; ``verbose``: every weight, and every finding."""
+    plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
+    to.print(_head(inspection), soft_wrap=not to.is_terminal)
+    total = inspection.total
+    rows = [(name, [*_cells(tally, total), f"{tally.scales:,}"]) for name, tally in inspection.formats.items()]
+    to.print()
+    to.print(fitted("By format", "format", (*TALLY_COLUMNS, SCALES), rows, plain, to))
+    rows = [
+        (f"{role}, {name}", _cells(tally, total))
+        for role, formats in inspection.groups.items()
+        for name, tally in formats.items()
+    ]
+    to.print()
+    to.print(fitted("By role and format", "role", TALLY_COLUMNS, rows, plain, to))
+    if verbose:
+        to.print()
+        weights = [(weight.display_name, _weight_cells(weight)) for weight in inspection.weights]
+        to.print(fitted("All weights", "weight", WEIGHT_COLUMNS, weights, plain, to))
+    print_findings(inspection.findings, to, verbose)
+
+
+def _head(inspection: Inspection) -> Text:
+    total = inspection.total
+    parts = [
+        f"{display(inspection.path)}: {inspection.kind}",
+        f"{count(len(inspection.files), 'file')}, {count(inspection.tensors, 'tensor')}, {size(inspection.bytes)}",
+        f"{total.elements:,} parameters",
+    ]
+    if total.bits_per_weight is not None:
+        parts.append(f"{total.bits_per_weight:.4g} bits per weight")
+    if inspection.quant_method:
+        parts.append(f"config says {display(inspection.quant_method)}")
+    return Text("; ".join(parts))
+
+
+def _cells(tally: Tally, total: Tally) -> list[str]:
+    return [
+        f"{tally.weights:,}",
+        f"{tally.elements:,}",
+        f"{100 * tally.elements / max(total.elements, 1):.3g} %",
+        size(tally.bytes),
+        _bits(tally.bits_per_weight),
+    ]
+
+
+def _weight_cells(weight: StoredWeight) -> list[str]:
+    return [
+        weight.format or "unread",
+        " x ".join(map(str, weight.shape)) or "scalar",
+        weight.dtype,
+        _group(weight.block_size),
+        str(weight.code_bits or "-"),
+        _bits(weight.bits_per_weight),
+    ]
+
+
+def _group(block: list[int] | None) -> str:
+    """What shares a scale: ``128`` columns, or ``128 x 128``."""
+    if block is None:
+        return "-"
+    return str(block[1]) if block[0] == 1 else f"{block[0]} x {block[1]}"
+
+
+def _bits(bits: float | None) -> str:
+    return "unknown" if bits is None else f"{bits:.4g}"

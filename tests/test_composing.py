@@ -1,0 +1,241 @@
+import pytest
+import torch
+from making import compared, dequantized, label, numbers, planned, quantized_fp8, store
+
+from quanterr.conventions import atoms_of, canonical
+from quanterr.pairing import Bucket
+
+
+def fp8(name, weight):
+    """FP8 codes with a scale a row, and the values they stand for."""
+    rows = weight.float().view(-1, weight.shape[-1])
+    scale = rows.abs().amax(1, keepdim=True) / 448
+    codes = (rows / scale).to(torch.float8_e4m3fn).view(weight.shape)
+    values = (codes.float().view(rows.shape) * scale).view(weight.shape)
+    stored = scale.view(*weight.shape[:-1], 1)
+    return {name: codes, f"{name}_scale": stored}, values
+
+
+def values_of(folder, original, quantized):
+    """What the quantized checkpoint holds of each weight of the original, and what was left over."""
+    x = store(folder / "original.safetensors", original)
+    y = store(folder / "quantized.safetensors", quantized)
+    with planned(x, y) as plan:
+        values = {pair.name: dequantized(pair.quantized).clone() for pair in plan.pairs}
+        shapes = {pair.name: (pair.original.shape, pair.quantized.shape) for pair in plan.pairs}
+        left = {(leftover.side, leftover.name): (leftover.bucket, leftover.reason) for leftover in plan.leftovers}
+    assert all(x == y for x, y in shapes.values())
+    return values, left
+
+
+ROWS = (48, 16, 24)
+ATTENTION = {
+    f"model.layers.0.self_attn.{n}_proj.weight": numbers(r, 64, seed=r) for n, r in zip("qkv", ROWS, strict=True)
+}
+EXPERTS = {
+    f"model.layers.1.mlp.experts.{e}.{name}.weight": numbers(*shape, seed=10 * e + n)
+    for e in range(3)
+    for n, (name, shape) in enumerate({"gate_proj": (40, 64), "up_proj": (40, 64), "down_proj": (64, 40)}.items())
+}
+
+
+def fused(weights, words):
+    return torch.cat([weights[word] for word in words])
+
+
+class TestFused:
+    def test_projections_are_compared_one_by_one(self, tmp_path):
+        stored, values = fp8("model.layers.0.self_attn.qkv_proj.weight", torch.cat(list(ATTENTION.values())))
+        found, left = values_of(tmp_path, ATTENTION, stored)
+
+        assert ATTENTION.keys() == found.keys()
+        assert {} == left
+        assert torch.equal(values, torch.cat([found[name] for name in ATTENTION]))
+
+    def test_originals_are_compared_with_split_ones(self, tmp_path):
+        stored, values = {}, []
+        for name, weight in ATTENTION.items():
+            more, value = fp8(name, weight)
+            stored |= more
+            values.append(value)
+        name = "model.layers.0.self_attn.qkv_proj.weight"
+        found, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
+
+        assert [name] == list(found)
+        assert {} == left
+        assert torch.equal(torch.cat(values), found[name])
+
+    def test_biases_go_with_them(self, tmp_path):
+        original = {f"l.0.attn.{n}_proj.bias": numbers(r, seed=r) for n, r in zip("qkv", ROWS, strict=True)}
+        stored = {"l.0.attn.qkv_proj.bias": torch.cat(list(original.values()))}
+        found, left = values_of(tmp_path, original, stored)
+
+        assert original.keys() == found.keys()
+        assert {} == left
+        assert torch.equal(stored["l.0.attn.qkv_proj.bias"].float(), torch.cat([found[name][0] for name in original]))
+
+    def test_rows_that_nothing_tells_are_refused(self, tmp_path):
+        original = {name: weight for name, weight in ATTENTION.items() if "v_proj" not in name}
+        stored, _ = fp8("model.layers.0.self_attn.qkv_proj.weight", torch.cat(list(ATTENTION.values())))
+        found, left = values_of(tmp_path, original, stored)
+
+        assert {} == found
+        assert {Bucket.UNSUPPORTED} == {bucket for (side, _), (bucket, _) in left.items() if side == "original"}
+        assert all("cannot be told" in reason for (side, _), (_, reason) in left.items() if side == "original")
+
+    def test_part_that_is_missing_is_told(self, tmp_path):
+        name = "model.layers.0.self_attn.qkv_proj.weight"
+        stored = {n: w for n, w in ATTENTION.items() if "k_proj" not in n}
+        found, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
+
+        assert {} == found
+        assert "nothing holds layers.0.self_attn.k_proj" in left["original", name][1]
+
+    def test_that_two_could_hold_is_refused_and_both_are_named(self, tmp_path):
+        stored = {f"{place}.self_attn.qkv_proj.weight": numbers(88, 64) for place in ("layers.0", "module.layers.0")}
+        found, left = values_of(tmp_path, ATTENTION, stored)
+
+        assert {} == found
+        reasons = [reason for (side, _), (_, reason) in left.items() if side == "original"]
+        assert 3 == len(reasons)
+        assert all(name in reason for name in stored for reason in reasons)
+
+
+class TestExperts:
+    def stacked(self, word):
+        return torch.stack([EXPERTS[f"model.layers.1.mlp.experts.{e}.{word}.weight"] for e in range(3)])
+
+    def test_that_are_stacked_are_compared_one_by_one(self, tmp_path):
+        gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
+        stored, up = fp8("model.layers.1.mlp.experts.gate_up_proj", gate_up)
+        more, down = fp8("model.layers.1.mlp.experts.down_proj", self.stacked("down_proj"))
+        found, left = values_of(tmp_path, EXPERTS, stored | more)
+
+        assert EXPERTS.keys() == found.keys()
+        assert {} == left
+        for e in range(3):
+            names = [f"model.layers.1.mlp.experts.{e}.{word}.weight" for word in ("gate_proj", "up_proj")]
+            assert torch.equal(up[e], torch.cat([found[name] for name in names]))
+            assert torch.equal(down[e], found[f"model.layers.1.mlp.experts.{e}.down_proj.weight"])
+
+    @pytest.mark.parametrize("turned", [False, True], ids=["out first", "in first"])
+    def test_stacks_are_compared_with_single_ones(self, tmp_path, turned):
+        stored, values = {}, {}
+        for name, weight in EXPERTS.items():
+            more, values[name] = fp8(name, weight)
+            stored |= more
+        gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
+        original = {
+            "model.layers.1.mlp.experts.gate_up_proj": gate_up,
+            "model.layers.1.mlp.experts.down_proj": self.stacked("down_proj"),
+        }
+        if turned:
+            original = {name: weight.transpose(1, 2).contiguous() for name, weight in original.items()}
+        found, left = values_of(tmp_path, original, stored)
+
+        assert original.keys() == found.keys()
+        assert {} == left
+        down = [values[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(3)]
+        assert torch.equal(torch.cat(down), found["model.layers.1.mlp.experts.down_proj"])
+
+    def test_mixtral_and_mlx_words_mean_the_same(self, tmp_path):
+        words = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+        original = {
+            name.replace(f"mlp.experts.{e}.{word}", f"block_sparse_moe.experts.{e}.{w}"): EXPERTS[name]
+            for w, word in words.items()
+            for e in range(3)
+            for name in [f"model.layers.1.mlp.experts.{e}.{word}.weight"]
+        }
+        prefix = "language_model.model.layers.1.mlp.switch_mlp"
+        stored = {f"{prefix}.{word}.weight": self.stacked(word) for word in words.values()}
+        found, left = values_of(tmp_path, original, stored)
+
+        assert original.keys() == found.keys()
+        assert {} == left
+        assert all(torch.equal(original[name].float(), found[name]) for name in original)
+
+    def test_entry_of_many_weights_is_counted_once(self, tmp_path):
+        gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
+        stored, _ = fp8("model.layers.1.mlp.experts.gate_up_proj", gate_up)
+        original = {name: weight for name, weight in EXPERTS.items() if "down" not in name}
+        report = compared(tmp_path, original, stored)
+
+        assert "pass" == report.verdict
+        assert {"compared", "consumed"} == report.coverage.quantized.keys()
+        assert 1 == report.coverage.quantized["compared"].tensors == report.coverage.quantized["consumed"].tensors
+        assert gate_up.numel() == report.coverage.quantized["compared"].elements
+        assert pytest.approx(8 * (1 + 4 / 64)) == report.aggregate.bits_per_weight
+
+
+class TestTransposed:
+    def test_original_is_turned(self, tmp_path):
+        x = numbers(32, 96)
+        codes, scale = quantized_fp8(x.T)
+        quantized = {"h.0.attn.c_attn.weight": codes.contiguous(), "h.0.attn.c_attn.weight_scale": scale}
+        report = compared(tmp_path, {"h.0.attn.c_attn.weight": x}, quantized)
+
+        assert report.layers[0].snr_db > 30
+        assert any("transposed" in said for said in report.layers[0].evidence)
+
+    @pytest.mark.parametrize(("name", "turned"), [("h.0.attn.c_proj.weight", True), ("h.0.attn.o_proj.weight", False)])
+    def test_square_original_only_where_its_name_allows_it(self, tmp_path, name, turned):
+        x = numbers(64, 64)
+        codes, scale = quantized_fp8(x.T)
+        report = compared(tmp_path, {name: x}, {name: codes.contiguous(), f"{name}_scale": scale})
+
+        assert turned == (report.layers[0].snr_db > 30)
+        assert turned == (report.verdict == "pass")
+
+
+def test_vocabulary_is_cropped_and_said_so(tmp_path):
+    x = numbers(100, 64)
+    codes, scale = quantized_fp8(torch.cat([x, torch.zeros(28, 64)]))
+    quantized = {"lm_head.weight": codes, "lm_head.weight_scale": scale}
+    report = compared(tmp_path, {"lm_head.weight": x}, quantized)
+
+    assert report.layers[0].snr_db > 30
+    assert any("28 rows more" in finding.message for finding in report.findings)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("model.layers.0.mlp.up_proj.weight", "language_model.model.layers.0.mlp.up_proj.weight"),
+            ("model.language_model.layers.0.x.weight", "module._orig_mod.layers.0.x.weight"),
+            ("transformer_blocks.3.out_proj.weight", "transformer.transformer_blocks.3.attn.to_out.0.weight"),
+            ("layers.0.x.base_layer.weight", "layers.0.x.weight"),
+        ],
+    )
+    def test_of_one_weight_are_one(self, one, other):
+        assert canonical(one) == canonical(other)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("visual.blocks.0.q_proj.weight", "model.blocks.0.q_proj.weight"),
+            ("layers.0.q_proj.weight", "layers.0.q_proj.bias"),
+            ("layers.0.q_proj.weight", "layers.1.q_proj.weight"),
+        ],
+    )
+    def test_of_two_weights_are_two(self, one, other):
+        assert canonical(one) != canonical(other)
+
+    def test_of_stacked_experts_are_those_of_each(self):
+        names = atoms_of("l.3.mlp.experts.gate_up_proj", (2, 8, 4)).names
+
+        assert ("l.3.mlp.experts.0.gate_proj", "l.3.mlp.experts.0.up_proj") == names[:2]
+        assert ("l.3.mlp.experts.1.gate_proj", "l.3.mlp.experts.1.up_proj") == names[2:]
+
+
+def test_columns_side_by_side(tmp_path):
+    left, right = numbers(32, 48), numbers(32, 16, seed=1)
+    stored = {
+        "single_transformer_blocks.0.out_proj.weight": left,
+        "single_transformer_blocks.0.mlp_fc2.weight": right,
+        "other.comfy_quant": label(format="x"),
+    }
+    name = "single_transformer_blocks.0.proj_out.weight"
+    found, _ = values_of(tmp_path, {name: torch.cat([left, right], 1)}, stored)
+
+    assert torch.equal(torch.cat([left, right], 1).float(), found[name])

@@ -1,0 +1,105 @@
+import pytest
+import torch
+from making import compared, numbers
+
+from quanterr.assembling import exit_status
+from quanterr.errors import Status
+
+BLOCK = "model.layers.0."
+FED = [f"{BLOCK}self_attn.{letter}_proj.weight" for letter in "qkv"]
+
+
+def int4(weight):
+    """The weight as 4-bit codes of groups of 32 would give it back."""
+    groups = weight.float().view(-1, 32)
+    scale = groups.abs().amax(1, keepdim=True) / 7
+    return ((groups / scale).round().clamp(-8, 7) * scale).view(weight.shape).to(torch.bfloat16)
+
+
+def model(norm=None):
+    weights = {name: numbers(64, 128, seed=n) for n, name in enumerate(FED)}
+    weights[f"{BLOCK}input_layernorm.weight"] = torch.ones(128) + 0.1 * torch.randn(128) if norm is None else norm
+    weights[f"{BLOCK}mlp.up_proj.weight"] = numbers(96, 128, seed=7)
+    weights[f"{BLOCK}mlp.down_proj.weight"] = numbers(64, 96, seed=8)
+    return weights
+
+
+def factors(n, seed=1):
+    return torch.empty(n).log_normal_(0, 0.5, generator=torch.Generator().manual_seed(seed))
+
+
+def folded(report):
+    return [finding for finding in report.findings if finding.code == "folded_scales"]
+
+
+class TestNorm:
+    @pytest.mark.parametrize("less_one", [False, True], ids=["norm", "norm less one"])
+    def test_that_took_up_scales_is_found_and_they_are_undone(self, tmp_path, less_one):
+        x, s = model(), factors(128)
+        norm = f"{BLOCK}input_layernorm.weight"
+        y = x | {norm: x[norm] / s} | {name: int4(x[name] * s) for name in FED}
+        if less_one:
+            x, y = x | {norm: x[norm] - 1}, y | {norm: y[norm] - 1}
+        report = compared(tmp_path, x, y)
+        layers = {layer.layer_name: layer.snr_db for layer in report.layers}
+
+        assert set(FED) == layers.keys()
+        assert all(snr > 10 for snr in layers.values())
+        assert [norm] == [finding.layer for finding in folded(report)]
+        assert folded(report)[0].evidence["snr_db_as_stored"] < 9 < 10 < folded(report)[0].evidence["snr_db"]
+        assert set(FED) == set(folded(report)[0].evidence["layers"])
+        assert Status.OK == exit_status(report)
+
+    def test_that_changed_alone_explains_nothing(self, tmp_path):
+        x = model()
+        norm = f"{BLOCK}input_layernorm.weight"
+        y = x | {norm: x[norm] / factors(128)} | {name: int4(x[name]) for name in FED}
+        report = compared(tmp_path, x, y)
+
+        assert [] == folded(report)
+        assert all(layer.snr_db > 10 for layer in report.layers)
+
+    def test_that_is_the_same_hides_no_scaled_weight(self, tmp_path):
+        x, s = model(), factors(128)
+        report = compared(tmp_path, x, x | {name: int4(x[name] * s) for name in FED})
+
+        assert [] == folded(report)
+        assert all(layer.snr_db < 9 for layer in report.layers)
+
+    def test_of_another_block_is_not_looked_at(self, tmp_path):
+        x, s = model(), factors(128)
+        other = "model.layers.1.input_layernorm.weight"
+        x |= {other: torch.ones(128)}
+        report = compared(tmp_path, x, x | {other: 1 / s} | {name: int4(x[name] * s) for name in FED})
+
+        assert [] == folded(report)
+
+
+class TestWeight:
+    UP, DOWN = f"{BLOCK}mlp.up_proj.weight", f"{BLOCK}mlp.down_proj.weight"
+
+    def test_that_took_up_scales_is_found_and_they_are_undone(self, tmp_path):
+        x, s = model(), 3 * factors(96)
+        y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s)}
+        report = compared(tmp_path, x, y)
+
+        assert {self.UP, self.DOWN} == set(folded(report)[0].evidence["layers"])
+        assert all(layer.snr_db > 10 for layer in report.layers)
+
+    def test_alone_wrong_is_not_mended(self, tmp_path):
+        x, s = model(), 3 * factors(96)
+        report = compared(tmp_path, x, x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN])})
+
+        assert [] == folded(report)
+        assert self.UP in {finding.layer for finding in report.findings if finding.code == "far_off"}
+
+
+def test_fused_rotation_that_config_tells_of_is_an_error(tmp_path):
+    place = {"targets": ["re:.*q_proj$"], "location": "weight_input"}
+    transform = {"config_groups": {"R1": {"type": "hadamard", "apply": [place]}}}
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "transform_config": transform}}
+    x = {"q_proj.weight": numbers(32, 64)}
+    report = compared(tmp_path, x, {"q_proj.weight": numbers(32, 64, seed=1)}, config=config)
+
+    assert "rotated_weights" in {finding.code for finding in report.findings}
+    assert Status.INCONCLUSIVE == exit_status(report)

@@ -1,0 +1,122 @@
+import json
+
+import pytest
+import torch
+from making import fp8_codes, header, int8_codes, label, numbers, quantized_fp8, quantized_int8, store
+from typer.testing import CliRunner
+
+import quanterr
+from quanterr.cli import app
+from quanterr.errors import CheckpointError
+
+X = numbers(64, 128)
+CODES, SCALE = quantized_fp8(X)
+INTS, STEP = quantized_int8(X)
+MODEL = {
+    "model.layers.0.self_attn.q_proj.weight": CODES,
+    "model.layers.0.self_attn.q_proj.weight_scale": SCALE,
+    "model.layers.0.self_attn.q_proj.input_scale": torch.tensor(1.0),
+    "model.layers.0.mlp.up_proj.weight": INTS,
+    "model.layers.0.mlp.up_proj.weight_scale": STEP.expand(64, 1).contiguous(),
+    "model.layers.0.input_layernorm.weight": numbers(128),
+    "model.embed_tokens.weight": numbers(32, 128),
+}
+
+
+def findings(inspection):
+    return {found.code: found.message for found in inspection.findings}
+
+
+class TestInspection:
+    def test_counts_what_is_stored(self, tmp_path):
+        found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
+
+        assert {"fp8_tensor": 1, "int8_row": 1, "dense": 2} == {k: t.weights for k, t in found.formats.items()}
+        assert 8192 * 2 + 128 + 4096 == found.total.elements
+        assert sum(t.nbytes for t in MODEL.values()) == found.total.bytes == found.bytes
+        assert 8 * (8192 + 4 + 4) / 8192 == found.formats["fp8_tensor"].bits_per_weight
+        assert (1, 64) == (found.formats["fp8_tensor"].scales, found.formats["int8_row"].scales)
+        assert {"attention", "mlp", "norm", "embedding"} == found.groups.keys()
+        assert [] == found.findings
+
+    def test_tells_of_each_weight_how_it_is_stored(self, tmp_path):
+        found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
+        weights = {weight.name: weight for weight in found.weights}
+        q = weights["model.layers.0.self_attn.q_proj.weight"]
+
+        assert ("fp8_tensor", "F8_E4M3", [64, 128], 8, "layers.0") == (q.format, q.dtype, q.shape, q.code_bits, q.block)
+        assert MODEL.keys() - weights.keys() == {name for name in MODEL if name.endswith("_scale")}
+
+    def test_reads_only_headers_and_labels(self, tmp_path):
+        path = store(tmp_path / "m.safetensors", {f"{n}.weight": numbers(512, 512, seed=n) for n in range(4)})
+        with quanterr.open_checkpoint(path) as checkpoint:
+            offsets = []
+            for file in checkpoint.files:
+                file.read_into = lambda view, offset: offsets.append(offset)
+            quanterr.inspect(checkpoint)
+
+        assert [] == offsets
+
+    def test_names_what_no_format_claims_with_the_reason(self, tmp_path):
+        tensors = {"a.weight": fp8_codes(4, 64), "b.weight": fp8_codes(4, 64), "b.weight_scale": torch.ones(3)}
+        found = quanterr.inspect(store(tmp_path / "m.safetensors", tensors))
+
+        assert {"unread"} == found.formats.keys()
+        assert None is found.total.bits_per_weight
+        assert all(weight.reason for weight in found.weights)
+        assert "fits no rule" in found.findings[1].message
+        assert {"error"} == {finding.severity for finding in found.findings}
+
+    def test_tells_what_is_odd(self, tmp_path):
+        tensors = {
+            "a.weight": int8_codes(4, 64),
+            "a.weight_scale": torch.ones(4),
+            "a.comfy_quant": label(format="int8_tensorwise"),
+        }
+        said = header({"a": {"format": "int8_blockwise"}, "gone": {"format": "int8_blockwise"}})
+        found = findings(quanterr.inspect(store(tmp_path / "m.safetensors", tensors, said)))
+
+        assert "labels disagree" in found["layout_doubt"]
+        assert "gone" in found["label_without_layer"]
+
+    def test_configuration_without_codes_is_odd(self, tmp_path):
+        config = {"quantization_config": {"quant_method": "fp8"}}
+        found = quanterr.inspect(store(tmp_path / "m", {"a.weight": X}, config=config))
+
+        assert "fp8" == found.quant_method
+        assert "no weight is stored quantized" in findings(found)["config_without_codes"]
+
+    def test_of_a_damaged_file_is_an_error(self, tmp_path):
+        (tmp_path / "m.safetensors").write_bytes(b"\x00" * 20)
+        with pytest.raises(CheckpointError):
+            quanterr.inspect(tmp_path / "m.safetensors")
+
+
+class TestCommand:
+    def run(self, *arguments):
+        return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+
+    def test_prints_tables(self, tmp_path):
+        done = self.run(store(tmp_path / "m.safetensors", MODEL))
+
+        assert 0 == done.exit_code
+        assert all(word in done.stdout for word in ("By format", "fp8_tensor", "int8_row", "attention", "bits/w"))
+        assert "q_proj.weight" not in done.stdout
+
+    def test_prints_every_weight_if_asked(self, tmp_path):
+        done = self.run(store(tmp_path / "m.safetensors", MODEL), "-v")
+
+        assert all(name in done.stdout for name in MODEL if not name.endswith("scale"))
+
+    def test_prints_strict_json(self, tmp_path):
+        done = self.run(store(tmp_path / "m.safetensors", MODEL), "--json")
+        document = json.loads(done.stdout, parse_constant=pytest.fail)
+
+        assert ("quanterr.inspection", "1.0") == (document["schema"], document["schema_version"])
+        assert 4 == len(document["weights"]) == document["total"]["weights"]
+
+    def test_of_a_hostile_name_prints_nothing_of_it(self, tmp_path):
+        done = self.run(store(tmp_path / "m.safetensors", {"a\x1b[31m.weight": X}), "-v")
+
+        assert "\x1b" not in done.stdout
+        assert "\\x1b[31m" in done.stdout
