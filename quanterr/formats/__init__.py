@@ -10,7 +10,24 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import Misfit
-from quanterr.formats import dense, fp8_cast, fp8_scaled, int8_convrot, int8_scaled, mxfp8, nvfp4, verbatim
+from quanterr.formats import (
+    awq,
+    ct_int,
+    ct_pack,
+    ct_sparse,
+    dense,
+    fp8_cast,
+    fp8_scaled,
+    gptq,
+    int8_convrot,
+    int8_scaled,
+    marlin,
+    modelopt_int4,
+    mxfp8,
+    nvfp4,
+    quark_int4,
+    verbatim,
+)
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
 from quanterr.text import listed
 
@@ -36,6 +53,14 @@ FORMATS: tuple[Format, ...] = (
     *int8_convrot.FORMATS,
     *int8_scaled.FORMATS,
     *nvfp4.FORMATS,
+    *gptq.FORMATS,
+    *awq.FORMATS,
+    *marlin.FORMATS,
+    *ct_pack.FORMATS,
+    *ct_int.FORMATS,
+    *ct_sparse.FORMATS,
+    *modelopt_int4.FORMATS,
+    *quark_int4.FORMATS,
     *fp8_cast.FORMATS,
     *verbatim.FORMATS,
 )
@@ -97,6 +122,8 @@ def _named_by(template: str, stored: str) -> str | None:
     if not ending or not stored.endswith(ending):
         return None
     stem = stored.removesuffix(ending)
+    if kind == "{module" and stem.endswith(WEIGHT_SUFFIX):
+        return None
     return stem + WEIGHT_SUFFIX if kind == "{module" else stem
 
 
