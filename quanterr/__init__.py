@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.errors import QuanterrError
     from quanterr.formats import FORMATS
+    from quanterr.gates import judge
     from quanterr.inspecting import inspect
     from quanterr.measuring import measure
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.report.model import Report
+    from quanterr.report.reading import read_report
 
 __version__ = "0.1.0"
 
@@ -28,7 +30,9 @@ _HOMES = {
     "compare": "quanterr.comparison",
     "inspect": "quanterr.inspecting",
     "open_checkpoint": "quanterr.checkpoints",
+    "judge": "quanterr.gates",
     "measure": "quanterr.measuring",
+    "read_report": "quanterr.report.reading",
     "theoretical_sqnr": "quanterr.metrics",
     "Report": "quanterr.report.model",
     "FORMATS": "quanterr.formats",
@@ -43,8 +47,10 @@ __all__ = [
     "Report",
     "compare",
     "inspect",
+    "judge",
     "measure",
     "open_checkpoint",
+    "read_report",
     "theoretical_sqnr",
 ]
 

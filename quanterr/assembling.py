@@ -5,11 +5,12 @@ from typing import Any
 
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
-from quanterr.errors import Status
-from quanterr.findings import finding, of_folding, of_plan, of_weight
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.findings import finding, of_folding, of_importance, of_plan, of_weight
 from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
+from quanterr.importance import Covered
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
@@ -33,7 +34,7 @@ from quanterr.report.model import (
     from_values,
 )
 from quanterr.roles import block_of, role_of
-from quanterr.text import count, display, listed
+from quanterr.text import count, display, listed, unicode
 from quanterr.worker import Finished
 
 # Only a made-up model has more; a group for each would be larger than the layers.
@@ -104,9 +105,9 @@ class Group:
 class Assembly:
     """Takes in finished weights and makes the report at the end."""
 
-    def __init__(self, plan: Plan, folded: Sequence[Folded] = ()) -> None:
-        """Prepare the groups of a plan."""
-        self._plan, self._folded = plan, folded
+    def __init__(self, plan: Plan, folded: Sequence[Folded] = (), covered: Sequence[Covered] | None = None) -> None:
+        """Prepare the groups of a plan; ``covered`` tells for which weights an importance matrix was given."""
+        self._plan, self._folded, self._covered = plan, folded, covered
         self._all = Group()
         self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
         self._layers: dict[int, Layer] = {}
@@ -169,6 +170,7 @@ class Assembly:
         findings = [
             *of_plan(self._plan),
             *of_folding(self._folded),
+            *of_importance(self._covered),
             *(f for number in sorted(self._findings) for f in self._findings[number]),
         ]
         findings += self._on_the_whole(complete)
@@ -268,13 +270,6 @@ class Assembly:
         return reasons
 
 
-def exit_status(report: Report, allow_partial: bool = False) -> Status:
-    """The status a report ends with; an unreliable result outranks a failed gate."""
-    if report.verdict == "inconclusive" and not allow_partial:
-        return Status.INCONCLUSIVE
-    return Status.GATE_FAILED if report.verdict == "fail" else Status.OK
-
-
 def _told(bucket: Bucket) -> str:
     return {
         Bucket.ERROR: "not comparable",
@@ -296,14 +291,16 @@ def _header(pair: Pair) -> dict[str, Any]:
         "format": y.format,
         "original_format": x.format,
         "comfy_format": y.comfy_format,
-        "original_dtype": _torch_name(x.codes),
-        "quantized_dtype": _torch_name(y.codes),
+        "original_dtype": _dtype_name(x.codes),
+        "quantized_dtype": _dtype_name(y.codes),
         "tensor_shape": list(x.shape),
         "tensor_elements": x.n,
     }
 
 
-def _torch_name(entry: Entry) -> str:
+def _dtype_name(entry: Entry) -> str:
+    if entry.dtype in BLOCKS:
+        return f"ggml.{entry.dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(entry.dtype, entry.dtype.lower())}"
 
 
@@ -376,9 +373,9 @@ def _fraction(sizes: dict[str, BucketSize]) -> float | None:
 
 def _side(checkpoint: Checkpoint, prefix: str) -> Side:
     return Side(
-        path=checkpoint.path,
+        path=unicode(checkpoint.path),
         revision=checkpoint.revision,
-        files=[StoredFile(name=file.path.name, bytes=file.size) for file in checkpoint.files],
+        files=[StoredFile(name=unicode(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
         prefix=prefix,

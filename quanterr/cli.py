@@ -1,5 +1,6 @@
 """The command line: arguments in, exit status out. What is slow to import is imported in the command."""
 
+import gc
 import os
 import signal
 import sys
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr import __version__
+from quanterr import __version__, diff_command, gate_command
 from quanterr.errors import QuanterrError, ResourceError, Status, UsageError
+from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
 from quanterr.metrics import OUTLIER
+from quanterr.text import unicode
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -115,6 +118,20 @@ def compare(
         float,
         typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
     ] = OUTLIER,
+    thresholds: Thresholds = None,
+    require: Require = None,
+    fail_if: FailIf = None,
+    baseline: BaselineReport = None,
+    importance: Annotated[
+        str | None,
+        typer.Option(
+            "--importance",
+            metavar="FILE",
+            help="An importance matrix of llama.cpp's (.gguf or .dat): errors weighted by how much an input matters.",
+            rich_help_panel="Metrics",
+            show_default=False,
+        ),
+    ] = None,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,10 +170,17 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = targets(outputs or [], sides)
+    to = targets(outputs or [], [*sides, *([baseline] if baseline else [])])
+    judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
     with Interrupt() as interrupt:
-        report = _compared(sides, layers or [], device, outlier_threshold, quiet, interrupt)
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, quiet, interrupt)
+        try:
+            report = judge(report)
+        except UsageError as error:  # a baseline of something else; the comparison is not lost
+            _print(gate_command.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose)
+            raise
         _print(report, to, top_layers, sort_by, color, quiet, verbose)
+        gate_command.tell(report)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
 
@@ -177,12 +201,14 @@ def _compared(
     layers: list[str],
     device: str,
     threshold: float,
+    importance: str | None,
     quiet: bool,
     interrupt: "Interrupt",
 ) -> "Report":
     from quanterr.comparison import compare as run
     from quanterr.progress import Bar, Heartbeat
 
+    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     watch = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
     try:
         return run(
@@ -190,9 +216,10 @@ def _compared(
             layers=layers,
             device=device,
             outlier_threshold=threshold,
+            importance=importance,
             watch=watch,
             stop=interrupt.stop,
-            command=["quanterr", *sys.argv[1:]],
+            command=["quanterr", *map(unicode, sys.argv[1:])],
         )
     finally:
         if watch is not None:
@@ -230,7 +257,7 @@ def _abandon_stdout() -> None:
 
 
 def _status(report: "Report", allow_partial: bool, interrupt: "Interrupt") -> Status:
-    from quanterr.assembling import exit_status
+    from quanterr.gates.judging import exit_status
 
     if interrupt.signal is not None and not report.complete:
         return Status(128 + interrupt.signal)
@@ -296,6 +323,10 @@ def formats(
     if found is None:
         raise UsageError(f"no format is called {name!r}; they are {', '.join(row.name for row in FORMATS)}")
     typer.echo(f"{found.name}: {found.summary}\nneeds {found.told_needs}\n\n{found.specification.strip()}")
+
+
+app.command(help=gate_command.HELP)(gate_command.gate)
+app.command(help=diff_command.HELP)(diff_command.diff)
 
 
 @app.command()

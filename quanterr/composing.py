@@ -3,7 +3,7 @@
 Only unique matches count: where two weights could hold the same projection neither is taken.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
@@ -16,6 +16,7 @@ from quanterr.text import display
 from quanterr.views import rows_of, side_by_side, stacked
 
 Shape = tuple[int, ...]
+Naming = Callable[[int, str, Shape], Atoms]
 
 
 @dataclass(slots=True)
@@ -23,18 +24,19 @@ class Composer:
     """Makes weights of the original out of those of the quantized checkpoint that no other name claims."""
 
     quantized: Side
+    naming: Naming  # (0 for the original, 1 for the quantized; name; shape) → what it holds
     sizes: dict[str, Shape]  # atom → its shape in the original, where one shape tells it
     atoms: dict[str, Atoms] = field(default_factory=dict)  # own name → what it holds
     holders: dict[str, list[str]] = field(default_factory=dict)  # atom → own names
     used: set[str] = field(default_factory=set)  # own names
 
     @classmethod
-    def of(cls, originals: Mapping[str, Shape], quantized: Side, free: Iterable[str]) -> "Composer":
+    def of(cls, originals: Mapping[str, Shape], quantized: Side, free: Iterable[str], naming: Naming) -> "Composer":
         """From the shapes of all originals, and the quantized weights that have no partner."""
-        composer = cls(quantized, _sizes(originals))
+        composer = cls(quantized, naming, _sizes(originals, naming))
         for name in free:
             codes = quantized.codes[name]
-            atoms = atoms_of(name, (*codes.shape[:1], 1, 1) if len(codes.shape) > 2 else codes.shape)
+            atoms = naming(1, name, (*codes.shape[:1], 1, 1) if len(codes.shape) > 2 else codes.shape)
             composer.atoms[name] = atoms
             for atom in atoms.names:
                 composer.holders.setdefault(atom, []).append(name)
@@ -50,7 +52,7 @@ class Composer:
         """
         if columns := columns_of(name):
             return self._side_by_side(columns, shape)
-        wanted = atoms_of(name, shape).names
+        wanted = self.naming(0, name, shape).names
         found = [self._holder(atom) for atom in wanted]
         if all(holder is None for holder in found):
             return None
@@ -145,12 +147,17 @@ def swapped(shape: Shape) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 1 else shape
 
 
-def _sizes(originals: Mapping[str, Shape]) -> dict[str, Shape]:
+def plain_naming(_side: int, name: str, shape: Shape) -> Atoms:
+    """The naming of two checkpoints neither of which has names of its own kind."""
+    return atoms_of(name, shape)
+
+
+def _sizes(originals: Mapping[str, Shape], naming: Naming) -> dict[str, Shape]:
     """Shapes of single atoms; of those that two originals hold, none."""
     sizes: dict[str, Shape] = {}
     twice = set()
     for name, shape in originals.items():
-        atoms = atoms_of(name, shape)
+        atoms = naming(0, name, shape)
         if not atoms.even or not shape:
             continue
         rows = prod(shape[:-1]) if len(shape) == 3 and len(atoms.names) > 1 else shape[0]

@@ -73,6 +73,10 @@ HALVES = frozenset({"gate_up_proj"})  # fused of parts of one size
 # Original's path: the paths whose columns lie side by side in it.
 SIDE_BY_SIDE = ((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),)
 
+# Paths of the output layer, and of the embedding that stands for it where it is not stored (tied).
+HEADS = frozenset({"lm_head", "output"})
+EMBEDDINGS = frozenset({"embed_tokens", "token_embd", "wte", "shared", "embedding.word_embeddings", "embeddings"})
+
 # Last words of weights that some programs store as [in, out]: GPT-2's Conv1D; stacks of experts.
 TURNED = frozenset({"c_attn", "c_proj", "c_fc", "gate_up_proj", "down_proj"})
 

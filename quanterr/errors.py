@@ -3,6 +3,7 @@
 QuanterrError
 ├── UsageError          2   a wrong argument, or a pattern that matches nothing
 ├── CheckpointError     3   an input cannot be read or is invalid
+├── ReportError         3   a stored report cannot be read or is invalid
 └── ResourceError       5   memory, device, disk, an output that cannot be written
 
 Misfit                      not an error of the run: why one stored weight does not fit one format
@@ -54,6 +55,12 @@ class UsageError(QuanterrError):
 
 class CheckpointError(QuanterrError):
     """An input that cannot be read or is invalid."""
+
+    status = Status.UNREADABLE
+
+
+class ReportError(QuanterrError):
+    """A stored report that cannot be read or is invalid."""
 
     status = Status.UNREADABLE
 

@@ -1,10 +1,11 @@
 """What is wrong or suspicious, told from headers, scales and sums: a sentence and what to do."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite, sqrt
 from typing import Any
 
 from quanterr.folding import Folded
+from quanterr.importance import Covered
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import Pair, Plan
@@ -14,7 +15,7 @@ from quanterr.worker import Finished
 
 # Bits of a code → SNR in dB: right readings are above the first, wrong ones below the second. Plain
 # rounding of normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few.
-DOUBTFUL_DB = {1: -inf, 2: 2.0, 3: 6.0}
+DOUBTFUL_DB = {1: -inf, 2: 0.0, 3: 6.0}
 BROKEN_DB = {1: -inf, 2: -3.0, 3: 1.0}
 USUALLY = 9.0, 3.0  # of more bits
 ONLY_LENGTH = 0.99  # of a cosine: what is wrong is the scale and nothing else
@@ -96,6 +97,25 @@ def of_folding(folded: Iterable[Folded]) -> Iterator[Finding]:
         )
 
 
+def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:
+    """For which weights, and which matrices of stacks, nothing is known of their inputs."""
+    if covered is None:
+        return
+    missing = [told.name for told in covered if told.uncovered is None]
+    if len(missing) == len(covered):
+        message = "the importance matrix names none of the compared weights"
+        remedy = "give the one that was made for this model"
+        yield finding("importance_of_nothing", "error", None, message, remedy)
+    elif missing:
+        message = f"no importance is known for {count(len(missing), 'weight')}: {listed(missing, 3)}"
+        yield finding("importance_missing", "info", None, message, weights=len(missing))
+    partly = [told for told in covered if told.uncovered]
+    if partly:
+        n = sum(told.uncovered or 0 for told in partly)
+        message = f"{count(n, 'expert')} that no input ever reached count evenly: {listed([t.name for t in partly], 3)}"
+        yield finding("importance_uncovered", "warning", None, message, experts=n)
+
+
 def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
     """What one compared weight shows."""
     shown, sums = display(pair.name), done.sums
@@ -125,7 +145,8 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """A weight that lies further off than any right one of as many bits: read wrong, or broken."""
     if not sums.x_sq or not sums.e_sq or len(pair.original.shape) < 2:
         return
-    measured, bits = Measured(sums), pair.quantized.code_bits or 16
+    measured = Measured(sums)
+    bits = pair.quantized.code_bits or 8 * pair.quantized.nbytes // sums.elements
     snr, ratio = snr_db(measured), sqrt(sums.y_sq / sums.x_sq)
     if not isfinite(snr):  # told elsewhere
         return

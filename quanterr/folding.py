@@ -23,7 +23,7 @@ from quanterr.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.conventions import FED_BY_NORM, FED_BY_WEIGHT, canonical
 from quanterr.formats import Weight
 from quanterr.pairing import Pair
-from quanterr.readings import SUSPICIOUS, relative_error
+from quanterr.sampling import SUSPICIOUS, relative_error
 from quanterr.tensors import Workspace
 from quanterr.views import scaled
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quanterr.checkpoints import Checkpoint, Entry, strict_json
+from quanterr import strict_json
+from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import CheckpointError
 from quanterr.text import display
 

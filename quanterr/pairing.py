@@ -6,13 +6,16 @@ pairs      weights of one name and one shape
 the rest   every entry of both checkpoints that is in no pair, with the reason
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from torch import Tensor
+
 from quanterr.checkpoints import Checkpoint, Entry
-from quanterr.composing import Composer, swapped
-from quanterr.conventions import may_be_turned
+from quanterr.chunks import Chunk
+from quanterr.composing import Composer, plain_naming, swapped
+from quanterr.conventions import EMBEDDINGS, HEADS, canonical, may_be_turned
 from quanterr.errors import Misfit
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.formats.verbatim import verbatim
@@ -22,6 +25,7 @@ from quanterr.selection import Selection
 from quanterr.sides import Side
 from quanterr.tensors import TORCH_DTYPES
 from quanterr.text import listed
+from quanterr.translating import Translation
 from quanterr.views import rows_of, transposed
 
 SIDES = ("original", "quantized")
@@ -53,6 +57,7 @@ class Pair:
     quantized: Weight
     codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what holds its elements
     consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what else belongs to it
+    importance: Callable[[Chunk], Tensor] | None = None  # of the elements of a chunk, (1 or r, c)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +127,15 @@ def _shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
 def _pair_weights(
     plan: Plan, original: Side, quantized: Side, stored: list[dict[str, str]], selection: Selection
 ) -> None:
+    translation = Translation.between(original.checkpoint, quantized.checkpoint)
     names, there = (
         {shared: own for shared, own in given.items() if own in side.codes}
         for given, side in zip(stored, (original, quantized), strict=True)
     )
     extra = {shared: own for shared, own in there.items() if shared not in names}
     shapes = {own: original.codes[own].shape for own in names.values()} if extra else {}
-    composer = Composer.of(shapes, quantized, list(extra.values()))
+    naming = translation.atoms if translation else plain_naming
+    composer = Composer.of(shapes, quantized, list(extra.values()), naming)
     selection.check([*names.values(), *extra])
     for shared, own in names.items():
         other = there.get(shared)
@@ -136,32 +143,82 @@ def _pair_weights(
             _leave(plan, original, own, own, Bucket.FILTERED_OUT, "not selected")
             if other:
                 _leave(plan, quantized, own, other, Bucket.FILTERED_OUT, "not selected")
+        elif translation and translation.made(own):
+            _leave(plan, original, own, own, Bucket.CONSUMED, "worked out by the converter")
         elif other is None:
-            _compose(plan, original, quantized, composer, shared, own)
+            _compose(plan, original, quantized, composer, translation, shared, own)
         else:
             _pair_weight(plan, original, quantized, own, other)
+    head = _head_without_like((own for shared, own in extra.items() if selection.takes(shared)), composer)
+    if head and (embedding := _embedding(names.values())):
+        _pair_tied(plan, original, quantized, embedding, head, head)
+        composer.used.add(head)
     for shared, own in extra.items():
-        if own not in composer.used:
+        if translation and translation.made(own):
+            _leave(plan, quantized, shared, own, Bucket.CONSUMED, "worked out by the converter")
+        elif own not in composer.used:
             _leave(plan, quantized, shared, own, *_why_extra(shared, own, names, there, selection))
     for side in (original, quantized):
         for name in sorted(side.labels.consumed):
             plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
 
 
-def _compose(plan: Plan, original: Side, quantized: Side, composer: Composer, shared: str, own: str) -> None:
+def _compose(
+    plan: Plan,
+    original: Side,
+    quantized: Side,
+    composer: Composer,
+    translation: Translation | None,
+    shared: str,
+    own: str,
+) -> None:
     """Pair a weight that the quantized checkpoint stores under another name, if it does."""
     try:
         x = original.recognized(own)
         y = composer.compose(own, x.shape)
+        embedding = _embedding(quantized.codes) if canonical(own)[0] in HEADS else None
+        if y is None and embedding:
+            _pair_tied(plan, original, quantized, own, embedding, own)
+            return
         if y is None:
             _leave(plan, original, own, own, *_why_absent(shared, quantized))
             return
         x, y = _turned_to(x, y)
+        if translation:
+            x, y = translation.adapted(x, y)
     except Misfit as misfit:
         _leave(plan, original, own, own, Bucket.UNSUPPORTED, str(misfit))
         return
     holders = listed(quantized.owners(y), 3)
     _add(plan, original, quantized, own, x, replace(y, evidence=(*y.evidence, f"held by {holders}")))
+
+
+def _head_without_like(extra: Iterable[str], composer: Composer) -> str | None:
+    """An output layer that only the quantized checkpoint has."""
+    free = (own for own in extra if own not in composer.used)
+    return next((own for own in free if canonical(own) in {(head, "") for head in HEADS}), None)
+
+
+def _embedding(names: Iterable[str]) -> str | None:
+    """The embedding of tokens, if there is just one."""
+    found = [name for name in names if canonical(name)[0] in EMBEDDINGS and canonical(name)[1] == ""]
+    return found[0] if len(found) == 1 else None
+
+
+def _pair_tied(plan: Plan, original: Side, quantized: Side, own: str, there: str, name: str) -> None:
+    """An output layer that one side stores, with the embedding of the other, which stands for it there."""
+    try:
+        x = original.recognized(own)
+        y = _cropped(x, quantized.recognized(there, x.shape))
+    except Misfit as misfit:
+        _leave(plan, original, name, own, Bucket.UNSUPPORTED, str(misfit))
+        return
+    if x.shape != y.shape:
+        reason = f"shape {list(x.shape)} of {own} in the original, {list(y.shape)} of {there} in the quantized"
+        _leave(plan, quantized, name, there, Bucket.SHAPE_MISMATCH, reason)
+        return
+    said = f"tied: {own} of the original beside {there}"
+    _add(plan, original, quantized, name, x, replace(y, evidence=(*y.evidence, said)))
 
 
 def _add(plan: Plan, original: Side, quantized: Side, own: str, x: Weight, y: Weight) -> None:

@@ -4,29 +4,23 @@ A format gives the reading that label and shapes tell, and the others as its ``r
 on a few rows, and only where the first is further off than any right one: a switch is told as a doubt.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
-from math import inf, isfinite, sqrt
+from math import isfinite
 
 import torch
 
-from quanterr.chunks import Chunk
 from quanterr.conventions import may_be_turned
 from quanterr.formats import Weight
 from quanterr.pairing import Pair
+from quanterr.sampling import BETTER, SUSPICIOUS, relative_error
 from quanterr.tensors import Workspace
 from quanterr.views import transposed
 
-# Relative error ||e|| / ||x||: right readings are below the first, and wrong ones this many times worse.
-SUSPICIOUS = 0.35
-BETTER = 3.0
 # Readings that differ by one step of the codes: rounding is a third of a step, and one step more thrice as much.
 CLEARLY = 1.5
 
 # Of a square weight and its transpose: one is below the first, the other above the second.
 RELATED, UNRELATED = 0.7, 1.2
-
-PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
 
 
 def settle(pairs: list[Pair]) -> None:
@@ -74,23 +68,3 @@ def _turned(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Pair:
     said = f"the original is stored [in, out]: relative error {error:.3g} on a sample when it is transposed"
     quantized = replace(pair.quantized, evidence=(*pair.quantized.evidence, said))
     return replace(pair, original=turned, quantized=quantized)
-
-
-def relative_error(original: Weight, quantized: Weight, workspaces: tuple[Workspace, Workspace]) -> float:
-    """||y - x|| / ||x|| over a few rows; 0 where x is zero there, infinity where something is not finite."""
-    signal = noise = 0.0
-    for chunk in _sample(*original.matrix):
-        x = original.dequantize(chunk, workspaces[0]).weight.double()
-        e = quantized.dequantize(chunk, workspaces[1]).weight.double() - x
-        signal, noise = signal + float((x * x).sum()), noise + float((e * e).sum())
-    if not isfinite(noise) or not isfinite(signal):
-        return inf
-    return sqrt(noise / signal) if signal else 0.0
-
-
-def _sample(rows: int, cols: int) -> Iterable[Chunk]:
-    """A few chunks, spread over the rows."""
-    step = max(-(-rows // PLACES), 1)
-    n = max(min(ROWS, ELEMENTS // max(cols, 1)), 1)
-    for row in range(0, rows, step):
-        yield Chunk(row, min(row + n, rows), 0, cols if n > 1 else min(cols, ELEMENTS))

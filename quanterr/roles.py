@@ -10,18 +10,18 @@ from functools import lru_cache
 ROLES: tuple[tuple[str, str], ...] = (
     ("vae", r"vae|first_stage_model"),
     ("text_encoder", r"text_encoders?(_\d)?|cond_stage_model|conditioner|t5xxl|clip_[lg]"),
-    ("experts", r"experts?|.*_experts?|block_sparse_moe"),
+    ("experts", r"experts?|.*_experts?|block_sparse_moe|ffn_\w+_(exps|shexp)"),
     ("norm", r".*norm\d?(_[a-z]+)?|.*layernorm.*|ln_?(\d|f|pre|post|attn|mlp)?|rms.*|norm_.*"),
     (
         "mlp",
-        r".*mlp.*|ffn?|feed_?forward|gate_proj|up_proj|down_proj|gate_up_proj|fc\d|w[123]|intermediate|dense\w*dense",
+        r".*mlp.*|ffn?(_(gate|up|down))?|feed_?forward|(gate|up|down)_proj|gate_up_proj|fc\d|w[123]|intermediate|dense\w*dense",
     ),
     (
         "attention",
         r".*attn\d?.*|.*attention|[qkv]_proj|o_proj|qkv|to_[qkv]|to_out|qkv_proj|wqkv|selfattention|encdecattention",
     ),
     ("head", r"lm_head|head|output|classifier|score|final_layer|proj_out"),
-    ("embedding", r".*embed.*|wte|wpe|shared|.*embedder|patch_in|img_in|txt_in|time_in|vector_in|guidance_in"),
+    ("embedding", r".*embe?d.*|wte|wpe|shared|.*embedder|patch_in|img_in|txt_in|time_in|vector_in|guidance_in"),
 )
 OTHER = "other"
 

@@ -219,8 +219,8 @@ def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
     """The bytes of the elements from the first chunk to the last, if codes lie in the order of the elements."""
     codes, cols = weight.codes, weight.matrix[1]
     if codes.n == weight.matrix[0] * cols:
-        begin = (first.row * cols + first.col) * codes.bits // 8
-        end = ((last.stop_row - 1) * cols + last.stop_col) * codes.bits // 8
+        begin = (first.row * cols + first.col) * codes.nbytes // codes.n
+        end = ((last.stop_row - 1) * cols + last.stop_col) * codes.nbytes // codes.n
         codes.file.will_need(codes.offset + begin, end - begin)
 
 

@@ -54,7 +54,7 @@ def _words(pattern: str) -> list[str]:
 
 def _matcher(word: str) -> Callable[[str], bool]:
     if not word:
-        raise UsageError("an empty pattern in --layers-to-compare")
+        raise UsageError("an empty pattern; is there a comma too many?")
     if word.startswith("re:"):
         try:
             return lambda name, expression=re.compile(word[3:]): expression.search(name) is not None  # type: ignore[misc]

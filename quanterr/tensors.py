@@ -74,6 +74,13 @@ class Workspace:
         be read.
         """
         dtype = TORCH_DTYPES[entry.dtype]
+        return self._fetch(key, entry, first * dtype.itemsize, shape, dtype)
+
+    def read_bytes(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Bytes of an entry from number ``first`` on, uint8, otherwise as :meth:`read`: for dtypes torch lacks."""
+        return self._fetch(key, entry, first, shape, torch.uint8)
+
+    def _fetch(self, key: str, entry: Entry, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
         self._held.pop(key, None)
         host = self._hosts.get(key)
@@ -82,7 +89,7 @@ class Workspace:
             if self.device.type == "cpu":
                 self._buffers[key] = host[0]
             self._views.clear()
-        entry.file.read_into(host[1][:n_bytes], entry.offset + first * dtype.itemsize)
+        entry.file.read_into(host[1][:n_bytes], entry.offset + begin)
         view = self.buffer(key, shape, dtype)
         if self.device.type == "cpu":
             return view

@@ -25,6 +25,11 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def unicode(text: str) -> str:
+    """The same; bytes of a file name or an argument that are no Unicode become ``\\udcNN``, for JSON."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def listed(names: list[str], limit: int = 5) -> str:
     """The first few names, and how many more there are."""
     shown = ", ".join(display(name) for name in names[:limit])
@@ -43,3 +48,8 @@ def size(n_bytes: float) -> str:
 def count(n: int, one: str, many: str | None = None) -> str:
     """``1 tensor``, ``1,204 tensors``."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def unrounded(value: float) -> str:
+    """A number with all its digits: ``30``, ``29.999999999999996``."""
+    return repr(float(value)).removesuffix(".0")

@@ -164,6 +164,15 @@ def _plus(weight: Weight, number: float, chunk: Chunk, workspace: Workspace) -> 
     return Values(weight.dequantize(chunk, workspace).weight.add_(number))
 
 
+def minus_exp(weight: Weight) -> Weight:
+    """-exp of each element: what Mamba's A is of the A_log that is trained."""
+    return _each(weight, lambda one: _view(one, one.shape, partial(_minus_exp, one)))
+
+
+def _minus_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
+    return Values(weight.dequantize(chunk, workspace).weight.exp_().neg_())
+
+
 def scaled(weight: Weight, factors: Tensor, axis: int) -> Weight:
     """Rows (axis 0) or columns (axis 1) of a matrix times factors, float32, one for each."""
     return _each(weight, lambda one: _view(one, one.shape, partial(_scaled, one, factors, axis)))

@@ -4,10 +4,13 @@ python tests/make_readme.py        tests/test_readme.py holds the file against t
 """
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,27 +18,78 @@ README = ROOT / "README.md"
 sys.path.insert(0, str(ROOT / "examples"))
 
 
-def session() -> str:
-    """A real run on the synthetic model of examples/."""
+@cache
+def sessions() -> dict[str, str]:
+    """Real runs on the synthetic model of examples/, by what they show."""
     from quantize import Recipe, write_quantized
     from safetensors.torch import save_file
     from synthetic import make_model
 
-    with tempfile.TemporaryDirectory() as folder:
-        original = Path(folder) / "original.safetensors"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        original = folder / "original.safetensors"
         save_file(make_model(), original)
-        write_quantized(original, Path(folder) / "quantized.safetensors", Recipe.named("int8_block"))
-        words = ["compare", "original.safetensors", "quantized.safetensors", "--top-layers", "5", "-o", "report.json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "quanterr", *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")},
-        )
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
-    return "\n".join(["```console", f"$ quanterr {' '.join(words)}", *lines, "```"])
+        for recipe, stem in (("int8_block", "quantized"), ("int8_row", "older")):
+            write_quantized(original, folder / f"{stem}.safetensors", Recipe.named(recipe))
+        run("quanterr compare original.safetensors older.safetensors -q -o last-release.json", folder)
+        commands = {
+            "session": "quanterr compare original.safetensors quantized.safetensors --top-layers 5 -o report.json",
+            "gate-session": "quanterr gate report.json --thresholds int8 --require 'share(snr_db >= 26) >= 0.75'",
+            "diff-session": "quanterr diff last-release.json report.json --top-layers 2",
+        }
+        made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in commands.items()}
+    # What is not rounded ends otherwise on another machine.
+    return made | {"gate-session": re.sub(r"(\d\.\d{6})\d+", r"\1…", made["gate-session"])}
+
+
+def run(line: str, folder: Path) -> str:
+    """What a command prints, verdicts on stderr as well."""
+    told = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS")
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(line)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if "gate" in line else subprocess.PIPE,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name not in told},
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{line}: {done.stdout}{done.stderr}")
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+def functions() -> str:
+    """One row for each row of FUNCTIONS."""
+    from quanterr.gates.expression import FUNCTIONS
+
+    rows = ["| function | of |", "|---|---|"]
+    return "\n".join([*rows, *(f"| `{row.name}` | {row.summary} |" for row in FUNCTIONS)])
+
+
+def report_metrics() -> str:
+    """One row for each row of REPORT_METRICS."""
+    from quanterr.gates.values import REPORT_METRICS
+
+    rows = ["| of the report | definition |", "|---|---|"]
+    return "\n".join([*rows, *(f"| `{name}` | {row.summary} |" for name, row in REPORT_METRICS.items())])
+
+
+def thresholds() -> str:
+    """The example that is explained line by line."""
+    return f"```toml\n{(ROOT / 'examples/ci/thresholds.toml').read_text()}```"
+
+
+def presets() -> str:
+    """One row for each preset: its limits."""
+    from quanterr.gates.rules import PRESETS, read_rules
+
+    rows = ["| preset | for | each layer | the model |", "|---|---|---|---|"]
+    for name, path in PRESETS.items():
+        what = path.read_text().removeprefix("# ").partition(":")[0]
+        each, model, _ = (f"`{rule.condition.text}`" for rule in read_rules(name))
+        rows.append(f"| `{name}` | {what} | {each} | {model} |")
+    return "\n".join(rows)
 
 
 def formats() -> str:
@@ -79,7 +133,13 @@ def _cell(text: str) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "session": session,
+    "session": lambda: sessions()["session"],
+    "gate-session": lambda: sessions()["gate-session"],
+    "diff-session": lambda: sessions()["diff-session"],
+    "functions": functions,
+    "report-metrics": report_metrics,
+    "thresholds": thresholds,
+    "presets": presets,
     "formats": formats,
     "metrics": metrics,
     "exit-status": exit_statuses,
@@ -95,7 +155,8 @@ def main() -> None:
     """Put every part in place."""
     text = README.read_text()
     for part, make in PARTS.items():
-        text = text.replace(between(text, part), make(), 1)
+        head = f"<!-- {part}: made by tests/make_readme.py -->\n"
+        text = text.replace(f"{head}{between(text, part)}\n", f"{head}{make()}\n", 1)
     README.write_text(text)
 
 

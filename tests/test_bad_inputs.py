@@ -24,9 +24,9 @@ from stored import (
 )
 
 import quanterr
-from quanterr.assembling import exit_status
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, Status, UsageError
+from quanterr.gates.judging import exit_status
 
 UNREADABLE = 3
 INCONCLUSIVE = 4

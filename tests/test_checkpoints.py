@@ -282,7 +282,7 @@ def test_a_folder_without_weights_says_what_it_holds(folder, held, told):
 
     message = refusal(CheckpointError, folder)
 
-    assert "no checkpoint found (looked for *.safetensors.index.json, *.safetensors and *.sft; " in message
+    assert "no checkpoint found (looked for *.safetensors.index.json, *.safetensors, *.sft and *.gguf; " in message
     assert told in message
 
 

@@ -1,5 +1,8 @@
 """The examples run, and what they write is read to the bit."""
 
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -7,8 +10,10 @@ import make_readme
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stored import original, quantized, write
 
 import quanterr
+from quanterr.errors import Status
 
 EXAMPLES = make_readme.ROOT / "examples"
 RECIPES = ["fp8_tensor", "fp8_row", "fp8_block", "int8_tensor", "int8_row", "int8_block"]
@@ -62,3 +67,40 @@ def test_the_library_session_runs(model, tmp_path):
     assert 0 == done.returncode, done.stderr
     assert "verdict: pass" in done.stdout
     assert (tmp_path / "report.json").exists()
+
+
+class TestJobs:
+    """What the jobs of examples/ci run, in their order, on a small model."""
+
+    def model(self):
+        return original() | {name.replace("layers.0", "layers.1"): weight for name, weight in original().items()}
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        write(tmp_path / "original/model.safetensors", self.model())
+        write(tmp_path / "quantized/model.safetensors", quantized(self.model()))
+        (tmp_path / "ci").mkdir()
+        shutil.copy(EXAMPLES / "ci/thresholds.toml", tmp_path / "ci")
+        report = quanterr.compare(tmp_path / "original", tmp_path / "quantized")
+        (tmp_path / "ci/baseline.json").write_text(report.to_json())
+        return tmp_path
+
+    def statuses(self, job, folder):
+        lines = re.findall(r"^ +(?:run:|-) (quanterr .+)$", (EXAMPLES / "ci" / job).read_text(), re.MULTILINE)
+        runs = [
+            subprocess.run([sys.executable, "-m", *shlex.split(line)], cwd=folder, capture_output=True)
+            for line in lines
+        ]
+        return {line.split()[1]: done.returncode for line, done in zip(lines, runs, strict=True)}
+
+    @pytest.mark.parametrize("job", ["github-actions.yml", "gitlab-ci.yml"])
+    def test_pass_what_is_as_good_as_the_baseline(self, job, folder):
+        assert {"compare": Status.OK, "gate": Status.OK, "diff": Status.OK} == self.statuses(job, folder)
+
+    @pytest.mark.parametrize("job", ["github-actions.yml", "gitlab-ci.yml"])
+    def test_stop_what_is_worse(self, job, folder):
+        noise = torch.Generator().manual_seed(1)
+        worse = {name: x + 0.05 * torch.randn(x.shape, generator=noise) for name, x in self.model().items()}
+        write(folder / "quantized/model.safetensors", quantized(worse))
+
+        assert {"compare": Status.OK, "gate": Status.GATE_FAILED, "diff": Status.OK} == self.statuses(job, folder)

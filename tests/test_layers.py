@@ -16,12 +16,18 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     "errors",
     "text",
+    "strict_json",
     "metrics",
     "report",
     "roles",
     "selection",
+    "gates",
+    "diffing",
+    "gate_command",
+    "diff_command",
     "checkpoints",
     "labels",
+    "gguf_names",
     "chunks",
     "tensors",
     "histogram",
@@ -30,9 +36,12 @@ LAYERS = [
     "views",
     "conventions",
     "composing",
+    "sampling",
+    "translating",
     "pairing",
     "readings",
     "folding",
+    "importance",
     "kernel",
     "worker",
     "running",
@@ -45,7 +54,19 @@ LAYERS = [
     "cli",
     "__main__",
 ]
-TORCH_FREE = ["errors", "text", "metrics", "report", "roles", "selection", "labels", "progress"]
+TORCH_FREE = [
+    "errors",
+    "text",
+    "strict_json",
+    "metrics",
+    "report",
+    "roles",
+    "selection",
+    "gates",
+    "labels",
+    "gguf_names",
+    "progress",
+]
 
 
 def layer(path):
@@ -82,10 +103,13 @@ def test_every_module_has_its_layer():
         "import quanterr",
         "import quanterr.cli",
         "import quanterr.metrics, quanterr.report.model, quanterr.report.as_table, quanterr.report.as_json",
+        "import quanterr.report.reading, quanterr.gates, quanterr.diffing",
         "import quanterr.selection, quanterr.errors",
         "from quanterr.cli import app; app(['--help'], standalone_mode=False)",
         "from quanterr.cli import app; app(['compare', '--help'], standalone_mode=False)",
         "from quanterr.cli import app; app(['schema'], standalone_mode=False)",
+        "from quanterr.cli import app; app(['gate', '--help'], standalone_mode=False)",
+        "from quanterr.cli import app; app(['diff', '--help'], standalone_mode=False)",
     ],
 )
 def test_these_do_without_torch(code):

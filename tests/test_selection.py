@@ -39,6 +39,18 @@ EMBED, NORM, ATTN, K_NORM, MLP, EXPERT, ROUTER, HEAD = NAMES
         ("layers.0.feed_forward.w2.weight", "mlp"),
         ("layers.0.ffn_norm.weight", "norm"),
         ("output.weight", "head"),
+        # llama.cpp
+        ("token_embd.weight", "embedding"),
+        ("blk.0.attn_q.weight", "attention"),
+        ("blk.0.attn_output.weight", "attention"),
+        ("blk.0.attn_norm.weight", "norm"),
+        ("blk.0.ffn_gate.weight", "mlp"),
+        ("blk.0.ffn_down.weight", "mlp"),
+        ("blk.0.ffn_norm.weight", "norm"),
+        ("blk.0.ffn_up_exps.weight", "experts"),
+        ("blk.0.ffn_up_shexp.weight", "experts"),
+        ("blk.0.ffn_gate_inp.weight", "other"),
+        ("output_norm.weight", "norm"),
         # DeepSeek, Mixtral, Qwen MoE, gpt-oss
         ("model.layers.3.mlp.experts.17.gate_proj.weight", "experts"),
         ("model.layers.3.mlp.shared_experts.up_proj.weight", "experts"),

@@ -5,15 +5,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from quanterr.checkpoints import hub_cache, strict_json
+from quanterr import strict_json
+from quanterr.checkpoints import gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
-from quanterr.checkpoints.safetensors_file import read_header, shard_conflict
+from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.text import display, listed
+from quanterr.text import count, display, listed
 
-__all__ = ["Checkpoint", "Entry", "StoredFile", "open_checkpoint"]
+__all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "open_checkpoint"]
 
-SUFFIXES = (".safetensors", ".sft")
+SAFETENSORS = (".safetensors", ".sft")
+GGUF = ".gguf"
+SUFFIXES = (*SAFETENSORS, GGUF)
 INDEX_SUFFIX = ".safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
 CONFIGS = (
@@ -30,8 +33,9 @@ MAX_CONFIG = 16 * 2**20
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read the headers of a checkpoint; no weight is read.
 
-    ``path`` is a ``.safetensors`` or ``.sft`` file, a folder with an index or with the shards of one
-    model, an index itself, or ``org/name`` (``hf://org/name@revision/inside``) in the local cache.
+    ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of
+    one model, an index itself, or ``org/name`` (``hf://org/name@revision/inside``) in the local cache. A
+    shard of a split GGUF stands for all of them.
 
     Raises:
         CheckpointError: missing, unreadable, damaged or not a checkpoint.
@@ -47,7 +51,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         elif where.name.endswith(".index.json"):
             kind, (paths, index) = "index", _in_index(where)
         else:
-            kind, paths, index = "file", [where], None
+            kind, paths, index = "file", _with_other_shards(where), None
         return _open_files(given, kind, paths, index, _config(paths[0].parent), revision)
     except OSError as error:
         raise cannot_open(where, error) from error
@@ -68,19 +72,30 @@ def _in_folder(folder: Path) -> tuple[str, list[Path], dict[str, str] | None]:
         found = [name for name in found if not name.startswith("consolidated")]
     if not found:
         seen = f"it holds {listed(names)}" if names else "it is empty"
-        raise CheckpointError(
-            f"{display(str(folder))}: no checkpoint found (looked for *{INDEX_SUFFIX}, *.safetensors and *.sft; {seen})"
-        )
+        kinds = f"*{INDEX_SUFFIX}, *.safetensors, *.sft and *.gguf"
+        raise CheckpointError(f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen})")
     shards = [SHARD.fullmatch(name) for name in found]
     if len(found) == 1 and not shards[0]:
         return "folder", [folder / found[0]], None
     series = {(match["stem"], match["total"], match["suffix"]) for match in shards if match}
     if None in shards or len(series) != 1 or len(found) > int(next(iter(series))[1]):
         raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {listed(found, 20)}")
-    stem, total, suffix = series.pop()
+    return "folder", _series(folder, *series.pop()), None
+
+
+def _series(folder: Path, stem: str, total: str, suffix: str) -> list[Path]:
+    """All shards of a series, which must be there."""
     expected = [f"{stem}-{number:05}-of-{total}{suffix}" for number in range(1, int(total) + 1)]
     _require_shards(folder, expected)
-    return "folder", [folder / name for name in expected], None
+    return [folder / name for name in expected]
+
+
+def _with_other_shards(path: Path) -> list[Path]:
+    """The file, or all shards of a split GGUF: none of them says alone which tensors there are."""
+    match = SHARD.fullmatch(path.name)
+    if not match or match["suffix"] != GGUF or not 1 <= int(match["number"]) <= int(match["total"]):
+        return [path]
+    return _series(path.parent, match["stem"], match["total"], GGUF)
 
 
 def _in_index(path: Path) -> tuple[list[Path], dict[str, str]]:
@@ -130,23 +145,67 @@ def _open_files(
     files: list[StoredFile] = []
     entries: dict[str, Entry] = {}
     metadata: list[dict[str, str]] = []
+    ggufs: list[GgufMetadata] = []
     notes: list[str] = []
     try:
         for path in paths:
             files.append(StoredFile(path))
-            found, header, odd = read_header(files[-1])
+            found, header, odd = _read_header(files[-1])
+            if isinstance(header, GgufMetadata):
+                ggufs.append(header)
+                header = {}
             metadata.append(header)
             notes += odd
             for entry in found:
                 if entry.name in entries:
-                    raise shard_conflict(entries[entry.name], entry)
+                    raise _shard_conflict(entries[entry.name], entry)
                 entries[entry.name] = entry
         if index is not None:
             notes += _check_index(index, entries, display(given))
+        if ggufs:
+            _check_split(files, ggufs, len(entries))
+            config = {}  # a GGUF file tells all of itself: what lies beside it is another checkpoint's
     except BaseException:
         close_all(files)
         raise
-    return Checkpoint(given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes))
+    gguf = ggufs[0] if ggufs else None
+    return Checkpoint(given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes), gguf)
+
+
+def _read_header(file: StoredFile) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
+    """Entries, what the header says besides, and notes; which format it is tell the first bytes, not the name."""
+    if not gguf_file.is_gguf(file):
+        found = safetensors_file.read_header(file)
+        if file.path.suffix == GGUF:
+            found[2].append(f"{file}: is a safetensors file, whatever its name says")
+        return found
+    header = gguf_file.read_header(file)
+    if file.path.suffix in SAFETENSORS:
+        header.notes.append(f"{file}: is a GGUF file, whatever its name says")
+    return header
+
+
+def _check_split(files: list[StoredFile], found: list[GgufMetadata], n_tensors: int) -> None:
+    """The shards must be what they say under split.*, all of them and in order."""
+    if len(found) < len(files):
+        raise CheckpointError(f"{files[0]}: of {len(files)} shards {len(found)} are GGUF files, the others not")
+    for number, (file, metadata) in enumerate(zip(files, found, strict=True)):
+        total, own = metadata.whole("split.count") or 1, metadata.whole("split.no") or 0
+        if total != len(files) or own != number:
+            hint = f"its name should end in -{own + 1:05}-of-{total:05}{GGUF}, beside the others"
+            raise CheckpointError(
+                f"{file}: shard {own + 1} of {total} (split.no, split.count), but opened as {number + 1} of "
+                f"{len(files)}; {hint}"
+            )
+        tensors = metadata.whole("split.tensors.count")
+        if total > 1 and tensors is not None and tensors != n_tensors:
+            expected = count(tensors, "tensor")
+            raise CheckpointError(f"{file}: split.tensors.count says {expected}, the shards hold {n_tensors}")
+
+
+def _shard_conflict(first: Entry, second: Entry) -> CheckpointError:
+    """The error of one tensor in two shards."""
+    return CheckpointError(f"{listed([first.name])} is in {first.file} and in {second.file}")
 
 
 def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -> list[str]:

@@ -10,8 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, ResourceError
-from quanterr.text import display
+from quanterr.text import count, display
 
 # Bits of one element, by the dtype's name in a safetensors header.
 DTYPE_BITS = {
@@ -38,6 +39,12 @@ DTYPE_BITS = {
     "I64": 64,
     "U64": 64,
 }
+
+# Beyond these a header is damaged or hostile.
+MAX_TENSORS = 1_000_000
+MAX_DIMENSIONS = 32
+MAX_DIMENSION = 2**40
+MAX_NAME = 4096  # characters
 
 ATTEMPTS = 3  # a network file system may fail once and then recover
 
@@ -162,7 +169,11 @@ def _nearby(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A stored tensor's header: ``nbytes`` bytes at ``offset`` of ``file``, C order, little endian."""
+    """A stored tensor's header: ``nbytes`` bytes at ``offset`` of ``file``, C order, little endian.
+
+    ``dtype`` is the name in a safetensors header, or that of a type of ggml that stores blocks of elements
+    (ggml_types.BLOCKS).
+    """
 
     name: str
     dtype: str
@@ -178,7 +189,7 @@ class Entry:
 
     @property
     def bits(self) -> int:
-        """Bits of one element."""
+        """Bits of one element, of a dtype without blocks."""
         return DTYPE_BITS[self.dtype]
 
     def read(self) -> bytes:
@@ -194,7 +205,8 @@ class Checkpoint:
     """Named entries in one or several files, found from headers alone.
 
     ``metadata`` is the files' ``__metadata__``, one dict a file; ``config`` what lies beside the
-    weights as ``config.json`` and the like: hints, which are checked against the tensors.
+    weights as ``config.json`` and the like: hints, which are checked against the tensors. ``gguf`` is
+    what a GGUF file says of its model.
     """
 
     path: str
@@ -205,6 +217,7 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)
     revision: str | None = None
     notes: tuple[str, ...] = ()
+    gguf: GgufMetadata | None = None
 
     @property
     def nbytes(self) -> int:
@@ -231,3 +244,10 @@ def close_all(files: Iterable[StoredFile]) -> None:
     """Close every file."""
     for file in files:
         file.close()
+
+
+def truncated(file: StoredFile, entries: Iterable[Entry], affected: str) -> CheckpointError:
+    """The error of a file that is shorter than its tensors; ``affected`` is the first of them that is not whole."""
+    needed = max(entry.offset + entry.nbytes for entry in entries)
+    missing = f"{count(needed - file.size, 'byte')} missing (have {file.size:,}, need {needed:,})"
+    return CheckpointError(f"{file}: truncated: {missing}; first affected: {affected}")

@@ -30,7 +30,7 @@ def is_model_id(given: str) -> bool:
     """Whether a path that does not exist may be meant as ``org/name`` or ``org/name@revision``."""
     folder = given.split("/")[0]
     return bool(re.fullmatch(r"[\w.-]+/[\w.@-]+", given)) and not (
-        given.endswith((".safetensors", ".sft", ".json")) or os.path.isdir(folder)
+        given.endswith((".safetensors", ".sft", ".gguf", ".json")) or os.path.isdir(folder)
     )
 
 

@@ -15,25 +15,23 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from quanterr.checkpoints.base import DTYPE_BITS, Entry, StoredFile
-from quanterr.checkpoints.strict_json import DuplicateKey, Invalid, loads
+from quanterr.checkpoints import impostors
+from quanterr.checkpoints.base import (
+    DTYPE_BITS,
+    MAX_DIMENSION,
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_TENSORS,
+    Entry,
+    StoredFile,
+    truncated,
+)
 from quanterr.errors import CheckpointError
-from quanterr.text import count, display, listed
+from quanterr.strict_json import DuplicateKey, Invalid, loads
+from quanterr.text import count, display
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
-MAX_TENSORS = 1_000_000
-MAX_DIMENSIONS = 32
-MAX_DIMENSION = 2**40
-MAX_NAME = 4096  # characters
 MAX_OFFSET = 2**63
-
-# What other files begin with, and what to do about them.
-IMPOSTORS = (
-    (b"PK\x03\x04", "is a PyTorch zip or another zip archive; quanterr never unpickles. Convert to safetensors first"),
-    (b"\x80\x02", "is a Python pickle; quanterr never unpickles. Convert to safetensors first"),
-    (b"GGUF", "is a GGUF file, which this version does not read"),
-    (b"\x93NUMPY", "is a NumPy file, not safetensors"),
-)
 
 
 def read_header(file: StoredFile) -> tuple[list[Entry], dict[str, str], list[str]]:
@@ -66,8 +64,8 @@ def _raw_header(file: StoredFile) -> tuple[bytes, int]:
     if file.size == 0:
         raise CheckpointError(f"{file}: empty file (0 bytes)")
     start = file.read(0, min(file.size, 256))
-    if not start[8:].startswith(b"{") and (story := _impostor(start)):
-        raise CheckpointError(f"{file}: {story}")
+    if not start[8:].startswith(b"{") and (told := impostors.story(start)):
+        raise CheckpointError(f"{file}: {told}")
     if file.size < 8:
         raise CheckpointError(f"{file}: too short for a safetensors header ({file.size} bytes)")
     length = int.from_bytes(start[:8], "little")
@@ -95,21 +93,6 @@ def _twice(key: str) -> str:
     if key in ("dtype", "shape", "data_offsets"):
         return f'duplicate key "{key}" in a tensor\'s entry'
     return f'tensor name or key "{display(key)}" appears twice'
-
-
-def _impostor(start: bytes) -> str | None:
-    """What a file is that is no safetensors file, told from its first bytes."""
-    for magic, story in IMPOSTORS:
-        if start.startswith(magic):
-            return story
-    text = start.lstrip()
-    if text.startswith(b"version https://git-lfs"):
-        real = next((line.split()[-1].decode() for line in text.splitlines() if line.startswith(b"size ")), "unknown")
-        return f"is a Git LFS pointer, not the weights (real size {real} bytes); run `git lfs pull`"
-    if text[:1] in (b"<", b"{", b"[") and all(byte >= 32 or byte in b"\t\r\n" for byte in start[:8]):
-        kind = "HTML or XML" if text[:1] == b"<" else "a JSON document"
-        return f"looks like {kind}, not weights; download it again (is a login needed?)"
-    return None
 
 
 def _metadata(file: StoredFile, value: Any) -> dict[str, str]:
@@ -197,20 +180,13 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> No
                 f" {begin - data_start}–{min(position, end) - data_start}"
             )
         if end > file.size:
-            raise CheckpointError(
-                f"{file}: truncated: {_missing(file, entries)}; first affected: {display(entry.name)}"
-            )
+            raise truncated(file, entries, display(entry.name))
         position, before = end, display(entry.name)
     if position < file.size:
         raise CheckpointError(
             f"{file}: {count(file.size - position, 'trailing byte')} after the last tensor; some loaders ignore them, "
             "others refuse. Save the file again"
         )
-
-
-def _missing(file: StoredFile, entries: list[Entry]) -> str:
-    needed = max(entry.offset + entry.nbytes for entry in entries)
-    return f"{count(needed - file.size, 'byte')} missing (have {file.size:,}, need {needed:,})"
 
 
 def _check_with_library(file: StoredFile) -> None:
@@ -220,8 +196,3 @@ def _check_with_library(file: StoredFile) -> None:
     except (OSError, SafetensorError) as error:
         file.probe()
         raise CheckpointError(f"{file}: the safetensors library refuses it: {display(str(error))}") from error
-
-
-def shard_conflict(first: Entry, second: Entry) -> CheckpointError:
-    """The error of one tensor in two shards."""
-    return CheckpointError(f"{listed([first.name])} is in {first.file} and in {second.file}")

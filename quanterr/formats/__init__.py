@@ -9,6 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
 from quanterr.formats import (
     awq,
@@ -18,6 +19,11 @@ from quanterr.formats import (
     dense,
     fp8_cast,
     fp8_scaled,
+    gguf_basic,
+    gguf_codebook,
+    gguf_iq,
+    gguf_k,
+    gguf_low,
     gptq,
     int8_convrot,
     int8_scaled,
@@ -62,6 +68,11 @@ FORMATS: tuple[Format, ...] = (
     *modelopt_int4.FORMATS,
     *quark_int4.FORMATS,
     *fp8_cast.FORMATS,
+    *gguf_basic.FORMATS,
+    *gguf_k.FORMATS,
+    *gguf_codebook.FORMATS,
+    *gguf_iq.FORMATS,
+    *gguf_low.FORMATS,
     *verbatim.FORMATS,
 )
 
@@ -86,7 +97,7 @@ AUXILIARY = (
     "prob_output_scale",
     "scaled_fp8",
 )
-CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"})
+CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", *BLOCKS})
 
 
 def is_auxiliary(name: str) -> bool:

@@ -5,14 +5,16 @@ History of ``schema_version``: 1.0, the first.
 """
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import SCHEMA
+from quanterr.report.verdicts import Gate
 
 SCHEMA_VERSION = "1.0"
 
@@ -31,8 +33,8 @@ class WorstRow:
     """An output row."""
 
     row: int
-    snr_db: float | None
-    max_absolute_error: float
+    snr_db: FiniteFloat | None
+    max_absolute_error: FiniteFloat
 
 
 @dataclass(slots=True)
@@ -40,12 +42,12 @@ class WorstElement:
     """The element with the largest |e|."""
 
     index: Annotated[list[int], Field(description="row and column of the weight as a matrix")]
-    x: float
-    y: float
+    x: FiniteFloat
+    y: FiniteFloat
 
 
 def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[Any]:
-    kinds = [(key, Annotated[float | None, Field(description=f"{100 * q:g} %")]) for key, q in keys.items()]
+    kinds = [(key, Annotated[FiniteFloat | None, Field(description=f"{100 * q:g} %")]) for key, q in keys.items()]
     return make_dataclass(name, kinds, slots=True, namespace={"__doc__": doc, "__module__": __name__})
 
 
@@ -53,8 +55,8 @@ ElementPercentiles = _percentiles("ElementPercentiles", PERCENTILES, "Over eleme
 LayerPercentiles = _percentiles("LayerPercentiles", LAYER_PERCENTILES, "Over layers.")
 
 KINDS: dict[str, Any] = {
-    "number": float | None,
-    "count": int,
+    "number": FiniteFloat | None,
+    "count": NonNegativeInt,
     "percentiles": ElementPercentiles,
     "layer_percentiles": LayerPercentiles,
     "rows": list[WorstRow],
@@ -104,7 +106,7 @@ class _Weight:
 class LosslessLayer(_Weight):
     """A weight whose values are the same on both sides; in no average."""
 
-    bits_per_weight: float | None
+    bits_per_weight: FiniteFloat | None
 
 
 @dataclass(slots=True)
@@ -112,9 +114,9 @@ class _Layer(_Weight):
     """A weight that differs. x is the original, y the quantized weight, e = y - x."""
 
     block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
-    scale_factor: Annotated[float | None, Field(description="the scale, or the mean of several")]
-    scale_min: float | None
-    scale_max: float | None
+    scale_factor: Annotated[FiniteFloat | None, Field(description="the scale, or the mean of several")]
+    scale_min: FiniteFloat | None
+    scale_max: FiniteFloat | None
     scale_count: int
     exact: bool
     finite: Annotated[bool, Field(description="no NaN and no infinity on either side")]
@@ -186,8 +188,8 @@ class Coverage(Model):
 
     original: dict[str, BucketSize]
     quantized: dict[str, BucketSize]
-    original_compared_fraction: float | None = Field(description="of the selected bytes of the original")
-    quantized_compared_fraction: float | None = Field(description="of the selected bytes of the quantized side")
+    original_compared_fraction: FiniteFloat | None = Field(description="of the selected bytes of the original")
+    quantized_compared_fraction: FiniteFloat | None = Field(description="of the selected bytes of the quantized side")
 
 
 class NotCompared(Model):
@@ -229,7 +231,8 @@ class Selection(Model):
 class Settings(Model):
     """What changes the numbers."""
 
-    outlier_threshold: float
+    outlier_threshold: FiniteFloat
+    importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
 
 
 class Tool(Model):
@@ -243,7 +246,7 @@ class RunInfo(Model):
     """Everything that changes from run to run: two reports of the same inputs differ here alone."""
 
     started: str
-    seconds: float
+    seconds: FiniteFloat
     device: str
     threads: int
     torch: str
@@ -273,7 +276,7 @@ class Report(Model):
     formats: dict[str, FormatNote] = Field(description="of the quantized side")
     coverage: Coverage
     findings: list[Finding]
-    gates: list[dict[str, Any]]
+    gates: list[Gate] = Field(description="rules that were asked for, judged")
     aggregate: Aggregate
     groups: dict[str, dict[str, Aggregate]] = Field(description="by role, format and block")
     layers: list[Layer] = Field(description="weights that differ, in the order of the original")
@@ -292,18 +295,25 @@ class Report(Model):
         return "".join(self._json_pieces())
 
     def _json_pieces(self) -> Iterator[str]:
-        separator = "{\n"
+        crc, separator = 0, "{\n"
         for name, info in type(self).model_fields.items():
-            yield f"{separator}{dumps(info.alias or name)}: "
+            if name == "run":
+                yield f'{separator}"checksum": "{crc:08x}"'
+            for piece in _pieces(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
+                crc = zlib.crc32(piece.encode("ascii"), crc)
+                yield piece
             separator = ",\n"
-            value = getattr(self, name)
-            if isinstance(value, list) and value and not isinstance(value[0], str):
-                for n, item in enumerate(value):
-                    yield f"{',' if n else '['}\n  {dumps(item)}"
-                yield "\n]"
-            else:
-                yield dumps(value)
         yield "\n}\n"
+
+
+def _pieces(start: str, value: Any) -> Iterator[str]:
+    yield start
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        for n, item in enumerate(value):
+            yield f"{',' if n else '['}\n  {dumps(item)}"
+        yield "\n]"
+    else:
+        yield dumps(value)
 
 
 def dumps(value: Any) -> str:
@@ -319,6 +329,9 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the report."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Report.model_json_schema(
-        by_alias=True, mode="serialization"
-    )
+    schema = Report.model_json_schema(by_alias=True, mode="serialization")
+    schema["properties"]["checksum"] = {
+        "type": "string",
+        "description": "CRC-32 of all that is written before it: tells a report that was edited since",
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

@@ -1,0 +1,89 @@
+"""The tensor types of ggml: their ids in a GGUF file, and the blocks in which they store elements.
+
+Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (the blocks).
+"""
+
+# Id → name. The plain ones have the names they have in a safetensors header.
+TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
+    42: "Q2_0",
+}
+
+# Ids that no file may hold, and why.
+REFUSED = {
+    **{
+        number: (name, "which llama.cpp has removed; convert the model again")
+        for number, name in {
+            4: "Q4_2",
+            5: "Q4_3",
+            31: "Q4_0_4_4",
+            32: "Q4_0_4_8",
+            33: "Q4_0_8_8",
+            36: "IQ4_NL_4_4",
+            37: "IQ4_NL_4_8",
+            38: "IQ4_NL_8_8",
+        }.items()
+    },
+    9: ("Q8_1", "which is for activations and never stored"),
+    15: ("Q8_K", "which is for activations and never stored"),
+}
+
+# Name → elements and bytes of a block. A row is whole blocks, and blocks follow each other without padding.
+BLOCKS = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
+    "Q1_0": (128, 18),
+    "Q2_0": (64, 18),
+}

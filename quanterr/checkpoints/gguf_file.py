@@ -1,0 +1,387 @@
+"""A GGUF file: the strict reading of its header, versions 2 and 3, little endian.
+
+    4 bytes     "GGUF"
+    u32         version
+    u64, u64    number of tensors, number of keys
+    keys        text, u32 type of the value, value
+    tensors     text, u32 number of dimensions (at most 4), u64 each, the innermost first, u32 type, u64 offset
+    padding     up to the next multiple of general.alignment (32 if the file does not say)
+    data        the tensors, each padded to a multiple of the alignment; offsets count from here
+
+A text is a u64 length and as many bytes of UTF-8. An array is the u32 type of its elements, a u64 number of them
+and the elements. A model may be split into files name-00001-of-00003.gguf, which say so under split.no (from
+0), split.count and split.tensors.count; only the first has the other keys.
+
+ComfyUI-GGUF stores tensors whose rows are not whole blocks in another shape; the true one is the array of
+integers under comfy.gguf.orig_shape.<tensor>.
+
+Nothing is believed: each length and number is held against the rest of the file before anything is read.
+
+Reference: ggml-org/ggml docs/gguf.md; ggml-org/llama.cpp ggml/src/gguf.cpp; city96/ComfyUI-GGUF loader.py.
+"""
+
+from math import prod
+from struct import Struct
+from typing import NamedTuple
+
+from quanterr.checkpoints import impostors
+from quanterr.checkpoints.base import (
+    DTYPE_BITS,
+    MAX_DIMENSION,
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_TENSORS,
+    Entry,
+    StoredFile,
+    truncated,
+)
+from quanterr.checkpoints.ggml_types import BLOCKS, REFUSED, TYPES
+from quanterr.checkpoints.gguf_metadata import GgufMetadata, Scalar, Value
+from quanterr.errors import CheckpointError
+from quanterr.text import count, display
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32  # where the file names none
+ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
+TOKENIZER = "tokenizer."
+NEEDED = (ORIGINAL_SHAPE, "general.alignment", "split.")
+
+MAX_KEYS = 1 << 17
+MAX_KEY = 65_535  # bytes, the format's own limit
+MAX_TENSOR_DIMENSIONS = 4
+MAX_ELEMENTS = 1 << 63
+MAX_ALIGNMENT = 1 << 30
+MAX_KEPT_TEXT = 4096  # bytes; longer ones are templates for chats
+MAX_KEPT_ARRAY = 1024  # elements; longer ones are vocabularies
+MAX_TEXTS = 1 << 24  # in an array: they have to be walked through
+LEAST_KEY = 13  # bytes of a key without name and the shortest value
+LEAST_TENSOR = 24  # bytes of a tensor without name and dimensions
+
+WINDOW = 1 << 20  # bytes of the header that are read at a time
+
+U32, U64 = Struct("<I"), Struct("<Q")
+SCALARS = {
+    0: Struct("<B"),
+    1: Struct("<b"),
+    2: Struct("<H"),
+    3: Struct("<h"),
+    4: U32,
+    5: Struct("<i"),
+    6: Struct("<f"),
+    7: Struct("<?"),
+    10: U64,
+    11: Struct("<q"),
+    12: Struct("<d"),
+}
+TEXT, ARRAY = 8, 9
+
+
+class GgufHeader(NamedTuple):
+    """What a GGUF file holds: entries in file order."""
+
+    entries: list[Entry]
+    metadata: GgufMetadata
+    notes: list[str]
+
+
+class _Cursor:
+    """Reads a header front to back. What does not lie in the file is never asked for."""
+
+    def __init__(self, file: StoredFile) -> None:
+        self.file, self.at = file, 0
+        self._window, self._start = b"", 0
+
+    @property
+    def left(self) -> int:
+        """Bytes up to the end of the file."""
+        return self.file.size - self.at
+
+    def take(self, n: int, what: str) -> bytes:
+        """The next ``n`` bytes."""
+        self._require(n, what)
+        begin = self.at - self._start
+        if begin + n > len(self._window):
+            self._window, self._start = self.file.read(self.at, min(max(n, WINDOW), self.left)), self.at
+            begin = 0
+        self.at += n
+        return self._window[begin : begin + n]
+
+    def skip(self, n: int, what: str) -> None:
+        """Go on behind the next ``n`` bytes."""
+        self._require(n, what)
+        self.at += n
+
+    def skip_texts(self, n: int, what: str) -> None:
+        """Go on behind ``n`` texts."""
+        if n > MAX_TEXTS:
+            raise CheckpointError(f"{self.file}: {what} has {n} elements; the limit is {MAX_TEXTS}")
+        if 8 * n > self.left:
+            raise self._beyond(8 * n, what)
+        size = self.file.size
+        for _ in range(n):
+            begin = self.at - self._start
+            if begin + 8 > len(self._window):  # take() once more fills the window
+                self.take(8, what)
+                self.at -= 8
+                begin = 0
+            length = U64.unpack_from(self._window, begin)[0]
+            if length > size - self.at - 8:
+                raise self._beyond(length, what)
+            self.at += 8 + length
+
+    def number(self, kind: Struct, what: str) -> int:
+        """The next number."""
+        found: int = kind.unpack(self.take(kind.size, what))[0]
+        return found
+
+    def text(self, limit: int, what: str) -> str:
+        """The next text: a name or a key."""
+        n = self.number(U64, what)
+        if n > limit:
+            raise CheckpointError(f"{self.file}: {what} has {n} bytes; the limit is {limit}")
+        raw = self.take(n, what)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{self.file}: {what} is not valid UTF-8: {display(repr(raw))}") from error
+
+    def _require(self, n: int, what: str) -> None:
+        if n > self.left:
+            raise self._beyond(n, what)
+
+    def _beyond(self, n: int, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.file}: truncated in the header: {what} should have {n} bytes at byte {self.at}, "
+            f"but the file ends at {self.file.size}"
+        )
+
+
+def is_gguf(file: StoredFile) -> bool:
+    """Whether a file is read as GGUF: by its first bytes, and by its name where they say nothing."""
+    start = file.read(0, min(file.size, 9))
+    return start.startswith(MAGIC) or (file.path.suffix == ".gguf" and start[8:] != b"{")
+
+
+def read_header(file: StoredFile) -> GgufHeader:
+    """Entries, metadata and notes on what is odd but harmless.
+
+    Raises:
+        CheckpointError: the file is not a whole, valid GGUF file; names file, key or tensor.
+    """
+    cursor = _Cursor(file)
+    _check_version(cursor)
+    n_tensors = _number_of(cursor, "tensors", MAX_TENSORS)
+    n_keys = _number_of(cursor, "keys", MAX_KEYS)
+    for n, least, what in ((n_keys, LEAST_KEY, "keys"), (n_tensors, LEAST_TENSOR, "tensors")):
+        if n * least > cursor.left:
+            raise CheckpointError(f"{file}: truncated in the header: {n} {what} do not fit in {file.size} bytes")
+    metadata = _metadata(cursor, n_keys)
+    alignment = _alignment(file, metadata)
+    tensors = [_tensor(cursor, number) for number in range(n_tensors)]
+    data_start = -(-cursor.at // alignment) * alignment
+    entries = [_entry(file, tensor, metadata, data_start) for tensor in tensors]
+    _check_names(file, entries)
+    _check_tiling(file, entries, data_start, alignment)
+    return GgufHeader(entries, metadata, _orphans(file, entries, metadata))
+
+
+def _check_version(cursor: _Cursor) -> None:
+    file = cursor.file
+    if file.size == 0:
+        raise CheckpointError(f"{file}: empty file (0 bytes)")
+    start = file.read(0, min(file.size, 256))
+    if not start.startswith(MAGIC):
+        told = impostors.story(start)
+        if told is None and len(start) < len(MAGIC):
+            told = f"too short for a GGUF header ({len(start)} bytes)"
+        raise CheckpointError(
+            f"{file}: {told or f'not a GGUF file: it begins with {display(repr(start[:4]))}, expected {MAGIC!r}'}"
+        )
+    cursor.skip(len(MAGIC), "the magic")
+    raw = cursor.take(4, "the version")
+    version, swapped = (int.from_bytes(raw, order) for order in ("little", "big"))
+    if version in VERSIONS:
+        return
+    if swapped in VERSIONS:
+        raise CheckpointError(
+            f"{file}: big endian GGUF, version {swapped}; quanterr reads little endian files. Convert it with "
+            "gguf_convert_endian.py of llama.cpp"
+        )
+    if version == 1:
+        raise CheckpointError(f"{file}: GGUF version 1, which llama.cpp no longer reads; convert the model again")
+    raise CheckpointError(
+        f"{file}: GGUF version {version}; quanterr reads 2 and 3 (the file may be newer than this quanterr)"
+    )
+
+
+def _number_of(cursor: _Cursor, what: str, limit: int) -> int:
+    n = cursor.number(U64, f"the number of {what}")
+    if n > limit:
+        raise CheckpointError(f"{cursor.file}: {n} {what} exceed the limit of {limit}")
+    return n
+
+
+def _metadata(cursor: _Cursor, n: int) -> GgufMetadata:
+    values: dict[str, Value] = {}
+    seen: set[str] = set()
+    for number in range(n):
+        key = cursor.text(MAX_KEY, f"key number {number}")
+        what = f"key {display(key)}"
+        if not key:
+            raise CheckpointError(f"{cursor.file}: key number {number} has no name")
+        if key in seen:
+            raise CheckpointError(f"{cursor.file}: {what} appears twice")
+        seen.add(key)
+        value = _value(cursor, cursor.number(U32, what), what, keep=not key.startswith(TOKENIZER))
+        if key.startswith(NEEDED) and not isinstance(value, int | tuple):
+            raise CheckpointError(f"{cursor.file}: {what} should be a whole number or a shape")
+        if value is not None:
+            values[key] = value
+    return GgufMetadata(values)
+
+
+def _value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | None:
+    """The next value; None if it is long or not to be kept."""
+    if kind == ARRAY:
+        return _array(cursor, what, keep)
+    if kind == TEXT:
+        n = cursor.number(U64, what)
+        if keep and n <= MAX_KEPT_TEXT:
+            return cursor.take(n, what).decode(errors="replace")
+        cursor.skip(n, what)
+        return None
+    if kind not in SCALARS:
+        raise CheckpointError(f"{cursor.file}: {what} has the unknown type {kind}; types are 0 to 12")
+    found: Scalar = SCALARS[kind].unpack(cursor.take(SCALARS[kind].size, what))[0]
+    return found if keep else None
+
+
+def _array(cursor: _Cursor, what: str, keep: bool) -> Value | None:
+    kind, n = cursor.number(U32, what), cursor.number(U64, what)
+    if kind == ARRAY:
+        raise CheckpointError(f"{cursor.file}: {what} is an array of arrays, which no known writer makes")
+    if kind == TEXT:
+        cursor.skip_texts(n, what)
+        return None
+    if kind not in SCALARS:
+        raise CheckpointError(f"{cursor.file}: {what} is an array of the unknown type {kind}; types are 0 to 12")
+    size = SCALARS[kind].size
+    if not keep or n > MAX_KEPT_ARRAY:
+        cursor.skip(n * size, what)
+        return None
+    return tuple(found for (found,) in SCALARS[kind].iter_unpack(cursor.take(n * size, what)))
+
+
+def _alignment(file: StoredFile, metadata: GgufMetadata) -> int:
+    alignment = metadata.values.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise CheckpointError(f"{file}: general.alignment is {display(str(alignment))}; it must be a power of two")
+    return alignment
+
+
+class _Tensor(NamedTuple):
+    """A tensor as the header tells of it; the innermost dimension first."""
+
+    name: str
+    dimensions: tuple[int, ...]
+    type_id: int
+    offset: int
+
+
+def _tensor(cursor: _Cursor, number: int) -> _Tensor:
+    name = cursor.text(MAX_NAME, f"the name of tensor number {number}")
+    what = display(name)
+    n = cursor.number(U32, what)
+    if n > MAX_TENSOR_DIMENSIONS:
+        raise CheckpointError(f"{cursor.file}: {what}: {n} dimensions; the limit is {MAX_TENSOR_DIMENSIONS}")
+    dimensions = tuple(cursor.number(U64, what) for _ in range(n))
+    if any(size > MAX_DIMENSION for size in dimensions):
+        raise CheckpointError(f"{cursor.file}: {what}: dimension exceeds 2^40: {list(dimensions)}")
+    return _Tensor(name, dimensions, cursor.number(U32, what), cursor.number(U64, what))
+
+
+def _entry(file: StoredFile, tensor: _Tensor, metadata: GgufMetadata, data_start: int) -> Entry:
+    where = f"{file}: {display(tensor.name)}"
+    dtype = _dtype(where, tensor.type_id)
+    shape = tuple(reversed(tensor.dimensions))
+    per_block, block_bytes = BLOCKS.get(dtype) or (1, DTYPE_BITS[dtype] // 8)
+    if prod(shape) >= MAX_ELEMENTS:
+        raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
+    cols = shape[-1] if shape else 1
+    if cols % per_block:
+        raise CheckpointError(
+            f"{where}: rows of {cols} elements are not whole blocks of {dtype}, which have {per_block}"
+        )
+    n_bytes = prod(shape) // per_block * block_bytes
+    return Entry(
+        tensor.name, dtype, _true_shape(where, tensor, shape, metadata), file, data_start + tensor.offset, n_bytes
+    )
+
+
+def _dtype(where: str, type_id: int) -> str:
+    if type_id in TYPES:
+        return TYPES[type_id]
+    if type_id in REFUSED:
+        name, why = REFUSED[type_id]
+        raise CheckpointError(f"{where}: type {name} (id {type_id}), {why}")
+    raise CheckpointError(
+        f"{where}: unknown type id {type_id} (the file may be newer than this quanterr, or of a fork of llama.cpp)"
+    )
+
+
+def _true_shape(where: str, tensor: _Tensor, stored: tuple[int, ...], metadata: GgufMetadata) -> tuple[int, ...]:
+    """The shape of the weight: as stored, but for tensors that ComfyUI-GGUF has put into another one."""
+    told = metadata.values.get(ORIGINAL_SHAPE + tensor.name)
+    if told is None:
+        return stored
+    sizes = told if isinstance(told, tuple) else (told,)
+    shape = tuple(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size >= 0)
+    if shape != told or len(shape) > MAX_DIMENSIONS or prod(shape) != prod(stored):
+        raise CheckpointError(
+            f"{where}: {ORIGINAL_SHAPE}… says {display(str(told))}, but {list(stored)} elements are stored"
+        )
+    return shape
+
+
+def _check_names(file: StoredFile, entries: list[Entry]) -> None:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            raise CheckpointError(f"{file}: tensor name {display(entry.name)} appears twice")
+        seen.add(entry.name)
+
+
+def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, alignment: int) -> None:
+    """The tensors must cover the data with nothing but padding between, and to the end of the file."""
+    for entry in entries:
+        begin = entry.offset - data_start
+        if begin % alignment:
+            raise CheckpointError(f"{file}: {display(entry.name)}: offset {begin} is no multiple of {alignment}")
+    end, before = data_start, "the start of the data"
+    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
+        begin, expected, name = entry.offset, -(-end // alignment) * alignment, display(entry.name)
+        if begin < end:
+            common = f"{begin - data_start}–{min(end, begin + entry.nbytes) - data_start}"
+            raise CheckpointError(f"{file}: {before} and {name} overlap at {common}")
+        if begin > expected:
+            for lost in entries:
+                if lost.offset > file.size:
+                    where = f"{file}: {display(lost.name)}: offset {lost.offset - data_start}"
+                    raise CheckpointError(f"{where} is behind the end of the file ({file.size:,} bytes)")
+            hole = f"{expected - data_start}–{begin - data_start}"
+            raise CheckpointError(f"{file}: bytes {hole} belong to no tensor (between {before} and {name})")
+        if begin + entry.nbytes > file.size:
+            raise truncated(file, entries, name)
+        end, before = begin + entry.nbytes, name
+    extra = file.size - -(-end // alignment) * alignment
+    if extra > 0:
+        raise CheckpointError(f"{file}: {count(extra, 'trailing byte')} after the last tensor. Save the file again")
+
+
+def _orphans(file: StoredFile, entries: list[Entry], metadata: GgufMetadata) -> list[str]:
+    names = {entry.name for entry in entries}
+    told = [key.removeprefix(ORIGINAL_SHAPE) for key in metadata.values if key.startswith(ORIGINAL_SHAPE)]
+    return [
+        f"{file}: {ORIGINAL_SHAPE}… names {display(name)}, which is not stored" for name in told if name not in names
+    ]

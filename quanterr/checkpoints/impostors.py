@@ -1,0 +1,26 @@
+"""What a file is that is no checkpoint, told from its first bytes, and what to do about it."""
+
+STORIES = (
+    (b"PK\x03\x04", "is a PyTorch zip or another zip archive; quanterr never unpickles. Convert to safetensors first"),
+    (b"\x80\x02", "is a Python pickle; quanterr never unpickles. Convert to safetensors first"),
+    (b"\x93NUMPY", "is a NumPy file, not safetensors"),
+    *(
+        (magic, "is a GGML file from before GGUF; convert the model again with llama.cpp")
+        for magic in (b"lmgg", b"fmgg", b"tjgg")
+    ),
+)
+
+
+def story(start: bytes) -> str | None:
+    """The end of a sentence about the file that starts with these bytes; None where nothing is known of it."""
+    for magic, told in STORIES:
+        if start.startswith(magic):
+            return told
+    text = start.lstrip()
+    if text.startswith(b"version https://git-lfs"):
+        real = next((line.split()[-1].decode() for line in text.splitlines() if line.startswith(b"size ")), "unknown")
+        return f"is a Git LFS pointer, not the weights (real size {real} bytes); run `git lfs pull`"
+    if text[:1] in (b"<", b"{", b"[") and all(byte >= 32 or byte in b"\t\r\n" for byte in start[:8]):
+        kind = "HTML or XML" if text[:1] == b"<" else "a JSON document"
+        return f"looks like {kind}, not weights; download it again (is a login needed?)"
+    return None

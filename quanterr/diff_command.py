@@ -1,0 +1,43 @@
+"""``quanterr diff``: two stored reports side by side, without the models."""
+
+from typing import Annotated
+
+import typer
+
+HELP = """Compare two stored reports of the same original: which layers got better, worse, new or lost.
+
+\b
+[bold]quanterr diff last-release.json report.json[/bold]
+[bold]quanterr diff old.json new.json --json | jq '.worse[] | .layer'[/bold]
+
+Exit status: 0 whatever changed (quanterr gate --baseline judges); 2 wrong usage, or reports that do not
+compare; 3 a report is unreadable.
+"""
+
+
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A report.json of compare.", show_default=False)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="A later one.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="All that changed, as JSON on stdout.")] = False,
+    top_layers: Annotated[int, typer.Option("--top-layers", help="How many layers of each kind to show.", min=0)] = 10,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare reports of different originals, selections or settings.")
+    ] = False,
+) -> None:
+    """Compare two stored reports."""
+    import gc
+    import json
+
+    from quanterr.diffing import AGGREGATES, METRICS, diff_lines
+    from quanterr.diffing import diff as compared
+    from quanterr.gates.as_text import safe
+    from quanterr.report.reading import read_extract
+
+    gc.disable()  # what is read is kept to the end, and the end is near
+    reports = [read_extract(path, METRICS, AGGREGATES) for path in (old, new)]
+    found = compared(reports[0], reports[1], (old, new), force)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), allow_nan=False, indent=1))
+        return
+    for line in diff_lines(found, top_layers):
+        typer.echo(safe(line))

@@ -1,0 +1,56 @@
+"""Gates: rules that a report has to satisfy.
+
+    rules.py         from a thresholds file, a preset or the command line
+    expression.py    the language of their conditions
+    values.py        what they see of a report
+    judging.py       which hold, and by how much
+    baseline.py      against an older report
+    as_text.py       what is told of them; github.py: on GitHub
+
+To add a function: a row of FUNCTIONS. Metrics are those of METRICS and AGGREGATES; those of the report itself
+are rows of REPORT_METRICS.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from quanterr.gates.judging import judge_values, needed
+from quanterr.gates.rules import Rule, check_baseline_use, read_rules
+from quanterr.gates.values import Values
+from quanterr.report.reading import extract
+
+if TYPE_CHECKING:
+    from quanterr.report.model import Report
+
+
+def judge(
+    report: "Report",
+    thresholds: str | os.PathLike[str] | None = None,
+    *,
+    require: Iterable[str] = (),
+    fail_if: Iterable[str] = (),
+    baseline: "Report | None" = None,
+) -> "Report":
+    """The report, judged: the same with new ``gates``, ``verdict`` and ``reasons``.
+
+    Args:
+        report: of :func:`quanterr.compare`, or of :func:`quanterr.read_report`.
+        thresholds: a thresholds file, or the name of a preset.
+        require: conditions that have to hold, such as ``snr_db >= 30``.
+        fail_if: conditions that must not hold; what is undefined fails these too.
+        baseline: an older report, for rules with ``delta`` or ``rel_delta``.
+
+    Raises:
+        UsageError: no rule, one that cannot be understood, a baseline that is of another original or selection,
+            that no rule compares with, or that is not given and needed.
+    """
+    rules = read_rules(thresholds, require, fail_if)
+    check_baseline_use(rules, baseline is not None)
+    return judged(report, rules, Values(extract(baseline, *needed(rules))) if baseline else None)
+
+
+def judged(report: "Report", rules: list[Rule], baseline: Values | None) -> "Report":
+    """The same with rules and a baseline that were read before."""
+    verdict = judge_values(Values(extract(report, *needed(rules))), rules, baseline)
+    return report.model_copy(update=verdict._asdict())

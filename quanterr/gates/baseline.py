@@ -1,0 +1,60 @@
+"""Two reports: whether they may be compared at all, and what changed from one to the other."""
+
+from math import copysign, inf, isclose, isinf
+
+from quanterr.errors import UsageError
+from quanterr.gates.values import Values
+from quanterr.report.reading import Extract
+from quanterr.text import display
+
+NORM = "original_norm"  # tells one original from another; the same on every device within this
+NORM_TOLERANCE = 1e-6  # chunks are summed in float32 on a device, good to 1e-8
+
+
+def difference(old: Extract, new: Extract) -> str | None:
+    """Why numbers of the two do not belong together; None where they do. Both need :data:`NORM`.
+
+    They have to be of the same original, the same selection and the same settings. The original is known by
+    its number of tensors, its bytes and the norm of every weight that both compare.
+    """
+    for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
+        if old["original"][key] != new["original"][key]:
+            found = f"{old['original'][key]:,} {what} there, {new['original'][key]:,} here"
+            return f"it is of a different original: {found}"
+    if old["selection"] != new["selection"]:
+        shown = [display(" ".join(report["selection"]["patterns"]) or "all layers") for report in (old, new)]
+        return f"it is of a different selection: {shown[0]} there, {shown[1]} here"
+    if old["settings"] != new["settings"]:
+        shown = [str(report["settings"]["outlier_threshold"]) for report in (old, new)]
+        return f"it has another outlier threshold: {shown[0]} there, {shown[1]} here"
+    norms = {row["layer_name"]: row[NORM] for row in old["layers"]}
+    for row in new["layers"]:
+        before, after = norms.get(row["layer_name"]), row[NORM]
+        if before is not None and after is not None and not isclose(before, after, rel_tol=NORM_TOLERANCE):
+            return (
+                f"it is of a different original: the norm of the original {display(row['layer_name'])} is "
+                f"{before} there, {after} here"
+            )
+    return None
+
+
+def check_baseline(baseline: Values, values: Values) -> None:
+    """Refuse a baseline that says nothing about this report.
+
+    Raises:
+        UsageError: it is incomplete, or :func:`difference` finds one.
+    """
+    why = difference(baseline.report, values.report) if baseline.report["complete"] else "its run was interrupted"
+    if why:
+        raise UsageError(f"the baseline says nothing about this report: {why}")
+
+
+def change(old: float | None, new: float | None, relative: bool) -> float | None:
+    """New less old, divided by ``|old|`` if ``relative``. Of two equal values 0, also where both are infinite."""
+    if old is None or new is None:
+        return None
+    if old == new:
+        return 0.0
+    if not relative:
+        return new - old
+    return copysign(inf, new - old) if not old or isinf(old) else (new - old) / abs(old)

@@ -1,0 +1,106 @@
+"""Verdicts on GitHub: the summary of the job, and annotations.
+
+A summary above 1 MiB is dropped as a whole, and of annotations only ten of a kind are shown. A name from a
+checkpoint can be neither Markdown nor a workflow command.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from quanterr.gates.as_text import REASON_LENGTH, safe, violation_text
+from quanterr.report.verdicts import Gate
+from quanterr.text import display, unrounded
+
+if TYPE_CHECKING:
+    from quanterr.gates.judging import Verdict
+    from quanterr.report.model import Report
+
+MAX_SUMMARY = 900 << 10  # bytes, with what other commands of the step have written
+MAX_ANNOTATIONS = 10
+LEFT_OUT = "\n_The rest is left out: a summary may not be larger. It is in the report._\n"
+
+
+def here() -> bool:
+    """Whether this runs under GitHub Actions."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def annotations(judged: "Verdict | Report") -> list[str]:
+    """Workflow commands: one for an unreliable result, one for each gate that does not hold."""
+    failed = [gate for gate in judged.gates if gate.status == "fail"]
+    found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
+    if judged.verdict == "inconclusive":
+        found.insert(0, ("error", f"inconclusive: {judged.reasons[0]}"))
+    if len(found) > MAX_ANNOTATIONS:
+        found[MAX_ANNOTATIONS - 1 :] = [("error", f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
+    return [f"::{kind} title=quanterr::{_escaped(safe(display(text, REASON_LENGTH)))}" for kind, text in found]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def write_summary(judged: "Verdict | Report") -> str | None:
+    """Append the verdict to ``$GITHUB_STEP_SUMMARY``, where it is set; why it could not be written, or None."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return None
+    try:
+        with open(path, "ab") as file:
+            file.write(summary(judged, MAX_SUMMARY - file.tell()).encode())
+    except (OSError, ValueError) as error:
+        return f"$GITHUB_STEP_SUMMARY: {getattr(error, 'strerror', None) or error}"
+    return None
+
+
+def summary(judged: "Verdict | Report", limit: int = MAX_SUMMARY) -> str:
+    """The verdict in Markdown, at most ``limit`` bytes of it."""
+    pieces: list[str] = []
+    size = len(LEFT_OUT.encode())
+    for piece in _summary(judged):
+        size += len(piece.encode())
+        if size > limit:
+            return "".join(pieces) + (LEFT_OUT if pieces else "")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _summary(judged: "Verdict | Report") -> Iterator[str]:
+    yield f"### quanterr: {judged.verdict}\n\n"
+    if judged.verdict == "inconclusive":
+        yield from (f"- {code(reason)}\n" for reason in judged.reasons)
+        yield "\n"
+    yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
+    for gate in judged.gates:
+        yield _row([code(gate.id), _holds(gate), code(gate.require), *map(_number, _numbers(gate))])
+    for gate in judged.gates:
+        if gate.status == "fail":
+            yield f"\n{code(gate.message)}{', because: ' + code(gate.reason) if gate.reason else ''}\n\n"
+            yield from (f"- {code(violation_text(gate, v))}\n" for v in gate.violations if v.layer is not None)
+    yield "\n"
+
+
+def _holds(gate: Gate) -> str:
+    return "yes" if gate.status == "pass" else "**no**" if gate.severity == "error" else "no (warns)"
+
+
+def _numbers(gate: Gate) -> tuple[float | None, float, float | None]:
+    return gate.observed, gate.limit, gate.margin
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else unrounded(value)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def code(text: str) -> str:
+    """Text as a code span that it cannot end: in more backticks than follow each other in it."""
+    shown = display(text, REASON_LENGTH)
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
+    pad = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"

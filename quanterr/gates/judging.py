@@ -1,0 +1,270 @@
+"""Rules against a report: which holds, by how much, and what stands against it.
+
+A rule holds only if it was judged: on something (an empty selection fails), on a complete report, and without
+a layer that no number can be trusted of (not compared, not finite, a finding of severity error). Values are
+never rounded.
+"""
+
+from collections.abc import Callable
+from math import isfinite, isnan
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from quanterr.errors import Status
+from quanterr.gates.baseline import NORM, change, check_baseline
+from quanterr.gates.expression import OF_BASELINE, Condition
+from quanterr.gates.rules import Rule
+from quanterr.gates.selecting import dead_pattern, decider, selector
+from quanterr.gates.values import Values, Weight
+from quanterr.report.verdicts import Gate, Violation
+from quanterr.text import count, display, unrounded
+
+if TYPE_CHECKING:
+    from quanterr.report.model import Report
+
+
+class Verdict(NamedTuple):
+    """What comes out for the whole report."""
+
+    verdict: Literal["pass", "fail", "inconclusive"]
+    reasons: list[str]
+    gates: list[Gate]
+
+
+def needed(rules: list[Rule]) -> tuple[set[str], set[str]]:
+    """The metrics of layers and of the aggregate that the rules, and the check of a baseline, look at."""
+    metrics = {rule.condition.metric for rule in rules if rule.condition.of_layers} | {NORM}
+    return metrics, {rule.condition.metric for rule in rules if rule.condition.function == "global"}
+
+
+def judge_values(values: Values, rules: list[Rule], baseline: Values | None = None) -> Verdict:
+    """Judge a report by rules; ``baseline`` is what delta() and rel_delta() compare with.
+
+    Raises:
+        UsageError: the baseline says nothing about this report.
+    """
+    if baseline:
+        check_baseline(baseline, values)
+    gates = [_judged(values, rules, n, baseline) for n in range(len(rules))]
+    failed = [gate for gate in gates if gate.status == "fail"]
+    errors = [gate.message for gate in failed if gate.severity == "error"]
+    reasons = values.unreliable + errors
+    if not reasons:
+        warned = f"; {count(len(failed), 'gate')} of severity warn does not" if failed else ""
+        reasons = [f"everything that was selected was compared; {_hold(len(gates) - len(failed))}{warned}"]
+    return Verdict("inconclusive" if values.unreliable else "fail" if errors else "pass", reasons, gates)
+
+
+def exit_status(judged: "Report | Verdict", allow_partial: bool = False) -> Status:
+    """The status a report ends with: an unreliable result outranks a gate that does not hold."""
+    if judged.verdict == "inconclusive" and not allow_partial:
+        return Status.INCONCLUSIVE
+    failed = any(gate.status == "fail" and gate.severity == "error" for gate in judged.gates)
+    return Status.GATE_FAILED if failed else Status.OK
+
+
+def _hold(n: int) -> str:
+    return "the gate holds" if n == 1 else f"{n} gates hold"
+
+
+class _Outcome(NamedTuple):
+    """What came of a rule. ``observed`` may be infinite; it is None where there is no number."""
+
+    violations: list[Violation]
+    observed: float | None = None
+    worst_layer: str | None = None
+    judged: int = 0
+    identical: int = 0
+    skipped: int = 0
+
+
+class Numbers(NamedTuple):
+    """The values of layers, and those without one: violations unless the rule skips them."""
+
+    known: list[tuple[Weight, float]]
+    missing: list[Violation]
+    skipped: int
+
+
+def _judged(values: Values, rules: list[Rule], n: int, baseline: Values | None) -> Gate:
+    rule, condition = rules[n], rules[n].condition
+    if not values.report["complete"]:
+        outcome = _nothing("the report is incomplete: the run was interrupted")
+    elif condition.function == "report":
+        outcome = _of_whole(condition, values.of_report(condition.metric))
+    elif condition.function == "global":
+        number = values.of_model(condition.metric)
+        outcome = _nothing(values.trouble) if values.trouble else _of_whole(condition, number)
+    else:
+        outcome = _of_layers(values, rules, n, baseline)
+    return _gate(rule, outcome)
+
+
+def _nothing(reason: str) -> _Outcome:
+    return _Outcome([Violation(None, None, None, reason)])
+
+
+def _of_whole(condition: Condition, value: float | None) -> _Outcome:
+    """One number for all."""
+    if value is None or isnan(value):
+        return _nothing(f"{condition.metric} is undefined")
+    violations = [] if condition.holds(value) else [_violation(condition, None, value)]
+    return _Outcome(violations, value)
+
+
+def _of_layers(values: Values, rules: list[Rule], n: int, baseline: Values | None) -> _Outcome:
+    rule, condition = rules[n], rules[n].condition
+    if dead := dead_pattern(rule, values):
+        return _nothing(dead)
+    takes = decider(rules, n)
+    weights = [weight for weight in values.weights if takes(weight)]
+    if not weights:
+        selected = any(map(selector(rule), values.weights))
+        return _nothing("later rules of its id decide for all its layers" if selected else "there is no layer to judge")
+    before = {weight.name: weight for weight in baseline.weights} if baseline else {}
+    numbers = numbers_of(weights, rule, before)
+    gone = _gone(values, before, takes) if condition.function in OF_BASELINE else []
+    numbers.missing.extend(gone)
+    outcome = _each(condition, numbers) if condition.per_layer else _together(condition, numbers)
+    return outcome._replace(
+        judged=len(weights) + len(gone),
+        identical=sum(weight.kind == "lossless" for weight in weights),
+        skipped=numbers.skipped,
+    )
+
+
+def _gone(values: Values, before: dict[str, Weight], takes: Callable[[Weight], bool]) -> list[Violation]:
+    """Layers of the baseline that are no longer there: as bad as a layer that got worse."""
+    here = {weight.name for weight in values.weights}
+    gone = [w for w in before.values() if w.name not in here and w.kind != "not_compared" and takes(w)]
+    return [Violation(weight.name, None, None, "is in the baseline and not in this report") for weight in gone]
+
+
+def numbers_of(weights: list[Weight], rule: Rule, before: dict[str, Weight]) -> Numbers:
+    """The values of layers that a rule looks at; ``before`` are those of the baseline by name."""
+    found = Numbers([], [], 0)
+    metric, compares = rule.condition.metric, rule.condition.function in OF_BASELINE
+    skipped = 0
+    for weight in weights:
+        value = weight.number(metric)
+        reason = weight.trouble
+        if reason is None and compares:
+            value, reason = _change(rule, value, before.get(weight.name))
+        if reason is None and value is not None and not isnan(value):
+            found.known.append((weight, value))
+        elif weight.trouble is None and rule.undefined == "skip":
+            skipped += 1
+        else:
+            found.missing.append(Violation(weight.name, None, None, reason or f"{metric} is undefined"))
+    return found._replace(skipped=skipped)
+
+
+def _change(rule: Rule, value: float | None, old: Weight | None) -> tuple[float | None, str | None]:
+    """Against the same layer of the baseline; or why there is no such value."""
+    if old is None or old.kind == "not_compared":
+        return None, "is not in the baseline"
+    if old.trouble:
+        return None, "cannot be relied on in the baseline"
+    relative = rule.condition.function == "rel_delta"
+    return change(old.number(rule.condition.metric), value, relative), None
+
+
+def _each(condition: Condition, numbers: Numbers) -> _Outcome:
+    """Every layer by itself."""
+    beyond = [_violation(condition, weight.name, v) for weight, v in numbers.known if not condition.holds(v)]
+    beyond.sort(key=lambda violation: (violation.margin is not None, violation.margin))
+    if violations := numbers.missing + beyond:
+        return _Outcome(violations, violations[0].observed, violations[0].layer)
+    if not numbers.known:
+        return _nothing(f"no selected layer has {condition.metric}")
+    weight, value = min(numbers.known, key=lambda item: condition.margin(item[1]))
+    return _Outcome([], value, weight.name)
+
+
+def _together(condition: Condition, numbers: Numbers) -> _Outcome:
+    """All layers together. Those that are the same on both sides would flatter: they count if there are no others."""
+    if numbers.missing:
+        return _Outcome(numbers.missing, worst_layer=numbers.missing[0].layer)
+    known = [value for weight, value in numbers.known if weight.kind != "lossless"]
+    known = known or [value for _, value in numbers.known]
+    if not known:
+        return _nothing(f"no selected layer has {condition.metric}")
+    if condition.inner:
+        return _of_whole(condition, sum(map(condition.inner.holds, known)) / len(known))
+    return _of_whole(condition, condition.statistic(known))
+
+
+def _violation(condition: Condition, layer: str | None, value: float) -> Violation:
+    if not isfinite(value):
+        return Violation(layer, None, None, f"{condition.metric} is {value}")
+    return Violation(layer, value, _margin(condition, value), None)
+
+
+def _margin(condition: Condition, value: float) -> float | None:
+    """None where it is too large for a number."""
+    margin = condition.margin(value)
+    return margin if isfinite(margin) else None
+
+
+def _gate(rule: Rule, outcome: _Outcome) -> Gate:
+    observed = outcome.observed if outcome.observed is not None and isfinite(outcome.observed) else None
+    return Gate(
+        id=rule.id,
+        require=rule.condition.text,
+        layers=list(rule.layers),
+        severity=rule.severity,
+        reason=rule.reason,
+        status="fail" if outcome.violations else "pass",
+        judged=outcome.judged,
+        identical=outcome.identical,
+        skipped=outcome.skipped,
+        observed=observed,
+        limit=rule.condition.limit,
+        margin=None if observed is None else _margin(rule.condition, observed),
+        worst_layer=outcome.worst_layer,
+        message=_message(rule, outcome),
+        violations=outcome.violations,
+    )
+
+
+def label(rule: Rule) -> str:
+    """What a rule is called: its id and its condition."""
+    text = display(rule.condition.text)
+    return text if rule.id == rule.condition.text else f"{display(rule.id)}: {text}"
+
+
+def _message(rule: Rule, outcome: _Outcome) -> str:
+    if outcome.violations:
+        return f"gate {label(rule)} does not hold: {_against(rule, outcome)}"
+    return f"gate {label(rule)} holds: {_for(rule, outcome)}"
+
+
+def _against(rule: Rule, outcome: _Outcome) -> str:
+    first = outcome.violations[0]
+    said = display(first.reason or "", 2000) if first.observed is None else value_text(rule, first.observed)
+    if first.layer is None:
+        return f"{said}{_over(outcome)}"
+    return f"{len(outcome.violations):,} of {_layers(outcome)}, the worst {display(first.layer)}: {said}"
+
+
+def _for(rule: Rule, outcome: _Outcome) -> str:
+    if outcome.judged and outcome.judged == outcome.identical:
+        return f"{count(outcome.judged, 'layer')}, the same on both sides"
+    said = "no layer differs" if outcome.observed is None else value_text(rule, outcome.observed)
+    if outcome.worst_layer is None:
+        return f"{said}{_over(outcome)}"
+    return f"{_layers(outcome)}, the nearest {display(outcome.worst_layer)}: {said}"
+
+
+def _layers(outcome: _Outcome) -> str:
+    identical = f" ({outcome.identical:,} identical)" if outcome.identical else ""
+    return count(outcome.judged, "layer") + identical
+
+
+def _over(outcome: _Outcome) -> str:
+    return f" over {_layers(outcome)}" if outcome.judged else ""
+
+
+def value_text(rule: Rule, value: float) -> str:
+    """A value and its margin, nothing rounded."""
+    margin = _margin(rule.condition, value)
+    return unrounded(value) + ("" if margin is None else f" (margin {unrounded(margin)})")

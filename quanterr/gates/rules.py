@@ -1,0 +1,173 @@
+"""Rules from a thresholds file, from a preset of the same form, and from the command line.
+
+schema = 1
+
+[[rule]]
+id = "attn"                        # a later rule of the same id decides for the layers that it selects
+require = "snr_db >= 30"           # see expression.py
+layers = ["*.self_attn.*"]         # as --layers-to-compare; without: all weights
+severity = "error"                 # or "warn": is told, and does not change the verdict
+undefined = "fail"                 # or "skip": leaves out layers that have no such number
+reason = "below, prompts drift"    # why; is shown where the rule does not hold
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from quanterr.errors import UsageError
+from quanterr.gates.expression import OF_BASELINE, Condition, parse
+from quanterr.selection import Selection
+from quanterr.text import display
+
+SCHEMA = 1
+PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
+KEYS = ("id", "require", "layers", "severity", "undefined", "reason")
+CHOICES = {"severity": ("error", "warn"), "undefined": ("fail", "skip")}
+_RULE = re.compile(r"^[ \t]*\[\[[ \t]*[\"']?rule[\"']?[ \t]*\]\]", re.MULTILINE)
+
+
+class Rule(NamedTuple):
+    """A condition that a report has to satisfy."""
+
+    id: str
+    condition: Condition
+    layers: tuple[str, ...] = ()
+    severity: Literal["error", "warn"] = "error"
+    undefined: Literal["fail", "skip"] = "fail"
+    reason: str | None = None
+
+
+def read_rules(
+    thresholds: str | os.PathLike[str] | None, require: Iterable[str] = (), fail_if: Iterable[str] = ()
+) -> list[Rule]:
+    """The rules of a thresholds file or preset, then those of ``--require`` and ``--fail-if``.
+
+    ``--fail-if`` is the same as requiring the opposite, so what is undefined fails there too.
+
+    Raises:
+        UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
+            two rules that contradict each other.
+    """
+    rules = _from_file(thresholds) if thresholds is not None else []
+    for text in require:
+        condition = _parsed(text, "--require")
+        rules.append(Rule(condition.text, condition))
+    for text in fail_if:
+        condition = _parsed(text, "--fail-if").negated()
+        rules.append(Rule(condition.text, condition))
+    if not rules:
+        where = f"{_shown(thresholds)}: holds no [[rule]]" if thresholds is not None else "no rule to judge by"
+        raise UsageError(f"{where}; give --thresholds FILE, or --require 'snr_db >= 30'")
+    _check_ids(rules)
+    return rules
+
+
+def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) -> None:
+    """A baseline has to be there if a rule compares with it, and is good for nothing if none does.
+
+    Raises:
+        UsageError: it is not so, nor is the baseline given to be ``updated``.
+    """
+    comparing = [rule.condition.text for rule in rules if rule.condition.function in OF_BASELINE]
+    if comparing and not given:
+        raise UsageError(f"{display(comparing[0])} needs an older report to compare with: give --baseline REPORT")
+    if given and not comparing and not updated:
+        raise UsageError("no rule compares with the baseline; add --require 'delta(snr_db) >= -0.5'")
+
+
+def _from_file(thresholds: str | os.PathLike[str]) -> list[Rule]:
+    path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _shown(thresholds)
+    try:
+        text = path.read_bytes().decode()
+        fields = tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{where}: is not TOML: {display(str(error))}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
+    _check_keys(fields, ("schema", "rule"), where)
+    if fields.get("schema") != SCHEMA or isinstance(fields["schema"], bool):
+        raise UsageError(f"{where}: the first line has to be: schema = {SCHEMA}")
+    tables = fields.get("rule", [])
+    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
+        raise UsageError(f"{where}: rules are written as [[rule]]")
+    lines = [text.count("\n", 0, match.start()) + 1 for match in _RULE.finditer(text)]
+    wheres = [f"{where}:{line}" for line in lines] if len(lines) == len(tables) else [where] * len(tables)
+    return [_rule(table, place) for table, place in zip(tables, wheres, strict=True)]
+
+
+def _rule(table: dict[str, Any], where: str) -> Rule:
+    for key in ("id", "require"):
+        if not isinstance(table.get(key), str) or not table[key].strip():
+            raise UsageError(f'{where}: a rule needs {key} = "…"')
+    where = f'{where}: rule "{display(table["id"])}"'
+    _check_keys(table, KEYS, where)
+    for key, choices in CHOICES.items():
+        if table.get(key, choices[0]) not in choices:
+            raise UsageError(f"{where}: {key} has to be one of {', '.join(choices)}, not {_value(table[key])}")
+    if not isinstance(table.get("reason", ""), str):
+        raise UsageError(f"{where}: reason has to be a text, not {_value(table['reason'])}")
+    condition = _parsed(table["require"], f"{where}: require")
+    return Rule(
+        table["id"],
+        condition,
+        _patterns(table.get("layers", []), condition, where),
+        cast(Literal["error", "warn"], table.get("severity", "error")),
+        cast(Literal["fail", "skip"], table.get("undefined", "fail")),
+        table.get("reason"),
+    )
+
+
+def _patterns(layers: Any, condition: Condition, where: str) -> tuple[str, ...]:
+    if not (isinstance(layers, list) and all(isinstance(pattern, str) for pattern in layers)):
+        raise UsageError(f'{where}: layers has to be a list such as ["attn", "*.mlp.*"], not {_value(layers)}')
+    if layers and not condition.of_layers:
+        raise UsageError(f"{where}: {display(condition.text)} is about the whole model; it cannot have layers")
+    try:
+        return Selection(layers).patterns
+    except UsageError as error:
+        raise UsageError(f"{where}: layers: {error}") from error
+
+
+def _parsed(text: str, where: str) -> Condition:
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"{where}: unknown key {display(key)}; {hint}")
+
+
+def _check_ids(rules: list[Rule]) -> None:
+    """A later rule of the same id decides for the layers it selects; that has to mean something."""
+    first: dict[str, Rule] = {}
+    for rule in rules:
+        other = first.setdefault(rule.id, rule)
+        if other is rule:
+            continue
+        shown = f'two rules have the id "{display(rule.id)}"'
+        if not (rule.condition.per_layer and other.condition.per_layer):
+            raise UsageError(f"{shown}; only rules about each layer can share one")
+        if not rule.layers:
+            raise UsageError(f"{shown}, and the later one selects all layers; give it layers, or an id of its own")
+
+
+def _shown(thresholds: str | os.PathLike[str]) -> str:
+    name = os.fspath(thresholds)
+    return f"preset {name}" if name in PRESETS else display(name)
+
+
+def _value(value: Any) -> str:
+    return display(repr(value), 60)

@@ -1,0 +1,32 @@
+"""Which layers a rule is about."""
+
+from collections.abc import Callable
+
+from quanterr.errors import UsageError
+from quanterr.gates.rules import Rule
+from quanterr.gates.values import Values, Weight
+from quanterr.selection import Selection
+
+
+def selector(rule: Rule) -> Callable[[Weight], bool]:
+    """Whether a rule selects a tensor. Norms and biases that differ only if a pattern names them."""
+    if not rule.layers:
+        return lambda weight: weight.kind != "other_changes"
+    selection = Selection(rule.layers)
+    return lambda weight: selection.takes(weight.name)
+
+
+def decider(rules: list[Rule], n: int) -> Callable[[Weight], bool]:
+    """Whether rule n decides for a tensor: it selects it, and no later rule of the same id does."""
+    takes = selector(rules[n])
+    later = [selector(rule) for rule in rules[n + 1 :] if rule.id == rules[n].id]
+    return lambda weight: takes(weight) and not any(other(weight) for other in later)
+
+
+def dead_pattern(rule: Rule, values: Values) -> str | None:
+    """What to say of a pattern that selects nothing: it was misspelt, and the rule weaker than it looks."""
+    try:
+        Selection(word for word in rule.layers if not word.startswith("!")).check(w.name for w in values.weights)
+    except UsageError as error:
+        return str(error)
+    return None

@@ -1,0 +1,212 @@
+"""Reading a stored report: strictly, and without torch.
+
+:func:`read_report` gives the whole as the model. :func:`read_extract` gives what rules and comparisons of
+reports need: of 50,000 layers a quarter of a second's work, where the whole is several.
+
+A report that is still as it was written, as its checksum shows, holds no duplicate key and no NaN: its writer
+can write neither. Any other (edited, merged, gone through jq) is searched for them first, which takes longer.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
+
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError
+from pydantic_core import core_schema as core
+
+from quanterr import strict_json
+from quanterr.errors import ReportError
+from quanterr.metrics import AGGREGATES, METRICS, Metric
+from quanterr.report import SCHEMA
+from quanterr.text import display
+
+if TYPE_CHECKING:
+    from quanterr.report.model import Report
+
+MAJOR = "1"  # of the schema versions that can be read
+HEAD = f'{{\n"schema": "{SCHEMA}",\n"schema_version": "{MAJOR}.'.encode()  # as the writer begins
+CHECKSUM = b',\n"checksum": "'
+T = TypeVar("T")
+
+Extract = dict[str, Any]  # the report's own keys, as `_parts` names them
+
+_TEXT = core.str_schema(strict=True)
+_TRUTH = core.bool_schema(strict=True)
+_COUNT = core.int_schema(strict=True, ge=0)
+_NUMBER = core.float_schema(strict=True, allow_inf_nan=False)
+_OPTIONAL_NUMBER = core.nullable_schema(_NUMBER)
+
+
+def read_report(path: str | os.PathLike[str]) -> "Report":
+    """The whole report.
+
+    Raises:
+        ReportError: no such file, not a report, a schema version that this quanterr does not know, a value of
+            a wrong type, NaN, infinity, a duplicate key, a report that is cut or contradicts itself.
+    """
+    from quanterr.report.model import Report
+
+    where = display(os.fspath(path))
+    report = _validated(_bytes(path, where), where, lambda raw: Report.model_validate_json(raw, strict=True))
+    _check(extract(report), where)
+    return report
+
+
+def read_extract(
+    path: str | os.PathLike[str], metrics: Collection[str] = (), aggregates: Collection[str] = ()
+) -> Extract:
+    """The part of the report that :func:`extract` gives; the rest has to be JSON and no more.
+
+    Raises:
+        ReportError: as for :func:`read_report`.
+    """
+    where = display(os.fspath(path))
+    validator = SchemaValidator(_schema(_parts(metrics, aggregates)))
+    found: Extract = _validated(_bytes(path, where), where, validator.validate_json)
+    _check(found, where)
+    return found
+
+
+def extract(report: "Report", metrics: Collection[str] = (), aggregates: Collection[str] = ()) -> Extract:
+    """What rules and comparisons of reports need of it, with these metrics of each layer and of the whole."""
+    picked: Extract = _picked(_parts(metrics, aggregates), report)
+    return picked
+
+
+def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, Any]:
+    """What is read: keys of an object, the one description of all items of a list, or the schema of a value."""
+    tensor = {"layer_name": _TEXT, "format": _TEXT, "tensor_elements": _COUNT}
+    layer = tensor | {"finite": _TRUTH, "nonfinite": core.dict_schema(_TEXT, _TEXT)} | _of_metrics(METRICS, metrics)
+    return {
+        "schema": _TEXT,
+        "schema_version": _TEXT,
+        "verdict": core.literal_schema(["pass", "fail", "inconclusive"]),
+        "reasons": [_TEXT],
+        "complete": _TRUTH,
+        "original": {"tensors": _COUNT, "bytes": _COUNT},
+        "quantized": {"bytes": _COUNT},
+        "selection": {"patterns": [_TEXT]},
+        "settings": {"outlier_threshold": _NUMBER},
+        "coverage": {
+            "original_compared_fraction": _OPTIONAL_NUMBER,
+            "quantized_compared_fraction": _OPTIONAL_NUMBER,
+        },
+        "findings": [
+            {
+                "severity": core.literal_schema(["info", "warning", "error"]),
+                "layer": core.nullable_schema(_TEXT),
+                "message": _TEXT,
+            }
+        ],
+        "gates": [{"message": _TEXT}],
+        "aggregate": {"total_layers": _COUNT, "nonfinite": core.dict_schema(_TEXT, _TEXT)}
+        | _of_metrics(AGGREGATES, aggregates),
+        "layers": [layer],
+        "other_changes": [layer],
+        "lossless": [tensor | {"bits_per_weight": _OPTIONAL_NUMBER}],
+        "not_compared": [{"layer_name": _TEXT, "bucket": _TEXT, "reason": _TEXT}],
+    }
+
+
+def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> dict[str, Any]:
+    """The parts for metrics by name: ``snr_db``, ``absolute_error_percentiles.p99``."""
+    kinds = {row.name: row.kind for row in rows}
+    parts: dict[str, Any] = {}
+    for name in names:
+        key, _, percentile = name.partition(".")
+        if percentile:
+            parts.setdefault(key, {})[percentile] = _OPTIONAL_NUMBER
+        else:
+            parts[key] = _COUNT if kinds[key] == "count" else _OPTIONAL_NUMBER
+    return parts
+
+
+def _schema(parts: Any) -> CoreSchema:
+    if isinstance(parts, list):
+        return core.list_schema(_schema(parts[0]), strict=True)
+    if "type" in parts:
+        schema: CoreSchema = parts
+        return schema
+    return core.typed_dict_schema(
+        {key: core.typed_dict_field(_schema(part)) for key, part in parts.items()}, extra_behavior="ignore"
+    )
+
+
+def _picked(parts: Any, value: Any) -> Any:
+    if isinstance(parts, list):
+        return [_picked(parts[0], item) for item in value]
+    if "type" in parts:
+        return value
+    return {key: _picked(part, getattr(value, "schema_" if key == "schema" else key)) for key, part in parts.items()}
+
+
+def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise ReportError(f"{where}: no such file") from error
+    except IsADirectoryError as error:
+        raise ReportError(f"{where}: is a folder; give the report.json that lies in it") from error
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _validated(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T:
+    if not _as_written(raw):
+        _search(raw, where)
+    try:
+        return validate_json(raw)
+    except ValidationError as error:
+        raise ReportError(f"{where}: {_told(error)}") from error
+
+
+def _as_written(raw: bytes) -> bool:
+    """Whether every byte up to the checksum is as it was written, and nothing but ``run`` follows."""
+    at = raw.rfind(CHECKSUM)
+    if at < 0 or not raw.startswith(HEAD):
+        return False
+    try:
+        tail = strict_json.loads(b"{" + raw[at + 1 :])
+    except strict_json.Invalid:
+        return False
+    return bool(tail.keys() == {"checksum", "run"} and tail["checksum"] == f"{crc32(memoryview(raw)[:at]):08x}")
+
+
+def _search(raw: bytes, where: str) -> None:
+    """Look for all that no report may hold, and for its version."""
+    if not raw.strip():
+        raise ReportError(f"{where}: empty file")
+    try:
+        value = strict_json.loads(raw)
+    except strict_json.Invalid as error:
+        raise ReportError(f"{where}: {display(str(error))}; it is no report, or was cut off or edited") from error
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        raise ReportError(f'{where}: is not a report of quanterr (its "schema" is not "{SCHEMA}")')
+    version = value.get("schema_version")
+    if not isinstance(version, str) or version.split(".")[0] != MAJOR:
+        found = display(str(version), 40)
+        raise ReportError(f"{where}: report schema {found}, this quanterr reads {MAJOR}.x; compare again with it")
+
+
+def _told(error: ValidationError) -> str:
+    """The first of the errors: where, what is wrong, what was found."""
+    first = error.errors(include_url=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    if first["type"] == "missing":
+        return f"{display(path)} is missing; compare again with this quanterr"
+    found = "" if first["type"] == "json_invalid" else f", found {display(repr(first['input']), 60)}"
+    return f"{display(path)}: {first['msg']}{found}" if path else f"{first['msg']}{found}"
+
+
+def _check(found: Extract, where: str) -> None:
+    """What a report says twice has to agree."""
+    layers, total = len(found["layers"]), found["aggregate"]["total_layers"]
+    if layers != total:
+        raise ReportError(f"{where}: has {layers:,} layers, but aggregate.total_layers is {total:,}: it was edited")
+    names = [row["layer_name"] for key in ("layers", "other_changes", "lossless") for row in found[key]]
+    if len(set(names)) < len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise ReportError(f"{where}: {display(twice)} occurs twice among its layers: it was edited")

@@ -1,0 +1,156 @@
+"""A GGUF file beside an original with its own names: which tensor is which, and what the converter changed.
+
+    names        by the map of gguf_names.py; blk.3.ffn_gate_exps holds the gate_proj of all experts of block 3
+    q, k         llama and its kin: rows of each head in pairs (0, d/2), (1, d/2 + 1), … instead of halves
+    norms        Gemma and some others: one more than in the original
+    A            Mamba: -exp(A_log)
+
+What the converter does is known by architecture and checked on a few rows: where another way fits and this
+one does not, that one is taken, and told.
+
+Reference: ggml-org/llama.cpp convert_hf_to_gguf.py (LlamaModel.permute, GemmaModel, MambaModel).
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.conventions import Atoms, atoms_of, canonical
+from quanterr.formats import Weight
+from quanterr.gguf_names import architectures, names_of
+from quanterr.sampling import BETTER, SUSPICIOUS, relative_error
+from quanterr.tensors import Workspace
+from quanterr.views import minus_exp, plus, reordered
+
+# Architectures whose converter puts the rows of q and k in pairs.
+PAIRED = frozenset(
+    {"llama", "deci", "granite", "granitemoe", "granitehybrid", "llada", "nanbeige", "arcee", "smollm3", "minicpm3"}
+)
+EXPERTS = "_exps"
+
+# Tensors that a converter works out from the configuration.
+MADE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Names and habits of the GGUF file on one of both sides."""
+
+    metadata: GgufMetadata
+    architecture: str
+    stored: frozenset[str]  # names in the GGUF file, without .weight and .bias
+    gguf_side: int  # 0: the original, 1: the quantized
+
+    @classmethod
+    def between(cls, original: Checkpoint, quantized: Checkpoint) -> "Translation | None":
+        """The translation between two checkpoints; None where both or neither have llama.cpp's names."""
+        known = [checkpoint.gguf is not None and _translated(checkpoint) for checkpoint in (original, quantized)]
+        if known[0] == known[1]:
+            return None
+        side = known.index(True)
+        checkpoint = (original, quantized)[side]
+        metadata = checkpoint.gguf
+        if metadata is None or metadata.architecture is None:
+            return None
+        stored = frozenset(_path(name)[0] for name in checkpoint.entries)
+        return cls(metadata, metadata.architecture, stored, side)
+
+    def made(self, name: str) -> bool:
+        """Whether a tensor of the GGUF file was worked out from the configuration."""
+        return _path(name)[0] in MADE
+
+    def atoms(self, side: int, name: str, shape: tuple[int, ...]) -> Atoms:
+        """What a weight of a side holds, in llama.cpp's names."""
+        if side == self.gguf_side:
+            path, kind = _path(name)
+            stacked = path.endswith(EXPERTS) and len(shape) > 2 - bool(kind)
+            names = tuple(f"{path}.{expert}{kind}" for expert in range(shape[0])) if stacked else (path + kind,)
+            return Atoms(names, True)
+        path, kind = canonical(name)
+        whole = llama_name(self.architecture, path)
+        if whole in self.stored and len(shape) < 3:
+            return Atoms((f"{whole}{kind}",), True)
+        found = atoms_of(name, shape)
+        paths = (atom.removesuffix(kind) for atom in found.names)
+        return Atoms(tuple(llama_name(self.architecture, path) + kind for path in paths), found.even)
+
+    def adapted(self, original: Weight, quantized: Weight) -> tuple[Weight, Weight]:
+        """Both weights with what the converter changed undone, or done to the original too."""
+        sides = [original, quantized]
+        gguf, other = sides[self.gguf_side], sides[1 - self.gguf_side]
+        path, kind = _path(gguf.codes.name)
+        word = path.rpartition(".")[2]
+        if word in ("attn_q", "attn_k"):
+            sides[self.gguf_side] = self._unpaired(gguf, other, path, word)
+        elif word.endswith("norm") and len(other.shape) == 1 and not kind:
+            sides[1 - self.gguf_side] = _nearest(other, (plus(other, 1.0), "stored plus one"), gguf)
+        elif word == "ssm_a":
+            sides[1 - self.gguf_side] = minus_exp(other)
+        return sides[0], sides[1]
+
+    def _unpaired(self, gguf: Weight, other: Weight, path: str, word: str) -> Weight:
+        block = int(path.split(".")[1]) if path.startswith("blk.") else 0
+        heads = self.metadata.heads(block) if word == "attn_q" else self.metadata.kv_heads(block)
+        rows = gguf.shape[0]
+        if not heads or rows % (2 * heads):
+            return gguf
+        half = rows // heads // 2
+        unpaired = reordered(gguf, [2 * j + i for i in range(2) for j in range(half)])
+        told = "rows of heads put back from pairs to halves"
+        if self.architecture in PAIRED:
+            undone = replace(unpaired, evidence=(*unpaired.evidence, told))
+            return _nearest(undone, (gguf, "rows of heads as they are"), other)
+        return _nearest(gguf, (unpaired, told), other)
+
+
+def llama_name(architecture: str, path: str) -> str:
+    """llama.cpp's name of a path (conventions.py), with the number of an expert behind it; unknown ones stay."""
+    words = path.split(".")
+    numbers = [n for n, word in enumerate(words) if word.isdecimal()]
+    block = words[numbers[0]] if numbers else ""
+    expert = ""
+    if len(numbers) > 1 and words[numbers[1] - 1] == "experts":
+        expert = "." + words.pop(numbers[1])
+    if numbers:
+        words[numbers[0]] = "{bid}"
+    name = _names(architecture).get(".".join(words))
+    return path if name is None else name.replace("{bid}", block) + expert
+
+
+@cache
+def _names(architecture: str) -> dict[str, str]:
+    """Path → llama.cpp's name; of paths that mean two things, neither."""
+    found: dict[str, set[str]] = {}
+    for original, name in names_of(architecture).items():
+        found.setdefault(canonical(f"{original}.weight")[0], set()).add(name)
+    return {path: next(iter(names)) for path, names in found.items() if len(names) == 1}
+
+
+def _nearest(usual: Weight, unusual: tuple[Weight, str], other: Weight) -> Weight:
+    """The usual weight, or the unusual one where that alone is near the other side."""
+    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    with torch.inference_mode():
+        error = relative_error(other, usual, workspaces)
+        if error <= SUSPICIOUS and len(other.shape) > 1:
+            return usual
+        weight, told = unusual
+        if not BETTER * relative_error(other, weight, workspaces) < error:
+            return usual
+    return replace(weight, evidence=(*weight.evidence, told))
+
+
+def _path(name: str) -> tuple[str, str]:
+    """A name of llama.cpp's without .weight or .bias, and which it was."""
+    if name.endswith(".bias"):
+        return name.removesuffix(".bias"), ".bias"
+    return name.removesuffix(".weight"), ""
+
+
+def _translated(checkpoint: Checkpoint) -> bool:
+    """Whether a GGUF file has llama.cpp's names (those made for ComfyUI keep the original's)."""
+    names = ("token_embd.weight", "blk.0.", "output_norm.weight")
+    known = checkpoint.gguf is not None and checkpoint.gguf.architecture in architectures()
+    return known and any(name.startswith(names) for name in checkpoint.entries)

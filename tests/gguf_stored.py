@@ -1,0 +1,98 @@
+"""GGUF files written byte by byte, also such as no library writes."""
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quanterr.checkpoints.ggml_types import BLOCKS, TYPES
+from quanterr.checkpoints.gguf_file import ARRAY, SCALARS, TEXT
+
+IDS = {name: number for number, name in TYPES.items()}
+U8, U16, I32, U32, F32, BOOL, U64 = 0, 2, 5, 4, 6, 7, 10
+
+
+class Stored(NamedTuple):
+    """A tensor as it is written; the outermost dimension first. Without data: zeros, as many as it takes."""
+
+    name: str
+    dtype: str | int = "F32"  # or an id
+    shape: tuple[int, ...] = (4,)
+    data: bytes | None = None
+    offset: int | None = None  # what the header claims
+
+    @property
+    def raw(self) -> bytes:
+        """The data."""
+        if self.data is not None:
+            return self.data
+        n, n_bytes = BLOCKS.get(str(self.dtype), (1, 4))
+        size = n_bytes
+        for length in self.shape:
+            size *= length
+        return bytes(size // n)
+
+
+def text(value: str | bytes) -> bytes:
+    """A text with its length."""
+    raw = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def value(kind: int, of: Any) -> bytes:
+    """A value of that type, without the type."""
+    return text(of) if kind == TEXT else SCALARS[kind].pack(of)
+
+
+def key(name: str | bytes, kind: int, of: Any) -> bytes:
+    """A key and its value."""
+    return text(name) + struct.pack("<I", kind) + value(kind, of)
+
+
+def array(name: str, kind: int, of: Iterable[Any], n: int | None = None) -> bytes:
+    """A key and an array of values; ``n`` is how many it claims to have."""
+    values = list(of)
+    head = struct.pack("<IIQ", ARRAY, kind, len(values) if n is None else n)
+    return text(name) + head + b"".join(value(kind, each) for each in values)
+
+
+LLAMA = (
+    key("general.architecture", TEXT, "llama"),
+    key("llama.attention.head_count", U32, 4),
+    key("llama.attention.head_count_kv", U32, 2),
+    array("tokenizer.ggml.tokens", TEXT, ["a", "bc", ""]),
+)
+
+
+def gguf(
+    tensors: Iterable[Stored] = (),
+    keys: Iterable[bytes] = (),
+    *,
+    version: int = 3,
+    alignment: int = 32,
+    n_tensors: int | None = None,
+    n_keys: int | None = None,
+) -> bytes:
+    """A file; ``n_tensors`` and ``n_keys`` are what it claims, ``alignment`` what is kept, and not told."""
+    tensors, keys = list(tensors), list(keys)
+    infos, data = b"", b""
+    for tensor in tensors:
+        offset = len(data) if tensor.offset is None else tensor.offset
+        type_id = tensor.dtype if isinstance(tensor.dtype, int) else IDS[tensor.dtype]
+        infos += text(tensor.name) + struct.pack("<I", len(tensor.shape))
+        infos += b"".join(struct.pack("<Q", size) for size in reversed(tensor.shape))
+        infos += struct.pack("<IQ", type_id, offset)
+        data += padded(tensor.raw, alignment)
+    counts = len(tensors) if n_tensors is None else n_tensors, len(keys) if n_keys is None else n_keys
+    return padded(b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(keys) + infos, alignment) + data
+
+
+def padded(raw: bytes, alignment: int) -> bytes:
+    """With zeros up to the next multiple."""
+    return raw + bytes(-len(raw) % alignment)
+
+
+def write_gguf(path: Path, *arguments: Any, **options: Any) -> Path:
+    """The file of :func:`gguf` there."""
+    path.write_bytes(gguf(*arguments, **options))
+    return path

@@ -1,0 +1,40 @@
+"""Makes quanterr/gguf_names.json from the tables of the gguf package.
+
+python tests/make_gguf_names.py        tests/test_gguf_names.py holds the file against the package
+"""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
+from gguf.tensor_mapping import TensorNameMap
+
+FILE = Path(__file__).resolve().parent.parent / "quanterr" / "gguf_names.json"
+SOURCE = "gguf {}: tensor_mapping.py and constants.py of ggml-org/llama.cpp gguf-py (MIT License, the ggml authors)"
+
+
+def document() -> str:
+    """The text of the file: a tensor or an architecture a line."""
+    rows: list[list[str]] = []
+    architectures = {}
+    for architecture, name in MODEL_ARCH_NAMES.items():
+        # Where two tensors have one name in the original the later wins, and an architecture's own rule stays in place.
+        of_blocks = TensorNameMap.block_mappings_cfg | TensorNameMap.arch_block_mappings_cfg.get(architecture, {})
+        rules = [*TensorNameMap.mappings_cfg.items(), *of_blocks.items()]
+        wanted = [row(tensor, names) for tensor, names in rules if tensor in MODEL_TENSORS[architecture]]
+        rows += [found for found in wanted if found not in rows]
+        architectures[name] = [rows.index(found) for found in wanted]
+    lines = [f'"source": {json.dumps(SOURCE.format(version("gguf")))},']
+    lines += ['"tensors": [', ",\n".join(map(json.dumps, rows)), "],"]
+    lines += ['"architectures": {', ",\n".join(f'"{name}": {of}' for name, of in architectures.items()), "}"]
+    return "\n".join(["{", *lines, "}\n"])
+
+
+def row(tensor: MODEL_TENSOR, names: tuple[str, ...]) -> list[str]:
+    """A tensor's name in GGUF, then its names in originals."""
+    return [TENSOR_NAMES[tensor], *dict.fromkeys(names)]
+
+
+if __name__ == "__main__":
+    FILE.write_text(document())

@@ -1,0 +1,65 @@
+"""Extracts of reports for tests, made up: what rules and diffs see of a report with these layers."""
+
+from math import isfinite
+
+from quanterr.gates.values import LAYER_METRICS, MODEL_METRICS
+
+
+def row(name, snr_db, **more):
+    """A layer with that SNR; None is undefined, and infinite is told as the report does."""
+    found = {"layer_name": name, "format": "fp8_tensor", "tensor_elements": 64, "finite": True, "nonfinite": {}}
+    for metric in LAYER_METRICS:
+        key, _, percentile = metric.partition(".")
+        if percentile:
+            found.setdefault(key, {})[percentile] = 0.5
+        else:
+            found[key] = 0.5
+    found |= {"original_norm": 1.0, "snr_db": snr_db} | more
+    for key in ("snr_db", *more):
+        value = found[key]
+        if isinstance(value, float) and not isfinite(value):
+            found[key] = None
+            found["nonfinite"][key] = "nan" if value != value else "+inf" if value > 0 else "-inf"
+    if snr_db is None:
+        found["nonfinite"]["snr_db"] = "nan"
+    return found
+
+
+def finding(layer, severity="error"):
+    return {"severity": severity, "layer": layer, "message": f"{layer}: broken"}
+
+
+def made(
+    layers=None, *, rows=(), other=None, lossless=(), missing=(), findings=(), aggregate=None, overall=28.5, **more
+):
+    """An extract; ``layers`` and ``other`` are SNR by name."""
+    rows = [row(name, snr) for name, snr in (layers or {}).items()] + list(rows)
+    whole = {"total_layers": len(rows), "nonfinite": {}}
+    for metric in MODEL_METRICS:
+        key, _, percentile = metric.partition(".")
+        if percentile:
+            whole.setdefault(key, {})[percentile] = 0.5
+        else:
+            whole[key] = 0.5
+    same = {"format": "dense", "tensor_elements": 64, "bits_per_weight": 16.0}
+    return {
+        "schema": "quanterr.report",
+        "schema_version": "1.0",
+        "verdict": "pass",
+        "reasons": [],
+        "complete": True,
+        "original": {"tensors": 3, "bytes": 300},
+        "quantized": {"bytes": 150},
+        "selection": {"patterns": []},
+        "settings": {"outlier_threshold": 0.01},
+        "coverage": {"original_compared_fraction": 0.75, "quantized_compared_fraction": 1.0},
+        "findings": list(findings),
+        "gates": [],
+        "aggregate": whole | {"overall_snr_db": overall} | (aggregate or {}),
+        "layers": rows,
+        "other_changes": [row(name, snr) for name, snr in (other or {}).items()],
+        "lossless": [{"layer_name": name} | same for name in lossless],
+        "not_compared": [
+            {"layer_name": name, "bucket": "only_in_original", "reason": "has no counterpart"} for name in missing
+        ],
+    } | more

@@ -1,0 +1,201 @@
+"""Two reports side by side: every layer of either ends in exactly one place."""
+
+import json
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reports import finding, made, row
+from stored import pair
+from test_cli import call
+
+import quanterr
+from quanterr.diffing import SAME_DB, diff, diff_lines
+from quanterr.errors import Status, UsageError
+
+PATHS = ("old.json", "new.json")
+
+
+def of(old, new, **more):
+    return diff(old, new, PATHS, **more)
+
+
+class TestLayers:
+    def test_come_with_the_largest_change_first(self):
+        old = made({"a": 30.0, "b": 30.0, "c": 30.0, "d": 30.0, "e": 30.0})
+        found = of(old, made({"a": 29.0, "b": 20.0, "c": 30.0, "d": 31.0, "e": 33.0}))
+
+        assert [("b", -10.0), ("a", -1.0)] == [(item.layer, item.change_db) for item in found.worse]
+        assert [("e", 3.0), ("d", 1.0)] == [(item.layer, item.change_db) for item in found.better]
+        assert 1 == found.unchanged
+
+    def test_that_another_device_rounds_otherwise_did_not_change(self):
+        found = of(made({"a": 30.0, "b": 30.0}), made({"a": 30.0 + SAME_DB / 2, "b": 30.0 + 2 * SAME_DB}))
+
+        assert (1, ["b"]) == (found.unchanged, [item.layer for item in found.better])
+
+    def test_that_are_new_or_gone_are_named(self):
+        found = of(made({"a": 30.0, "b": 30.0}), made({"b": 30.0, "c": 30.0}))
+
+        assert (["c"], ["a"]) == (found.added, found.gone)
+
+    @pytest.mark.parametrize(
+        ("new", "reason"),
+        [
+            (made({"a": None}), "its SNR is undefined"),
+            (made(missing=["a"]), "not compared: has no counterpart"),
+            (made({"a": 99.0}, findings=[finding("a")]), "broken"),
+            (made(rows=[row("a", 99.0, finite=False)]), "has elements that are NaN or infinite"),
+            (made({"a": -inf}), "its SNR is minus infinity: the original is all zeros"),
+        ],
+    )
+    def test_whose_number_was_lost_got_worse_and_come_first_and_the_other_way_round(self, new, reason):
+        new["layers"].append(row("b", 1.0))
+        worse, better = of(made({"a": 30.0, "b": 30.0}), new), of(new, made({"a": 30.0, "b": 30.0}))
+
+        assert [("a", reason), ("b", None)] == [(item.layer, item.reason) for item in worse.worse]
+        assert ["a", "b"] == [item.layer for item in better.better]
+
+    def test_that_became_the_same_on_both_sides_got_better(self):
+        same, differs = made(lossless=["a"]), made({"a": 90.0})
+
+        assert ["is the same as the original"] == [item.reason for item in of(differs, same).better]
+        assert ["was the same as the original"] == [item.reason for item in of(same, differs).worse]
+        assert 1 == of(same, same).unchanged
+
+    def test_without_a_number_in_either_are_undefined(self):
+        assert ["a"] == of(made({"a": None}), made(missing=["a"])).undefined
+
+    def test_in_another_format_are_named(self):
+        found = of(made({"a": 30.0}), made(rows=[row("a", 20.0, format="nvfp4")]))
+
+        assert [("a", "fp8_tensor", "nvfp4")] == [(c.layer, c.old_format, c.new_format) for c in found.format_changes]
+
+    def test_that_are_norms_or_biases_are_among_them(self):
+        assert ["n"] == [item.layer for item in of(made(other={"n": 9.0}), made(other={"n": 3.0})).worse]
+
+
+SIDE = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([None, 10.0, 20.0, inf, -inf, "same", "missing"]))
+
+
+def from_side(side):
+    return made(
+        {name: snr for name, snr in side.items() if not isinstance(snr, str)},
+        lossless=[name for name, snr in side.items() if snr == "same"],
+        missing=[name for name, snr in side.items() if snr == "missing"],
+    )
+
+
+@given(SIDE, SIDE)
+def test_every_layer_of_either_is_counted_once(old, new):
+    found = of(from_side(old), from_side(new))
+    named = [item.layer for item in found.worse + found.better] + found.undefined + found.added + found.gone
+
+    assert len(named) == len(set(named))
+    assert len(old.keys() | new.keys()) == len(named) + found.unchanged
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@given(SIDE, SIDE)
+def test_the_other_way_round_is_the_opposite(old, new):
+    there, back = of(from_side(old), from_side(new)), of(from_side(new), from_side(old))
+
+    assert {item.layer for item in there.worse} == {item.layer for item in back.better}
+    assert (there.added, there.unchanged) == (back.gone, back.unchanged)
+
+
+class TestWhatCompares:
+    NEW = made({"a": 30.0})
+
+    @pytest.mark.parametrize(
+        "old",
+        [
+            made({"a": 30.0}, original={"tensors": 9, "bytes": 300}),
+            made({"a": 30.0}, selection={"patterns": ["attn"]}),
+            made({"a": 30.0}, settings={"outlier_threshold": 0.5}),
+            made(rows=[row("a", 30.0, original_norm=2.0)]),
+        ],
+        ids=["another model", "another selection", "other settings", "another original of the same shapes"],
+    )
+    def test_is_not_a_report_of_something_else_unless_that_is_forced(self, old):
+        with pytest.raises(UsageError, match=r"old\.json does not compare with new\.json: it .*--force"):
+            of(old, self.NEW)
+
+        found = of(old, self.NEW, force=True)
+        assert found.difference
+        assert next(diff_lines(found, 10)).startswith("warning: these do not compare: it ")
+
+    def test_is_a_report_that_stands_elsewhere(self):
+        assert of(made({"a": 30.0}), self.NEW).difference is None
+
+
+class TestLines:
+    def test_show_the_verdicts_the_size_and_so_many_layers(self):
+        old = made({f"layer{n}": 30.0 for n in range(5)})
+        new = made({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
+
+        assert [
+            "old: old.json: pass, 5 layers differ, 28.50 dB pooled, 150 B, 0.5 bits per weight",
+            "new: new.json: fail, 5 layers differ, 28.50 dB pooled, 75 B, 0.5 bits per weight",
+            "size: 150 B -> 75 B (-50.00 %)",
+            "5 layers worse:",
+            "  - layer0: 30.00 dB -> 20.00 dB (-10 dB)",
+            "  - layer1: 30.00 dB -> 20.00 dB (-10 dB)",
+            "  and 3 more",
+            "0 layers unchanged",
+        ] == list(diff_lines(of(old, new), top=2))
+
+    def test_never_show_a_change_as_none(self):
+        lines = list(diff_lines(of(made({"a": 30.0}), made({"a": 30.0 - 2e-6})), 1))
+
+        assert "  - a: 30.00 dB -> 30.00 dB (-2e-06 dB)" in lines
+
+    def test_hold_no_name_that_a_terminal_or_ci_obeys(self):
+        names = ["::error::x", "a\x1b[31m\nb", "\u202ex", "c"]
+        old = made(dict.fromkeys(names[:3], 30.0) | {"gone\x07": 1.0})
+        lines = list(diff_lines(of(old, made(dict.fromkeys(names, 20.0))), 10))
+
+        assert all(line.isprintable() for line in lines)
+        assert not [line for line in lines if line.lstrip().startswith("::")]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("diff")
+    old, new = folder / "old.json", folder / "new.json"
+    text = quanterr.compare(*pair(folder)).to_json()
+    fields = json.loads(text)
+    fields["layers"][0]["snr_db"] -= 3
+    fields["layers"][1]["layer_name"] = "##[error]new"
+    old.write_text(text)
+    new.write_text(json.dumps(fields))
+    return old, new
+
+
+class TestCommand:
+    def test_shows_what_changed_and_exits_0(self, reports):
+        done = call("diff", *reports)
+
+        assert (Status.OK, "") == (done.returncode, done.stderr)
+        assert "1 layer worse:" in done.stdout
+        assert "## [error]new" in done.stdout
+        assert "##[" not in done.stdout
+
+    def test_writes_all_of_it_as_json(self, reports):
+        fields = json.loads(call("diff", *reports, "--json", "--top-layers", "0").stdout)
+
+        assert ("quanterr.diff", "1.0") == (fields["schema"], fields["schema_version"])
+        assert -3 == pytest.approx(fields["worse"][0]["change_db"])
+        assert ["##[error]new"] == fields["added"]
+
+    def test_2_for_reports_that_do_not_compare_and_3_for_what_is_no_report(self, reports, tmp_path):
+        fields = json.loads(reports[0].read_text())
+        fields["original"]["bytes"] += 1
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps(fields))
+
+        assert Status.USAGE == call("diff", other, reports[1]).returncode
+        assert Status.OK == call("diff", other, reports[1], "--force").returncode
+        assert Status.UNREADABLE == call("diff", reports[0], __file__).returncode
+        assert Status.USAGE == call("diff", reports[0]).returncode

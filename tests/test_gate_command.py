@@ -1,0 +1,430 @@
+"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, what is told, what is written."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from stored import original, pair, quantized, write
+from test_cli import call
+
+import quanterr
+from quanterr.errors import Status
+from quanterr.gates.github import MAX_SUMMARY, annotations, code, summary
+from quanterr.gates.judging import Verdict
+from quanterr.report.verdicts import Gate, Violation
+
+UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+HOSTILE = [
+    "::error::esc\x1b[31m\n::add-mask::x.weight",
+    "##[error]x.weight",
+    "`back``ticks`|<b>.weight",
+    "\u202eevil\u2028.weight",
+    "%0A::stop-commands::.weight",
+]
+LOCAL = {"GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
+
+
+def gate(*words, env=None):
+    return call("gate", *words, env=LOCAL | (env or {}))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return quanterr.compare(*pair(tmp_path_factory.mktemp("gate")))
+
+
+@pytest.fixture
+def stored(report, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(report.to_json())
+    return path
+
+
+@pytest.fixture
+def worse(report, tmp_path):
+    """The same, one layer 3 dB worse."""
+    fields = json.loads(report.to_json())
+    fields["layers"][0]["snr_db"] -= 3
+    path = tmp_path / "worse.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    x = {name: torch.randn(16, 16, generator=torch.Generator().manual_seed(0)).bfloat16() for name in HOSTILE}
+    compared = quanterr.compare(write(folder / "x.safetensors", x), write(folder / "y.safetensors", quantized(x)))
+    path = folder / "report.json"
+    path.write_text(compared.to_json())
+    assert set(HOSTILE) == {layer.layer_name for layer in compared.layers}
+    return path
+
+
+class TestStatus:
+    def test_0_where_all_hold(self, stored):
+        done = gate(stored, "--require", "snr_db >= 20", "--fail-if", "findings.error > 0")
+
+        assert (Status.OK, "") == (done.returncode, done.stdout)
+        assert done.stderr.startswith(
+            "2 gates held\npass: gate snr_db >= 20 holds: 3 layers, 1 of them identical, the nearest"
+        )
+        assert done.stderr.endswith("verdict: pass\n")
+
+    def test_1_where_one_does_not(self, stored):
+        done = gate(stored, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20")
+
+        assert Status.GATE_FAILED == done.returncode
+        assert done.stderr.startswith(
+            "1 of 2 gates not held\nFAIL: gate snr_db >= 99 does not hold: 2 of 3 layers, 1 of them identical"
+        )
+        assert done.stderr.endswith("verdict: fail\n")
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            (),
+            ("--require", "snr >= 30"),
+            ("--thresholds", "no-such-file.toml"),
+            ("--require", "delta(snr_db) >= 0"),
+            ("--require", "snr_db >= 1", "--update-baseline"),
+            ("--require", "snr_db >= 1", "--explain", "nowhere"),
+            ("--require", "snr_db >= 1", "-o", "report.docx"),
+        ],
+        ids=" ".join,
+    )
+    def test_2_for_wrong_usage(self, stored, words):
+        done = gate(stored, *words)
+
+        assert (Status.USAGE, "") == (done.returncode, done.stdout)
+        assert done.stderr.startswith("quanterr: ")
+
+    def test_2_for_a_baseline_of_something_else(self, stored, worse):
+        fields = json.loads(worse.read_text())
+        fields["original"]["bytes"] += 1
+        worse.write_text(json.dumps(fields))
+        done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", worse)
+
+        assert Status.USAGE == done.returncode
+        assert "the baseline says nothing about this report: it is of a different original" in done.stderr
+
+    @pytest.mark.parametrize("which", ["report", "baseline"])
+    def test_3_for_a_report_that_cannot_be_read(self, stored, which):
+        cut = stored.with_name("cut.json")
+        cut.write_text(stored.read_text()[:-30])
+        words = (cut, "--baseline", stored) if which == "report" else (stored, "--baseline", cut)
+        done = gate(*words, "--require", "delta(snr_db) >= 0")
+
+        assert Status.UNREADABLE == done.returncode
+        assert f"quanterr: {cut}: is not valid UTF-8 JSON" in done.stderr
+
+    @pytest.mark.parametrize("rule", ["snr_db >= 20", "snr_db >= 99"])
+    def test_4_for_an_unreliable_report_whatever_the_gates_say(self, stored, rule):
+        fields = json.loads(stored.read_text())
+        fields["complete"] = False
+        stored.write_text(json.dumps(fields))
+        done = gate(stored, "--require", rule)
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert done.stderr.endswith("verdict: inconclusive\n  the run was interrupted\n")
+
+    def test_a_partial_report_may_be_allowed_and_is_then_judged(self, stored):
+        fields = json.loads(stored.read_text())
+        fields |= {"verdict": "inconclusive", "reasons": ["part of it"]}
+        stored.write_text(json.dumps(fields))
+
+        assert Status.OK == gate(stored, "--require", "snr_db >= 20", "--allow-partial").returncode
+        assert Status.GATE_FAILED == gate(stored, "--require", "snr_db >= 99", "--allow-partial").returncode
+
+
+class TestWhatIsTold:
+    def test_of_a_layer_is_its_value_the_limit_and_the_margin_unrounded(self, stored, report):
+        value = min(layer.snr_db for layer in report.layers)
+        limit = value + 1e-12
+        done = gate(stored, "--require", f"snr_db >= {limit!r}")
+
+        assert f"{value!r}, limit {limit!r}, margin {value - limit!r}" in done.stderr
+
+    def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):
+        path = tmp_path / "thresholds.toml"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nreason = "prompts drift"\n')
+        fields = json.loads(hostile.read_text())
+        fields["layers"] += [fields["layers"][0] | {"layer_name": f"more{n}"} for n in range(3)]
+        fields["aggregate"]["total_layers"] += 3
+        (tmp_path / "report.json").write_text(json.dumps(fields))
+        lines = gate(tmp_path / "report.json", "--thresholds", path).stderr.splitlines()
+
+        assert "      because: prompts drift" in lines
+        assert 5 == sum(line.startswith("      - ") for line in lines)
+        assert "      and 3 more layers" in lines
+
+    def test_of_a_warning_does_not_change_the_status(self, stored, tmp_path):
+        path = tmp_path / "thresholds.toml"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
+        done = gate(stored, "--thresholds", path)
+
+        assert Status.OK == done.returncode
+        assert "warn: gate x: snr_db >= 99 does not hold" in done.stderr
+
+    def test_explain_goes_to_stdout(self, stored):
+        done = gate(stored, "--thresholds", "fp8", "--explain", UP)
+        lines = done.stdout.splitlines()
+
+        assert f"layer {UP}, in layers" == lines[0]
+        assert lines[1].startswith("  rule layers: snr_db >= 25: holds: ")
+        assert "  rule model: global(overall_snr_db) >= 30: is about the whole model" == lines[2]
+
+    def test_explain_goes_to_stderr_where_the_report_goes_to_stdout(self, stored):
+        done = gate(stored, "--thresholds", "fp8", "--explain", UP, "-o", "-")
+
+        assert "pass" == json.loads(done.stdout)["verdict"]
+        assert f"layer {UP}, in layers" in done.stderr
+
+
+class TestWhatIsWritten:
+    def test_the_report_with_its_new_verdict(self, stored, tmp_path):
+        judged = tmp_path / "judged.json"
+        gate(stored, "--require", "snr_db >= 99", "-o", judged)
+        before, after = json.loads(stored.read_text()), json.loads(judged.read_text())
+
+        assert ("pass", [], "fail") == (before["verdict"], before["gates"], after["verdict"])
+        assert [after["gates"][0]["message"]] == after["reasons"]
+        assert before["layers"] == after["layers"]
+        assert quanterr.read_report(judged).to_json() == judged.read_text()
+
+    def test_judging_again_forgets_the_gates_before(self, stored, tmp_path):
+        judged, again = tmp_path / "judged.json", tmp_path / "again.json"
+        gate(stored, "--require", "snr_db >= 99", "-o", judged)
+        gate(judged, "--require", "snr_db >= 20", "-o", again)
+        fields = json.loads(again.read_text())
+
+        assert ("pass", 1) == (fields["verdict"], len(fields["gates"]))
+        assert ["everything that was selected was compared; the gate holds"] == fields["reasons"]
+
+    def test_the_report_itself_is_never_overwritten(self, stored):
+        done = gate(stored, "--require", "snr_db >= 20", "-o", stored)
+
+        assert Status.USAGE == done.returncode
+
+    def test_the_baseline_only_if_all_gates_hold_and_only_if_asked(self, stored, worse, tmp_path):
+        baseline = tmp_path / "baseline.json"
+        baseline.write_text(stored.read_text())
+        rule = ("--require", "delta(snr_db) >= -0.5", "--baseline", baseline)
+
+        done = gate(worse, *rule, "--update-baseline")
+        assert Status.GATE_FAILED == done.returncode
+        assert done.stderr.endswith(f"baseline {baseline} is left as it was: fail\n")
+        assert stored.read_text() == baseline.read_text()
+
+        done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline)
+        assert Status.OK == done.returncode
+        assert stored.read_text() == baseline.read_text()
+
+        done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline, "--update-baseline")
+        assert done.stderr.endswith(f"baseline {baseline} is now this report\n")
+        assert json.loads(worse.read_text())["layers"] == json.loads(baseline.read_text())["layers"]
+
+        assert Status.GATE_FAILED == gate(worse, "--require", "delta(snr_db) > 0", "--baseline", baseline).returncode
+
+    def test_a_baseline_of_another_original_is_not_updated_even_if_no_rule_compares(self, stored, worse):
+        fields = json.loads(worse.read_text())
+        fields["original"]["tensors"] += 1
+        worse.write_text(json.dumps(fields))
+        done = gate(stored, "--require", "snr_db >= 1", "--baseline", worse, "--update-baseline")
+
+        assert Status.USAGE == done.returncode
+        assert fields == json.loads(worse.read_text())
+
+
+class TestCompare:
+    def test_judges_its_own_report(self, tmp_path):
+        path = tmp_path / "report.json"
+        words = ("compare", *pair(tmp_path), "-o", path, "--thresholds", "fp8")
+        done = call(*words, "--require", "snr_db >= 99", env=LOCAL)
+        fields = json.loads(path.read_text())
+
+        assert Status.GATE_FAILED == done.returncode
+        assert "verdict: fail" in done.stdout
+        assert "1 of 4 gates not held\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
+        assert (["layers", "model", "coverage", "snr_db >= 99"], "fail") == (
+            [found["id"] for found in fields["gates"]],
+            fields["verdict"],
+        )
+
+    def test_an_unreliable_result_outranks_a_gate_that_does_not_hold(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", original())
+        y = write(
+            tmp_path / "y.safetensors", {name: t for name, t in quantized(original()).items() if "norm" not in name}
+        )
+        words = ("compare", x, y, "-q", "--require", "snr_db >= 99", "-l")
+
+        assert Status.INCONCLUSIVE == call(*words, "layers", env=LOCAL).returncode
+        assert Status.GATE_FAILED == call(*words, "layers", "--allow-partial", env=LOCAL).returncode
+
+    def test_compares_with_a_baseline(self, report, stored, worse, tmp_path):
+        words = ("compare", *pair(tmp_path), "-q", "--require", "delta(snr_db) >= -0.001", "--baseline")
+
+        assert Status.OK == call(*words, stored, env=LOCAL).returncode
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("--require", "snr >= 30"),
+            ("--baseline", "no.json", "--require", "snr_db >= 3"),
+            ("--thresholds", "no.toml"),
+            ("--require", "delta(snr_db) >= 0"),
+        ],
+        ids=" ".join,
+    )
+    def test_a_mistake_in_the_rules_costs_no_run(self, words):
+        done = call("compare", "no-such-original", "no-such-quantized", *words, env=LOCAL)
+
+        assert Status.USAGE == done.returncode
+        assert "no-such-original" not in done.stderr
+
+    def test_a_baseline_of_something_else_keeps_the_comparison(self, worse, tmp_path):
+        fields = json.loads(worse.read_text())
+        fields["original"]["tensors"] += 1
+        worse.write_text(json.dumps(fields))
+        path = tmp_path / "kept.json"
+        words = ("-q", "-o", path, "--require", "delta(snr_db) >= -9", "--baseline", worse)
+        done = call("compare", *pair(tmp_path), *words, env=LOCAL)
+        kept = json.loads(path.read_text())
+
+        assert Status.USAGE == done.returncode
+        assert "inconclusive" == kept["verdict"]
+        assert kept["reasons"][0].startswith("not judged: the baseline says nothing about this report")
+
+
+class TestGitHub:
+    def test_gets_a_summary_and_annotations(self, stored, tmp_path):
+        path = tmp_path / "summary.md"
+        path.write_text("before\n")
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        done = gate(stored, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20", env=env)
+
+        assert path.read_text().startswith("before\n### quanterr: fail\n\n| gate | holds |")
+        assert 1 == done.stderr.count("\n::error title=quanterr::gate snr_db >= 99 does not hold")
+        assert "" == done.stdout
+
+    def test_a_summary_that_cannot_be_written_is_told_and_changes_nothing(self, stored, tmp_path):
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
+        done = gate(stored, "--require", "snr_db >= 20", env=env)
+
+        assert Status.OK == done.returncode
+        assert "quanterr: $GITHUB_STEP_SUMMARY: Is a directory" in done.stderr
+
+    def test_elsewhere_gets_neither(self, stored, tmp_path):
+        path = tmp_path / "summary.md"
+        done = gate(stored, "--require", "snr_db >= 99", env={"GITHUB_STEP_SUMMARY": str(path)})
+
+        assert not path.exists()
+        assert "::error" not in done.stderr
+
+    def test_a_name_is_neither_a_command_nor_markdown(self, hostile, tmp_path):
+        path = tmp_path / "summary.md"
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        rules = [word for name in HOSTILE for word in ("--require", f"snr_db >= 9{HOSTILE.index(name)}")]
+        done = gate(hostile, *rules, env=env)
+        commands = [line for line in done.stderr.splitlines() if line.lstrip().startswith("::")]
+
+        assert Status.GATE_FAILED == done.returncode
+        assert 5 == len(commands)
+        assert all(line.startswith("::error title=quanterr::gate ") for line in commands)
+        assert "##[" not in done.stderr
+        assert done.stderr.replace("\n", "").isprintable()
+        assert "%0A" not in done.stderr.replace("%250A", "").replace("- %0A", "").replace("worst %0A", "")
+        text = path.read_text()
+        assert text.replace("\n", "").isprintable()
+        assert "```" in text
+        assert all(line[0] in "#|`-" for line in text.splitlines() if line)
+
+    def test_a_code_span_cannot_be_ended_by_what_it_holds(self):
+        assert "`a`" == code("a")
+        assert "```a``b```" == code("a``b")
+        assert "`` `a ``" == code("`a")
+        assert r"`a\x0ab`" == code("a\nb")
+
+
+def failed(n, severity="error", violations=()):
+    return Gate(
+        f"gate{n}",
+        "snr_db >= 1",
+        [],
+        severity,
+        None,
+        "fail",
+        1,
+        0,
+        0,
+        0.0,
+        1.0,
+        -1.0,
+        None,
+        f"gate{n}",
+        list(violations),
+    )
+
+
+class TestLimitsOfGitHub:
+    @pytest.mark.parametrize(("n", "shown"), [(1, 1), (10, 10), (11, 10), (50, 10)])
+    def test_at_most_ten_annotations_of_which_the_last_counts_the_rest(self, n, shown):
+        lines = annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
+
+        assert shown == len(lines)
+        assert (f"and {n - 9} more gates do not hold" in lines[-1]) == (n > 10)
+
+    def test_a_warning_is_one_and_an_unreliable_result_comes_first(self):
+        lines = annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
+
+        assert ["::error title=quanterr::inconclusive: 100 %25 why\\x0d", "::warning title=quanterr::gate1"] == lines
+
+    def test_a_summary_is_never_too_large_and_says_so(self):
+        violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20_000)]
+        text = summary(Verdict("fail", [], [failed(1, violations=violations)]))
+
+        assert MAX_SUMMARY - 1000 < len(text.encode()) <= MAX_SUMMARY
+        assert "The rest is left out" in text[-200:]
+        assert "" == summary(Verdict("fail", [], [failed(1)]), limit=10)
+
+
+class TestLibrary:
+    def test_judges_a_report(self, report):
+        judged = quanterr.judge(report, "fp8", require=["snr_db >= 20"], fail_if=["layers == 0"])
+
+        assert ("pass", 5) == (judged.verdict, len(judged.gates))
+        assert [] == report.gates
+
+    def test_judges_against_another(self, report):
+        assert "pass" == quanterr.judge(report, require=["delta(snr_db) == 0"], baseline=report).verdict
+        with pytest.raises(quanterr.QuanterrError, match="no rule compares with the baseline"):
+            quanterr.judge(report, require=["snr_db > 0"], baseline=report)
+
+    def test_a_stored_report_is_judged_alike(self, report, stored):
+        rules = ["snr_db >= 31.5", "p50(nmse) <= 1", "global(cosine_similarity) >= 0.9"]
+
+        assert quanterr.judge(report, require=rules) == quanterr.judge(quanterr.read_report(stored), require=rules)
+
+
+def test_a_report_that_was_called_for_with_bytes_that_are_no_unicode_is_read(tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff.json"
+    words = [sys.executable, "-m", "quanterr", "compare", *pair(tmp_path), "-q", "-o", path]
+    subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
+    os.rename(path, tmp_path / "report.json")
+
+    assert r"\udcff.json" in quanterr.read_report(tmp_path / "report.json").run.command[-1]
+    assert Status.OK == gate(tmp_path / "report.json", "--require", "snr_db >= 1").returncode
+
+
+def test_judging_a_stored_report_needs_no_torch_and_no_model_of_the_report(stored):
+    code = (
+        f"from quanterr.cli import app\n"
+        f"try: app(['gate', {str(stored)!r}, '--require', 'snr_db >= 1'])\n"
+        f"except SystemExit as end: assert end.code == 0, end.code\n"
+        f"import sys; sys.exit(bool({{'torch', 'quanterr.report.model'}} & sys.modules.keys()))"
+    )
+
+    assert 0 == subprocess.run([sys.executable, "-c", code], capture_output=True).returncode

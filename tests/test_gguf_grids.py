@@ -1,0 +1,43 @@
+"""The grids of the IQ types are those of the gguf package."""
+
+import numpy as np
+import pytest
+import torch
+
+from quanterr.formats import gguf_iq
+
+LEVELS = {
+    "IQ1_S": gguf_iq.TERNARY,
+    "IQ2_XXS": gguf_iq.IQ2,
+    "IQ2_XS": gguf_iq.IQ2,
+    "IQ2_S": gguf_iq.IQ2,
+    "IQ3_XXS": gguf_iq.IQ3_XXS,
+    "IQ3_S": gguf_iq.IQ3_S,
+}
+
+
+@pytest.fixture
+def quants():
+    return pytest.importorskip("gguf.quants", reason="the gguf package is not installed")
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_a_grid_is_that_of_the_package(quants, name):
+    kind = getattr(quants, name)
+    kind.init_grid()
+
+    assert np.array_equal(kind.grid[0, 0], gguf_iq._levels(name, LEVELS[name]).numpy())
+
+
+def test_the_signs_of_seven_bits_are_those_of_the_package(quants):
+    bits = np.unpackbits(np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)[:, None], axis=1, bitorder="little")
+    signs = gguf_iq._parity_signs(torch.device("cpu")).view(torch.int8).view(128, 8)
+
+    assert np.array_equal(1 - 2 * bits.astype(np.int8), signs.numpy())
+
+
+def test_the_file_is_what_make_gguf_grids_makes(quants):
+    import make_gguf_grids
+
+    made, there = (text.split('"""', 2)[2] for text in (make_gguf_grids.module(), make_gguf_grids.FILE.read_text()))
+    assert made == there

@@ -1,0 +1,200 @@
+"""Stored reports are read strictly: what is not wholly a report of quanterr is refused, with the reason."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stored import pair
+
+import quanterr
+from quanterr.errors import ReportError, Status
+from quanterr.report.reading import extract, read_extract, read_report
+
+METRICS = ["snr_db", "zero_reference_elements", "absolute_error_percentiles.p99"]
+AGGREGATES = ["overall_snr_db", "relative_error_percentiles.p95"]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return quanterr.compare(*pair(tmp_path_factory.mktemp("reading")))
+
+
+@pytest.fixture(scope="module")
+def text(report):
+    return report.to_json()
+
+
+@pytest.fixture
+def stored(text, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    return path
+
+
+def test_the_whole_is_what_was_written(report, stored, text):
+    assert text == read_report(stored).to_json()
+
+
+def test_an_extract_is_the_same_from_the_model_and_from_the_file(report, stored):
+    found = read_extract(stored, METRICS, AGGREGATES)
+
+    assert extract(report, METRICS, AGGREGATES) == found
+    assert report.layers[0].snr_db == found["layers"][0]["snr_db"]
+    assert {"p99": report.layers[0].absolute_error_percentiles.p99} == found["layers"][0]["absolute_error_percentiles"]
+    assert report.aggregate.overall_snr_db == found["aggregate"]["overall_snr_db"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_report_that_was_written_anew_says_the_same(stored, text, indent):
+    before = read_extract(stored, METRICS)
+    stored.write_text(json.dumps(json.loads(text), indent=indent))
+
+    assert before == read_extract(stored, METRICS)
+    assert text == read_report(stored).to_json()
+
+
+def test_what_a_newer_minor_version_adds_is_ignored(stored, text):
+    fields = json.loads(text)
+    fields["schema_version"] = "1.7"
+    fields["from_the_future"] = fields["layers"][0]["from_the_future"] = {"x": 1}
+    stored.write_text(json.dumps(fields))
+
+    assert fields["layers"][0]["snr_db"] == read_extract(stored, METRICS)["layers"][0]["snr_db"]
+    assert "pass" == read_report(stored).verdict
+
+
+def test_the_checksum_covers_all_but_the_run(report, text):
+    later = report.model_copy(update={"run": report.run.model_copy(update={"seconds": 7.0})}).to_json()
+    other = report.model_copy(update={"complete": False}).to_json()
+
+    def checksum(written):
+        return json.loads(written)["checksum"]
+
+    assert checksum(text) == checksum(later)
+    assert checksum(text) != checksum(other)
+
+
+def edited(**changes):
+    def edit(text):
+        return json.dumps(json.loads(text) | changes)
+
+    return edit
+
+
+def in_layer(**changes):
+    def edit(text):
+        fields = json.loads(text)
+        fields["layers"][0] |= changes
+        return json.dumps(fields)
+
+    return edit
+
+
+def without(key):
+    def edit(text):
+        fields = json.loads(text)
+        del fields["layers"][0][key]
+        return json.dumps(fields)
+
+    return edit
+
+
+def twice(text):
+    fields = json.loads(text)
+    fields["lossless"].append(fields["lossless"][0])
+    return json.dumps(fields)
+
+
+BAD = {
+    "empty": (lambda text: "", "empty file"),
+    "blank": (lambda text: " \n", "empty file"),
+    "not JSON": (lambda text: "<html>", "is not valid UTF-8 JSON at byte 0"),
+    "cut off": (lambda text: text[:-20], "is not valid UTF-8 JSON at byte"),
+    "a list": (lambda text: "[]", "is not a report of quanterr"),
+    "another document": (lambda text: '{"schema": "other"}', "is not a report of quanterr"),
+    "a newer schema": (edited(schema_version="2.0"), "report schema 2.0, this quanterr reads 1.x"),
+    "a newer schema in its own layout": (
+        lambda text: text.replace('"schema_version": "1.0"', '"schema_version": "2.0"'),
+        "report schema 2.0, this quanterr reads 1.x",
+    ),
+    "no version": (edited(schema_version=None), "report schema None"),
+    "an unknown verdict": (edited(verdict="fine"), "verdict: "),
+    "no layers": (edited(layers=None), "layers: "),
+    "NaN": (lambda text: text.replace('"snr_db": ', '"snr_db": NaN, "x": ', 1), "holds NaN; NaN is not JSON"),
+    "infinity": (
+        lambda text: text.replace('"mean_absolute_error": ', '"mean_absolute_error": -Infinity, "x": ', 1),
+        "-Infinity is not JSON",
+    ),
+    "a text for a number": (in_layer(snr_db="31.5"), "layers[0].snr_db: Input should be a valid number, found '31.5'"),
+    "a truth for a number": (in_layer(snr_db=True), "layers[0].snr_db: Input should be a valid number, found True"),
+    "a number for a truth": (in_layer(finite=1), "layers[0].finite: Input should be a valid boolean"),
+    "a metric too few": (without("snr_db"), "layers[0].snr_db is missing"),
+    "a layer too few": (lambda text: edited(layers=json.loads(text)["layers"][1:])(text), "has 1 layers, but"),
+    "a layer twice": (twice, "occurs twice among its layers"),
+    "a negative count": (in_layer(zero_reference_elements=-1), "zero_reference_elements: "),
+    "two verdicts": (lambda text: text.replace("{", '{"verdict": "pass", ', 1), 'duplicate key "verdict"'),
+    "a layer's key twice": (
+        lambda text: text.replace('"snr_db": ', '"snr_db": 99.0, "snr_db": ', 1),
+        'duplicate key "snr_db"',
+    ),
+    "a key twice, once escaped": (
+        lambda text: text.replace('"snr_db": ', '"snr\\u005fdb" : 99.0, "snr_db": ', 1),
+        'duplicate key "snr_db"',
+    ),
+    "a key twice, after the checksum": (
+        lambda text: text.rstrip()[:-1] + ', "verdict": "pass"}',
+        'duplicate key "verdict"',
+    ),
+    "a deep nest": (lambda text: "[" * 100_000, "is nested too deeply"),
+    "hostile": (lambda text: edited(schema_version="\x1b[31m\n::error::")(text), r"\x1b[31m\x0a::error::"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD.keys())
+def test_what_is_no_report_is_refused_with_the_reason(stored, text, spoil, message):
+    stored.write_text(spoil(text))
+
+    with pytest.raises(ReportError) as caught:
+        read_extract(stored, METRICS, AGGREGATES)
+
+    assert str(caught.value).startswith(str(stored))
+    assert message in str(caught.value)
+    assert Status.UNREADABLE == caught.value.status
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD.keys())
+def test_the_whole_is_as_strict(stored, text, spoil, message):
+    stored.write_text(spoil(text))
+
+    with pytest.raises(ReportError):
+        read_report(stored)
+
+
+def test_infinity_does_not_come_in_as_a_large_number(stored, text):
+    number = json.loads(text)["layers"][0]["snr_db"]
+    stored.write_text(text.replace(f'"snr_db": {number!r}', '"snr_db": 1e999', 1))
+
+    for read in (read_report, lambda path: read_extract(path, METRICS)):
+        with pytest.raises(ReportError, match="finite number"):
+            read(stored)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("gone.json", "no such file"), (".", "is a folder"), ("a\0b", "null byte"), ("a" * 300, "long")],
+)
+def test_what_cannot_be_opened_is_told(tmp_path, name, message):
+    with pytest.raises(ReportError, match=message):
+        read_extract(tmp_path / name)
+
+
+@given(data=st.data())
+def test_a_report_that_was_cut_anywhere_is_refused(report, tmp_path_factory, data):
+    text = report.to_json()
+    path = tmp_path_factory.mktemp("cut") / "report.json"
+    path.write_text(text[: data.draw(st.integers(0, len(text.rstrip()) - 1))])
+
+    with pytest.raises(ReportError):
+        read_extract(path, METRICS)

@@ -1,0 +1,136 @@
+import pytest
+import torch
+from gguf_stored import LLAMA, Stored, write_gguf
+from making import dequantized, numbers, planned, store
+
+import quanterr
+from quanterr.errors import Status
+from quanterr.gates.judging import exit_status
+from quanterr.pairing import Bucket
+
+HEADS, KV_HEADS, DIM = 4, 2, 64  # as LLAMA says
+
+ORIGINAL = {
+    "model.embed_tokens.weight": numbers(32, DIM, seed=1),
+    "model.norm.weight": numbers(DIM, seed=2),
+    "lm_head.weight": numbers(32, DIM, seed=3),
+    "model.layers.0.input_layernorm.weight": numbers(DIM, seed=4),
+    "model.layers.0.self_attn.q_proj.weight": numbers(DIM, DIM, seed=5),
+    "model.layers.0.self_attn.q_proj.bias": numbers(DIM, seed=6),
+    "model.layers.0.self_attn.k_proj.weight": numbers(DIM // 2, DIM, seed=7),
+    "model.layers.0.self_attn.v_proj.weight": numbers(DIM // 2, DIM, seed=8),
+    "model.layers.0.mlp.down_proj.weight": numbers(DIM, 96, seed=9),
+}
+EXPERTS = {
+    f"model.layers.0.block_sparse_moe.experts.{e}.{w}.weight": numbers(96, DIM, seed=20 + 3 * e + n)
+    for e in range(3)
+    for n, w in enumerate(("w1", "w3"))
+}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.0.input_layernorm": "blk.0.attn_norm",
+    "model.layers.0.self_attn.q_proj": "blk.0.attn_q",
+    "model.layers.0.self_attn.k_proj": "blk.0.attn_k",
+    "model.layers.0.self_attn.v_proj": "blk.0.attn_v",
+    "model.layers.0.mlp.down_proj": "blk.0.ffn_down",
+}
+
+
+def paired(weight, heads):
+    """Rows as llama.cpp's converter puts them: LlamaModel.permute."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def converted(original, permuted=True, one_more=False):
+    """What the converter makes of an original, all F32."""
+    made = {}
+    for name, weight in original.items():
+        module, _, kind = name.rpartition(".")
+        weight = weight.float()
+        if "q_proj" in name and permuted:
+            weight = paired(weight, HEADS)
+        if "k_proj" in name and permuted:
+            weight = paired(weight, KV_HEADS)
+        if "norm" in name and one_more:
+            weight = weight + 1
+        if module in NAMES:
+            made[f"{NAMES[module]}.{kind}"] = weight
+    for w, word in (("w1", "gate"), ("w3", "up")):
+        experts = [weight.float() for name, weight in original.items() if name.endswith(f"{w}.weight")]
+        if experts:
+            made[f"blk.0.ffn_{word}_exps.weight"] = torch.stack(experts)
+    return made
+
+
+def written(path, tensors):
+    stored = [Stored(name, "F32", tuple(t.shape), t.contiguous().numpy().tobytes()) for name, t in tensors.items()]
+    return write_gguf(path, stored, LLAMA)
+
+
+def compare_both_ways(folder, original, tensors):
+    x = store(folder / "original.safetensors", original)
+    y = written(folder / "model.gguf", tensors)
+    return quanterr.compare(x, y, device="cpu"), quanterr.compare(y, x, device="cpu")
+
+
+def test_every_tensor_finds_its_like_in_both_directions(tmp_path):
+    for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL)):
+        assert [] == report.layers == report.other_changes == report.not_compared
+        assert len(ORIGINAL) == len(report.lossless)
+        assert Status.OK == exit_status(report)
+
+
+def test_rows_of_heads_are_told_from_the_values_where_the_architecture_is_wrong(tmp_path):
+    for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, permuted=False)):
+        # a bias alone says too little to overrule the architecture
+        assert [] == report.layers == report.not_compared
+
+
+def test_other_values_are_not_mended_by_any_order(tmp_path):
+    made = converted(ORIGINAL)
+    made["blk.0.attn_q.weight"] = numbers(DIM, DIM, seed=99).float()
+    report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
+
+    assert ["model.layers.0.self_attn.q_proj.weight"] == [layer.layer_name for layer in report.layers]
+    assert Status.INCONCLUSIVE == exit_status(report)
+
+
+def test_norms_that_are_one_more_are_compared_as_such(tmp_path):
+    for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, one_more=True)):
+        assert [] == report.layers == report.other_changes == report.not_compared
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["single", "stacked"])
+def test_experts_are_found_in_their_stacks(tmp_path, fused):
+    original = dict(EXPERTS)
+    if fused:
+        gate, up = (torch.stack([t for n, t in EXPERTS.items() if n.endswith(f"{w}.weight")]) for w in ("w1", "w3"))
+        original = {"model.layers.0.mlp.experts.gate_up_proj": torch.cat([gate, up], 1)}
+    made = converted(EXPERTS) | {"token_embd.weight": ORIGINAL["model.embed_tokens.weight"].float()}
+    original["model.embed_tokens.weight"] = ORIGINAL["model.embed_tokens.weight"]
+    x = store(tmp_path / "original.safetensors", original)
+    with planned(x, written(tmp_path / "model.gguf", made)) as plan:
+        assert original.keys() == {pair.name for pair in plan.pairs}
+        assert [] == plan.leftovers
+        for pair in plan.pairs:
+            assert torch.equal(original[pair.name].float().view(pair.quantized.matrix), dequantized(pair.quantized))
+
+
+def test_what_the_converter_works_out_is_no_weight(tmp_path):
+    made = converted(ORIGINAL) | {"rope_freqs.weight": torch.ones(8)}
+    report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
+
+    assert Status.OK == exit_status(report)
+    assert 1 == report.coverage.quantized[Bucket.CONSUMED].tensors
+
+
+def test_tensor_that_is_missing_is_told(tmp_path):
+    made = converted(ORIGINAL)
+    del made["blk.0.attn_v.weight"]
+    report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
+
+    assert ["model.layers.0.self_attn.v_proj.weight"] == [left.layer_name for left in report.not_compared]
+    assert Status.INCONCLUSIVE == exit_status(report)
