@@ -13,8 +13,12 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
 from quanterr.formats import (
     asym_w4a8,
+    awq,
     awq_w4a16,
     convrot_w4a4,
+    ct_int,
+    ct_pack,
+    ct_sparse,
     ctq_4bit,
     dense,
     fp8_cast,
@@ -24,13 +28,17 @@ from quanterr.formats import (
     gguf_iq,
     gguf_k,
     gguf_low,
+    gptq,
     int8_convrot,
     int8_scaled,
+    marlin,
+    modelopt_int4,
     mxfp8,
     nunchaku,
     nunchaku_awq,
     nunchaku_bias,
     nvfp4,
+    quark_int4,
     svdquant,
     verbatim,
 )
@@ -68,6 +76,14 @@ FORMATS: tuple[Format, ...] = (
     *convrot_w4a4.FORMATS,
     *nvfp4.FORMATS,
     *ctq_4bit.FORMATS,
+    *gptq.FORMATS,
+    *awq.FORMATS,
+    *marlin.FORMATS,
+    *ct_pack.FORMATS,
+    *ct_int.FORMATS,
+    *ct_sparse.FORMATS,
+    *modelopt_int4.FORMATS,
+    *quark_int4.FORMATS,
     *fp8_cast.FORMATS,
     *gguf_basic.FORMATS,
     *gguf_k.FORMATS,
@@ -134,6 +150,8 @@ def _named_by(template: str, stored: str) -> str | None:
     if not ending or not stored.endswith(ending):
         return None
     stem = stored.removesuffix(ending)
+    if kind == "{module" and stem.endswith(WEIGHT_SUFFIX):
+        return None
     return stem + WEIGHT_SUFFIX if kind == "{module" else stem
 
 

@@ -9,6 +9,7 @@ here, with values worked out by numpy and ml_dtypes alone; its origin says "hand
 quanterr.
 
     <format>/<case>.safetensors             what is stored: codes, scales, labels
+    <format>/<case>/                        the same with its config.json, where that says what tensors do not
     <format>/<case>.expected.safetensors    the values of its weights, float32 (what is no number: as it is);
                                             __metadata__["origin"] tells producer, version and how
 """
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import diffusion
 import ml_dtypes
 import numpy as np
+import packed_integers
 import safetensors
 import torch
 from safetensors.torch import load, save_file
@@ -168,6 +170,8 @@ class Fixture:
                 self.tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
                 self.header |= opened.metadata() or {}
         self.values = load(lzma.decompress((folder / self.case["dequantized"]).read_bytes()))
+        config = stored / "config.json"
+        self.config = json.loads(config.read_text()) if config.exists() else {}
 
     @property
     def prefix(self) -> str:
@@ -244,10 +248,21 @@ def cut_from(fixture: Fixture, case: Case) -> tuple[Tensors, Tensors, dict[str, 
     return stored, values, header
 
 
-def save(case: str, stored: Tensors, values: Tensors, header: dict[str, str], origin: dict[str, Any]) -> None:
+def save(
+    case: str,
+    stored: Tensors,
+    values: Tensors,
+    header: dict[str, str],
+    origin: dict[str, Any],
+    config: dict[str, Any] | None = None,
+) -> None:
     path = HERE / f"{case}.safetensors"
-    path.parent.mkdir(exist_ok=True)
     expected = path.with_suffix(".expected.safetensors")
+    if config:
+        path = HERE / case / "model.safetensors"
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if config:
+        (path.parent / "config.json").write_text(json.dumps({"quantization_config": config}) + "\n")
     save_file(dict(sorted(stored.items())), path, header or None)
     save_file(dict(sorted(values.items())), expected, {"origin": json.dumps(origin)})  # one key has one order
     for file in (path, expected):
@@ -509,6 +524,8 @@ def main() -> None:
         save(
             made.case, stored, values, {}, HAND | {"how": made.how} | {key: said for key, said in more.items() if said}
         )
+    for made in packed_integers.every(lambda name: Fixture(fixtures / name)):
+        save(made.case, made.stored, made.values, {}, made.origin, made.config)
     save("fp8_cast/handmade_codes", *casts(), {}, HAND | {"how": "every code once, widened by ml_dtypes"})
     producer = {"producer": f"torch {torch.__version__}"}
     how = "torch.Tensor.to(torch.float32); float64 as it is"
