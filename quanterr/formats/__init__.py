@@ -12,6 +12,7 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
 from quanterr.formats import (
+    ct_nvfp4,
     dense,
     fp8_cast,
     fp8_scaled,
@@ -22,8 +23,10 @@ from quanterr.formats import (
     gguf_low,
     int8_convrot,
     int8_scaled,
+    mx,
     mxfp8,
     nvfp4,
+    nvfp4_experts,
     verbatim,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
@@ -46,10 +49,13 @@ NO_HINTS = Hints()
 
 FORMATS: tuple[Format, ...] = (
     *dense.FORMATS,
+    *ct_nvfp4.FORMATS,
+    *mx.FORMATS,
     *mxfp8.FORMATS,
     *fp8_scaled.FORMATS,
     *int8_convrot.FORMATS,
     *int8_scaled.FORMATS,
+    *nvfp4_experts.FORMATS,
     *nvfp4.FORMATS,
     *fp8_cast.FORMATS,
     *gguf_basic.FORMATS,
@@ -159,7 +165,7 @@ def recognize(
     Raises:
         Misfit: no format fits; says what was found, what the nearest one lacks or has over.
     """
-    nearest, reason = (0, 0), ""
+    nearest, reason = (0, 0, False), ""
     gathered: dict[int, _Gathered] = {}
     siblings = list(siblings)
     for format in _formats_of(_template(name, codes.name), codes.dtype):
@@ -173,7 +179,7 @@ def recognize(
                 _refuse_unused(weight, siblings)
                 return weight
         except Misfit as misfit:
-            near = len(found.parts), found.named
+            near = len(found.parts), found.named, not found.problem
             if near >= nearest:  # of equals the last: it needs the least
                 nearest, reason = near, str(misfit)
     if reason:
