@@ -12,6 +12,7 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
 from quanterr.formats import (
+    bnb,
     ct_nvfp4,
     dense,
     fp8_cast,
@@ -49,6 +50,7 @@ NO_HINTS = Hints()
 
 FORMATS: tuple[Format, ...] = (
     *dense.FORMATS,
+    *bnb.FORMATS,
     *ct_nvfp4.FORMATS,
     *mx.FORMATS,
     *mxfp8.FORMATS,
