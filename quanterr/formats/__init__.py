@@ -22,6 +22,7 @@ from quanterr.formats import (
     gguf_iq,
     gguf_k,
     gguf_low,
+    hqq,
     int8_convrot,
     int8_scaled,
     mlx,
@@ -29,6 +30,7 @@ from quanterr.formats import (
     mxfp8,
     nvfp4,
     nvfp4_experts,
+    quanto,
     verbatim,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
@@ -53,8 +55,10 @@ FORMATS: tuple[Format, ...] = (
     *dense.FORMATS,
     *bnb.FORMATS,
     *ct_nvfp4.FORMATS,
+    *hqq.FORMATS,
     *mlx.FORMATS,
     *mx.FORMATS,
+    *quanto.FORMATS,
     *mxfp8.FORMATS,
     *fp8_scaled.FORMATS,
     *int8_convrot.FORMATS,
