@@ -31,6 +31,7 @@ from quanterr.formats import (
     nvfp4,
     nvfp4_experts,
     quanto,
+    torchao,
     verbatim,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
@@ -59,6 +60,7 @@ FORMATS: tuple[Format, ...] = (
     *mlx.FORMATS,
     *mx.FORMATS,
     *quanto.FORMATS,
+    *torchao.FORMATS,
     *mxfp8.FORMATS,
     *fp8_scaled.FORMATS,
     *int8_convrot.FORMATS,
