@@ -9,7 +9,7 @@ from making import chunk_of, dequantized, numbers, planned, same_bits, store
 
 import quanterr
 from quanterr.chunks import Chunk
-from quanterr.formats import bits, streams
+from quanterr.formats import bits, bnb, streams
 from quanterr.inspecting import inspect
 from quanterr.pairing import Bucket
 from quanterr.tensors import Workspace
@@ -183,6 +183,14 @@ def nf4(**changed):
     return parts
 
 
+@pytest.mark.parametrize(("kind", "doubted"), [("nf4", False), ("fp4", True)])
+def test_a_table_of_bitsandbytes_that_runtimes_do_not_have_is_doubted(tmp_path, kind, doubted):
+    parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb.TABLES[kind])}
+    weight = weight_of(tmp_path, (6, 40), parts)
+
+    assert ["is not that of nf4" in doubt for doubt in weight.doubts] == [True] * doubted
+
+
 def torchao(kind, **data):
     return {"a.weight": json.dumps({"_type": kind, "_data": data}), "tensor_names": '["a.weight"]'}
 
@@ -242,6 +250,16 @@ REFUSED = {
         NVFP4 | {"a.weight_scale": torch.ones(4, 8).to(F8), "a.weight_global_scale": torch.ones(1)},
         None,
         "its scale a.weight_scale (F8_E4M3 [4, 8]) does not fit a.weight_packed (U8 [4, 32])",
+    ),
+    "nvfp4 without a global scale": (
+        NVFP4,
+        None,
+        "its global_scale is missing: U8 codes, but none of a.weight_global_scale is stored",
+    ),
+    "nvfp4 with scales of an unknown kind": (
+        NVFP4 | {"a.weight_scale": random_bytes(4, 4), "a.weight_global_scale": torch.ones(1)},
+        None,
+        "its scale a.weight_scale (U8 [4, 4]) should be one of F8_E4M3",
     ),
     "nvfp4 with several global scales": (
         NVFP4 | {"a.weight_global_scale": torch.ones(4)},

@@ -22,7 +22,8 @@
     weight[r, c] = float32(code[r, c]) * SCB[r]                                       rounded
                    * 0.007874015718698502                                             rounded
 
-The elements of 4-bit weights are numbered row by row, and blocks run across the ends of rows.
+The table of a kind is always the same, and runtimes have it built in: another one is told as a doubt. The
+elements of 4-bit weights are numbered row by row, and blocks run across the ends of rows.
 
 Reference: bitsandbytes-foundation/bitsandbytes bitsandbytes/functional.py QuantState,
 backends/default/ops.py, nn/modules.py Linear8bitLt.
@@ -48,6 +49,28 @@ from quanterr.tensors import Workspace
 MAX_STATE = 1 << 16  # bytes of the JSON
 INT8_UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
 F32 = frozenset({"F32"})
+
+# bitsandbytes/functional.py get_4bit_type; of FP4 without the codes from 8 on, which are the same negated
+NF4 = (
+    -1.0,
+    -0.6961928,
+    -0.52507305,
+    -0.39491749,
+    -0.28444138,
+    -0.18477343,
+    -0.091050036,
+    0.0,
+    0.0795803,
+    0.1609302,
+    0.2461123,
+    0.33791524,
+    0.44070983,
+    0.562617,
+    0.72295684,
+    1.0,
+)
+FP4 = (0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
+TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
 def _needs(kind: str) -> dict[str, Part]:
@@ -97,6 +120,9 @@ def fit(kind: str, parts: Parts) -> Weight:
         _check(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "values")
         above = -(-blocks // state.nested_block)
         _check(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one for each {state.nested_block}")
+    table = torch.frombuffer(bytearray(parts["quant_map"].read()), dtype=torch.float32)
+    usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
+    doubt = f"its table {parts['quant_map']} is not that of {kind}, which runtimes take whatever is stored"
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
     return Weight(
         parts.name,
@@ -107,6 +133,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         code_bits=4,
         block_size=(1, state.block),
         evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
+        doubts=() if usual else (doubt,),
     )
 
 
