@@ -375,6 +375,16 @@ REFUSED = {
         None,
         "a.scale (F32 [4, 1]) should have one number for each of 8 groups",
     ),
+    "hqq of more bits than it packs": (
+        hqq(nbits=torch.tensor(float("nan"))),
+        None,
+        "a.nbits (F32 []) says nan bits, but its packing is 4bit_u8",
+    ),
+    "hqq along an axis that is none": (
+        hqq(axis=torch.tensor(7, dtype=torch.int32)),
+        None,
+        "groups of 32 along axis 7 do not divide",
+    ),
     "hqq with groups that do not divide": (
         hqq(group_size=torch.tensor(30, dtype=torch.int32)),
         None,

@@ -47,6 +47,7 @@ from quanterr.formats.flat import Blocks
 from quanterr.tensors import Workspace
 
 MAX_STATE = 1 << 16  # bytes of the JSON
+MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
 INT8_UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
 F32 = frozenset({"F32"})
 
@@ -155,7 +156,13 @@ def _state(entry: Entry, nested: bool) -> State:
         raise Misfit(f"its quant_state {entry} tells no shape")
     offset = said.get("nested_offset", 0.0)
     block, nested_block = said.get("blocksize"), said.get("nested_blocksize") if nested else 1
-    if not _whole(block) or block % 2 or not _whole(nested_block) or not isinstance(offset, int | float):
+    if (
+        not _whole(block)
+        or block % 2
+        or block > MAX_BLOCK
+        or not _whole(nested_block)
+        or not isinstance(offset, int | float)
+    ):
         raise Misfit(f"its quant_state {entry} tells no usable blocksize or nested_offset: {said}")
     return State(tuple(shape), block, nested_block, float(offset))
 

@@ -37,7 +37,7 @@ from quanterr.tensors import Workspace
 from quanterr.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
-NUMBERS = frozenset({"I32", "I64", "F32"})
+NUMBERS = frozenset({"I32", "I64"})
 BYTES = frozenset({"U8"})
 MAX_TEXT = 64  # bytes
 
@@ -69,7 +69,7 @@ NEEDS = {
     "packing": Part(("{module}.packing",), BYTES),
     "axis": Part(("{module}.axis",), NUMBERS, optional=True),
     "group_size": Part(("{module}.group_size",), NUMBERS, optional=True),
-    "nbits": Part(("{module}.nbits",), NUMBERS, optional=True),
+    "nbits": Part(("{module}.nbits",), NUMBERS | {"F32"}, optional=True),
     **{name: Part((f"{{module}}.{name}",), BYTES, optional=True) for name in (*FLAGS, *TEXTS)},
 }
 NUMPY = {"I32": torch.int32, "I64": torch.int64, "F32": torch.float32, "U8": torch.uint8}
@@ -108,8 +108,10 @@ def fit(parts: Parts) -> Weight:
     rows = prod(shape) // groups.number if groups.axis == 0 else groups.number  # of the codes' matrix
     if planes.codes != -(-rows // len(shifts)) * len(shifts) * (prod(shape) // rows):
         raise Misfit(f"{parts.codes} holds {planes.codes} codes of {code_bits} bits, not those of {list(shape)}")
-    nbits = parts.get("nbits")
-    said = min(ceil(_numbers(nbits)[0]), code_bits) if nbits else code_bits  # 1.58 bits are stored as 2
+    nbits = _numbers(parts["nbits"])[0] if parts.get("nbits") else code_bits
+    if not 1 <= nbits <= code_bits:
+        raise Misfit(f"{parts['nbits']} says {nbits} bits, but its packing is {packing}")
+    said = ceil(nbits)  # 1.58 bits are stored as 2
     return Weight(
         parts.name,
         "hqq",
@@ -125,7 +127,7 @@ def fit(parts: Parts) -> Weight:
 
 def _groups(parts: Parts, shape: tuple[int, ...]) -> Groups:
     axis = int(_numbers(parts["axis"])[0]) if parts.get("axis") else 1
-    size = int(_numbers(parts["group_size"])[0]) if parts.get("group_size") else shape[axis]
+    size = int(_numbers(parts["group_size"])[0]) if parts.get("group_size") else shape[min(max(axis, 0), 1)]
     if axis not in (0, 1) or size < 1 or prod(shape) % size:
         raise Misfit(f"groups of {size} along axis {axis} do not divide a weight of shape {list(shape)}")
     number = prod(shape) // size
