@@ -13,6 +13,7 @@ import torch
 from quanterr.assembling import Assembly
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.folding import unfold
+from quanterr.importance import architecture_of, attach, read_importance
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
 from quanterr.readings import settle
@@ -30,6 +31,7 @@ def compare(
     layers: Iterable[str] = (),
     device: str = "auto",
     outlier_threshold: float = OUTLIER,
+    importance: str | os.PathLike[str] | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -42,6 +44,7 @@ def compare(
         layers: patterns as for ``--layers-to-compare`` (see quanterr/selection.py); without any, all.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         outlier_threshold: an element with a larger ``|e|`` is an outlier.
+        importance: an importance matrix of llama.cpp's: gives weighted_nmse and weighted_snr_db.
         watch: called ten times a second with the progress.
         stop: when it gets set, the run ends after the current chunks and the report is incomplete.
         command: what the user called, for ``report.run``.
@@ -59,7 +62,11 @@ def compare(
         selection = Selection(layers)
         plan = pair(before, after, selection)
         settle(plan.pairs)
-        assembly = Assembly(plan, unfold(plan.pairs))
+        folded = unfold(plan.pairs)
+        covered = None
+        if importance is not None:
+            covered = attach(plan.pairs, read_importance(importance), architecture_of(before, after))
+        assembly = Assembly(plan, folded, covered)
         run = Run(plan.pairs, pick_device(device), assembly.add, outlier_threshold, stop or threading.Event())
         complete = run.run(watch or (lambda progress: None))
         before.check_unchanged()
@@ -74,7 +81,9 @@ def compare(
             read_bytes=run.progress.done_bytes,
             command=list(command),
         )
-        settings = Settings(outlier_threshold=outlier_threshold)
+        settings = Settings(
+            outlier_threshold=outlier_threshold, importance=None if importance is None else os.fspath(importance)
+        )
         return assembly.report(before, after, selection.patterns, settings, complete, info)
 
 

@@ -15,6 +15,8 @@ from quanterr.metrics.sums import Sums, exact
 from quanterr.pairing import Pair
 from quanterr.tensors import Workspace
 
+MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
+
 
 class Scales(NamedTuple):
     """Statistics of a weight's scales; sums in units of 2^-1074."""
@@ -67,6 +69,14 @@ class Finished(NamedTuple):
     worst: Element | None
 
 
+class _Kept(NamedTuple):
+    """Values of a small pair, (r, c) each, that the kernel cannot overwrite."""
+
+    pair: Pair
+    x: torch.Tensor
+    y: torch.Tensor
+
+
 class Worker:
     """One thread's buffers, and what it does with them."""
 
@@ -74,6 +84,7 @@ class Worker:
         """Start without any buffer; ``size`` is that of the chunks."""
         self.device, self.size, self.outlier = device, size, outlier
         self._original, self._quantized, self._kernel = (Workspace(device) for _ in range(3))
+        self._kept: _Kept | None = None
 
     def stream(self) -> AbstractContextManager[object]:
         """Its own CUDA stream as a context; on the CPU nothing."""
@@ -95,16 +106,19 @@ class Worker:
             y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized)
             if at_end is not None:
                 saturated.append(at_end)
+            if len(chunks) == 1 and chunk.n <= MOST_KEPT:
+                buffers = (self._kernel.buffer(key, chunk.shape, v.dtype) for key, v in (("kept_x", x), ("kept_y", y)))
+                self._kept = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
             return x, y, zeros
 
         if not chunks:
             return Sums()
         cols, sums = pair.original.matrix[1], None
         if not pair.original.wide and not pair.quantized.wide:
-            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier)
+            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier, pair.importance)
         if sums is None:
             saturated.clear()
-            sums = exact_sums(load, chunks, cols, self.outlier)
+            sums = exact_sums(load, chunks, cols, self.outlier, pair.importance)
         if saturated:
             sums.saturated = int(torch.stack(saturated).sum())
         return sums
@@ -114,13 +128,16 @@ class Worker:
         return Finished(number, sums, self._scales(pair.quantized), self._worst(pair, sums))
 
     def _worst(self, pair: Pair, sums: Sums) -> Element | None:
-        """Reads the row with the largest |e| again: to remember its place in the loop would cost more."""
+        """From the row with the largest |e|, read again if need be: its place costs more to remember."""
         if sums.worst is None:
             return None
         _, row, col = sums.worst
-        chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
-        x = pair.original.dequantize(chunk, self._original).weight[0].double()
-        y = pair.quantized.dequantize(chunk, self._quantized).weight[0].double()
+        if self._kept is not None and self._kept.pair is pair:
+            x, y = self._kept.x[row].double(), self._kept.y[row].double()
+        else:
+            chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
+            x = pair.original.dequantize(chunk, self._original).weight[0].double()
+            y = pair.quantized.dequantize(chunk, self._quantized).weight[0].double()
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return Element(row, col + at, float(x[at]), float(y[at]))
 

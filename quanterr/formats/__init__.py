@@ -12,8 +12,12 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
 from quanterr.formats import (
+    asym_w4a8,
+    awq_w4a16,
     bnb,
+    convrot_w4a4,
     ct_nvfp4,
+    ctq_4bit,
     dense,
     fp8_cast,
     fp8_scaled,
@@ -28,13 +32,18 @@ from quanterr.formats import (
     mlx,
     mx,
     mxfp8,
+    nunchaku,
+    nunchaku_awq,
+    nunchaku_bias,
     nvfp4,
     nvfp4_experts,
     quanto,
+    svdquant,
     torchao,
     verbatim,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
+from quanterr.formats.comfy import refuse_by_name
 from quanterr.text import listed
 
 __all__ = [
@@ -53,6 +62,7 @@ __all__ = [
 NO_HINTS = Hints()
 
 FORMATS: tuple[Format, ...] = (
+    *nunchaku_bias.FORMATS,
     *dense.FORMATS,
     *bnb.FORMATS,
     *ct_nvfp4.FORMATS,
@@ -61,12 +71,19 @@ FORMATS: tuple[Format, ...] = (
     *mx.FORMATS,
     *quanto.FORMATS,
     *torchao.FORMATS,
+    *nunchaku.FORMATS,
+    *nunchaku_awq.FORMATS,
     *mxfp8.FORMATS,
     *fp8_scaled.FORMATS,
+    *svdquant.FORMATS,
+    *asym_w4a8.FORMATS,
+    *awq_w4a16.FORMATS,
     *int8_convrot.FORMATS,
     *int8_scaled.FORMATS,
     *nvfp4_experts.FORMATS,
+    *convrot_w4a4.FORMATS,
     *nvfp4.FORMATS,
+    *ctq_4bit.FORMATS,
     *fp8_cast.FORMATS,
     *gguf_basic.FORMATS,
     *gguf_k.FORMATS,
@@ -175,6 +192,7 @@ def recognize(
     Raises:
         Misfit: no format fits; says what was found, what the nearest one lacks or has over.
     """
+    refuse_by_name(codes, hints)
     nearest, reason = (0, 0, False), ""
     gathered: dict[int, _Gathered] = {}
     siblings = list(siblings)
@@ -184,7 +202,7 @@ def recognize(
         try:
             if found.problem:
                 raise Misfit(found.problem)
-            weight = format.fit(Parts(name, found.parts, hints))
+            weight = format.fit(Parts(name, found.parts, hints, entries))
             if weight is not None:
                 _refuse_unused(weight, siblings)
                 return weight

@@ -98,24 +98,34 @@ def e2m1_pairs(high_first: bool, device: torch.device) -> Tensor:
     return nibble_pairs(E2M1, high_first).to(device)
 
 
-def unpack(codes: Tensor, table: Tensor, workspace: Workspace) -> Tensor:
-    """The codes of each byte, (r, w) of uint8 or int8, looked up in (256, v): (r, v·w) float32."""
+@cache
+def int4_pairs(device: torch.device) -> Tensor:
+    """What each byte of two signed 4-bit codes stands for, the first in the low nibble: (256, 2) float32."""
+    return nibble_pairs(INT4, high_first=False).to(device)
+
+
+def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
+    """Several codes a byte, (r, w) of uint8 or int8, looked up in a table of (256, v): (r, v · w) float32.
+
+    ``table`` is that of :func:`nibble_pairs`, or of other numbers of codes a byte; ``key`` names the buffer of
+    the result.
+    """
     indices = workspace.buffer("indices", tuple(codes.shape), torch.int32).copy_(codes.view(torch.uint8))
-    return look_up(indices, table, workspace)
+    return look_up(indices, table, workspace, key)
 
 
 WHOLE_ROWS = {1: torch.float32, 2: torch.int64, 4: torch.complex128}  # by numbers in a row: a dtype as wide
 
 
-def look_up(indices: Tensor, table: Tensor, workspace: Workspace) -> Tensor:
-    """Rows of a table, (n, v) float32, by their number, (r, w) int32, one after the other: (r, v·w).
+def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
+    """Rows of a table, (n, v) float32, by their number, (r, w) int32, one after the other: (r, v · w).
 
     A row is moved as one element of a dtype as wide: torch moves rows of several six times as slowly.
     """
     n, (_, v) = indices.numel(), table.shape
-    values = workspace.buffer("values", (n, v), torch.float32)
+    values = workspace.buffer(key, (n, v), torch.float32)
     if v in WHOLE_ROWS:
-        whole = workspace.buffer("values", (n,), WHOLE_ROWS[v])
+        whole = workspace.buffer(key, (n,), WHOLE_ROWS[v])
         torch.index_select(table.view(WHOLE_ROWS[v]).view(-1), 0, indices.view(-1), out=whole)
     else:
         torch.index_select(table, 0, indices.view(-1), out=values)

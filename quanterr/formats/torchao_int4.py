@@ -27,7 +27,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits, streams
+from quanterr.formats import bits
 from quanterr.formats.base import Parts, Values, Weight
 from quanterr.formats.padded import Padded, unpadded
 from quanterr.formats.planes import pieces
@@ -52,7 +52,7 @@ class Plain:
     def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
         first = (chunk.row * self.padded.stored_cols + chunk.col) // 2
         stored = workspace.read_bytes("codes", self.parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-        values = streams.unpack(stored, streams.unit_table(bits.INT4, workspace.device), workspace)
+        values = bits.unpack(stored, bits.int4_pairs(workspace.device), workspace)
         groups = values.view(chunk.shape[0], -1, self.padded.step)
         groups.mul_(self._of_rows("scale", chunk, workspace)).add_(self._of_rows("zero_point", chunk, workspace))
         return Values(pre_scaled(values, self.pre_scale, chunk, workspace))
