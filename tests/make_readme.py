@@ -99,9 +99,9 @@ def formats() -> str:
     rows = ["| format | what it is | codes | scale | usual SNR |", "|---|---|---|---|---|"]
     for row in FORMATS:
         parts = list(row.needs.values())
-        names = ", ".join(
-            f"`{name.format(weight='X.weight', module='X')}`" for part in parts[1:] for name in part.names
-        )
+        names = [name.format(weight="X.weight", module="X") for part in parts[1:] for name in part.names]
+        shown = [f"`{name}`" for name in names if "weight_weight" not in name]  # X_weight_scale of stacked experts
+        names = ", ".join([*shown[:6], "…"] if len(shown) > 6 else shown)
         usual = f"{row.usual_db[0]}–{row.usual_db[1]} dB" if row.usual_db else ""
         codes = ", ".join(sorted(parts[0].dtypes))
         rows.append(f"| `{row.name}` | {row.summary} | {codes} | {names} | {usual} |")
