@@ -4,7 +4,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
@@ -19,6 +19,7 @@ from quanterr.readings import settle
 from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.running import Progress, Run, pick_device
 from quanterr.selection import Selection
+from quanterr.tasks import together
 
 Path = str | os.PathLike[str]
 
@@ -53,17 +54,51 @@ def compare(
         CheckpointError: an input that is missing, damaged, or changes while it is read.
         ResourceError: no such device, or no memory.
     """
+    return compare_each(
+        original,
+        [quantized],
+        layers=layers,
+        device=device,
+        outlier_threshold=outlier_threshold,
+        watch=watch,
+        stop=stop,
+        command=command,
+    )[0]
+
+
+def compare_each(
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint],
+    *,
+    layers: Iterable[str] = (),
+    device: str = "auto",
+    outlier_threshold: float = OUTLIER,
+    watch: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    command: Iterable[str] = (),
+) -> list[Report]:
+    """The reports that :func:`compare` would make of each candidate, from one pass over the original.
+
+    Arguments and errors are those of :func:`compare`; ``report.run`` is of the whole pass.
+    """
     started, clock = datetime.now(UTC), time.monotonic()
     with ExitStack() as stack:
-        before, after = _opened(original, stack), _opened(quantized, stack)
+        before, *after = (_opened(side, stack) for side in (original, *candidates))
         selection = Selection(layers)
-        plan = pair(before, after, selection)
-        settle(plan.pairs)
-        assembly = Assembly(plan, unfold(plan.pairs))
-        run = Run(plan.pairs, pick_device(device), assembly.add, outlier_threshold, stop or threading.Event())
+        plans = [pair(before, quantized, selection) for quantized in after]
+        for plan in plans:
+            settle(plan.pairs)
+        assemblies = [Assembly(plan, unfold(plan.pairs)) for plan in plans]
+        run = Run(
+            together([plan.pairs for plan in plans]),
+            pick_device(device),
+            lambda candidate, done: assemblies[candidate].add(done),
+            outlier_threshold,
+            stop or threading.Event(),
+        )
         complete = run.run(watch or (lambda progress: None))
-        before.check_unchanged()
-        after.check_unchanged()
+        for checkpoint in (before, *after):
+            checkpoint.check_unchanged()
         info = RunInfo(
             started=started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - clock,
@@ -75,7 +110,10 @@ def compare(
             command=list(command),
         )
         settings = Settings(outlier_threshold=outlier_threshold)
-        return assembly.report(before, after, selection.patterns, settings, complete, info)
+        return [
+            assembly.report(before, quantized, selection.patterns, settings, complete, info)
+            for assembly, quantized in zip(assemblies, after, strict=True)
+        ]
 
 
 def _opened(side: Path | Checkpoint, stack: ExitStack) -> Checkpoint:

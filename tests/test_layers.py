@@ -41,6 +41,7 @@ LAYERS = [
     "pairing",
     "readings",
     "folding",
+    "tasks",
     "kernel",
     "worker",
     "running",
