@@ -1,9 +1,7 @@
 """The command line: arguments in, exit status out. What is slow to import is imported in the command."""
 
 import os
-import signal
 import sys
-import threading
 import traceback
 from enum import StrEnum
 from math import isfinite
@@ -11,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr import __version__, diff_command, gate_command
-from quanterr.errors import QuanterrError, ResourceError, Status, UsageError
+from quanterr import __version__, diff_command, gate_command, rank_command
+from quanterr.commands import Color, Interrupt, printing, watching
+from quanterr.errors import QuanterrError, Status, UsageError
 from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
 from quanterr.metrics import OUTLIER
 from quanterr.text import unicode
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from quanterr.report.files import Target
     from quanterr.report.model import Report
 
@@ -53,14 +50,6 @@ class SortBy(StrEnum):
     MAE = "mae"
     RELATIVE = "relative"
     MAX = "max"
-
-
-class Color(StrEnum):
-    """When to use colours."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 def _version(wanted: bool) -> None:
@@ -191,13 +180,11 @@ def _compared(
     device: str,
     threshold: float,
     quiet: bool,
-    interrupt: "Interrupt",
+    interrupt: Interrupt,
 ) -> "Report":
     from quanterr.comparison import compare as run
-    from quanterr.progress import Bar, Heartbeat
 
-    watch = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
-    try:
+    with watching(quiet) as watch:
         return run(
             *sides,
             layers=layers,
@@ -207,9 +194,6 @@ def _compared(
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],
         )
-    finally:
-        if watch is not None:
-            watch.close()
 
 
 def _print(
@@ -219,7 +203,7 @@ def _print(
     from quanterr.report.as_table import brief, console, show
     from quanterr.report.files import write
 
-    try:
+    with printing():
         if quiet:
             print(brief(report), file=sys.stderr)
         else:
@@ -229,20 +213,9 @@ def _print(
             stream.flush()
         for target in to:
             write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
-    except BrokenPipeError as error:
-        _abandon_stdout()
-        raise typer.Exit(Status.BROKEN_PIPE) from error
-    except OSError as error:
-        _abandon_stdout()
-        raise ResourceError(f"standard output: {error.strerror}") from error
 
 
-def _abandon_stdout() -> None:
-    """Nothing more can be written there, nor flushed at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _status(report: "Report", allow_partial: bool, interrupt: "Interrupt") -> Status:
+def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
     from quanterr.gates.judging import exit_status
 
     if interrupt.signal is not None and not report.complete:
@@ -250,28 +223,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: "Interrupt") -> St
     return exit_status(report, allow_partial)
 
 
-class Interrupt:
-    """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program."""
-
-    def __init__(self) -> None:
-        """Nothing has happened yet."""
-        self.stop = threading.Event()
-        self.signal: int | None = None
-
-    def __enter__(self) -> "Interrupt":
-        self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _caught(self, number: int, _: "FrameType | None") -> None:
-        if self.stop.is_set():
-            os._exit(128 + number)
-        self.signal = number
-        self.stop.set()
-        os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+app.command(help=rank_command.HELP)(rank_command.rank)
 
 
 @app.command()

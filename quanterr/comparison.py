@@ -15,8 +15,10 @@ from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.folding import unfold
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
+from quanterr.ranking import names_of, ranked
 from quanterr.readings import settle
 from quanterr.report.model import Report, RunInfo, Settings
+from quanterr.report.ranking import Ranking
 from quanterr.running import Progress, Run, pick_device
 from quanterr.selection import Selection
 from quanterr.tasks import together
@@ -114,6 +116,30 @@ def compare_each(
             assembly.report(before, quantized, selection.patterns, settings, complete, info)
             for assembly, quantized in zip(assemblies, after, strict=True)
         ]
+
+
+def rank(
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint],
+    *,
+    layers: Iterable[str] = (),
+    device: str = "auto",
+    watch: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    command: Iterable[str] = (),
+) -> Ranking:
+    """Which of several quantized checkpoints is best for its size, and which layers could come from another?
+
+    Arguments are those of :func:`compare`; the original is read once. A candidate whose report would be
+    inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
+
+    Raises:
+        UsageError: fewer than two candidates, one that is given twice, or as :func:`compare`.
+        CheckpointError, ResourceError: as :func:`compare`.
+    """
+    names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
+    reports = compare_each(original, candidates, layers=layers, device=device, watch=watch, stop=stop, command=command)
+    return ranked(names, reports)
 
 
 def _opened(side: Path | Checkpoint, stack: ExitStack) -> Checkpoint:

@@ -84,6 +84,14 @@ class TestPass:
         assert weights[0][0] == pieces[0][0]
         assert all(offset + n == pieces[k + 1][0] for k, (offset, n) in enumerate(pieces[:-1]))
 
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+    def test_each_report_has_the_digits_of_a_comparison_on_cuda_too(self, files):
+        x, candidates = files
+        together = [without_run(report) for report in compare_each(x, candidates, device="cuda")]
+
+        assert together == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
+
     def test_of_an_incomplete_candidate_the_others_know_nothing(self, files, tmp_path):
         x, candidates = files
         less = stored_by(quantized_fp8, {name: t for name, t in original().items() if name != "small"})

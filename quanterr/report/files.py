@@ -70,7 +70,8 @@ def _lies_in(path: Path, given: str) -> bool:
 
 def _is_report(path: Path) -> bool:
     with path.open("rb") as file:
-        return SCHEMA in file.read(64).decode("ascii", "replace")
+        start = file.read(64).decode("ascii", "replace")
+    return any(schema in start for schema in (SCHEMA, "quanterr.ranking"))
 
 
 def _special(path: Path) -> bool:
