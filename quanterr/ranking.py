@@ -34,7 +34,7 @@ class Stored(NamedTuple):
     is_layer: bool  # a weight; else a norm, a bias or another 1-D tensor that differs
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Ranked:
     """A candidate that can be relied on."""
 
@@ -61,20 +61,20 @@ def names_of(paths: Sequence[str]) -> list[str]:
     names = []
     for own in parts:
         length = next(n for n in range(1, len(own) + 1) if sum(other[-n:] == own[-n:] for other in parts) == 1)
-        names.append(unicode(os.sep.join(own[-length:])))
+        names.append(unicode(str(PurePath(*own[-length:]))))
     shared = next((suffix for suffix in SUFFIXES if all(name.endswith(suffix) for name in names)), "")
     return [name.removesuffix(shared) for name in names]
 
 
 def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
     """The ranking of candidates by their reports, which are of one original and one selection."""
-    excluded = [_why_not(report) for report in reports]
+    excluded = {name: why for name, report in zip(names, reports, strict=True) if (why := _why_not(report))}
     chosen = [
         _Ranked(name, report, _tensors(report), _bound(report))
-        for name, report, why in zip(names, reports, excluded, strict=True)
-        if why is None
+        for name, report in zip(names, reports, strict=True)
+        if name not in excluded
     ]
-    common = [name for name in (chosen[0].tensors if chosen else ()) if all(name in c.tensors for c in chosen)]
+    common = _common(chosen)
     layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
     for candidate in chosen:
         candidate.nbytes = sum(candidate.tensors[name].nbytes for name in common)
@@ -83,25 +83,16 @@ def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
     signal = sum(_signal(chosen, name) for name in layers)
     elements = sum(chosen[0].tensors[name].elements for name in common) if chosen else 0
     in_layers = [_layer(chosen, name) for name in layers]
-    best = [layer.best for layer in in_layers]
+    rows = [_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen]
+    rows += [_candidate(n, r, excluded[n]) for n, r in zip(names, reports, strict=True) if n in excluded]
     front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
-    rows = []
-    for rank, c in enumerate(chosen, 1):
-        row = _candidate(c.name, c.report, None)
-        row.rank, row.behind = rank, _behind(c, chosen)
-        row.on_front = row.behind is None
-        row.bytes, row.squared_error, row.snr_db = c.nbytes, c.error, _db(signal, c.error)
-        row.bits_per_weight = 8 * c.nbytes / elements if elements else None
-        row.best_layers = best.count(c.name)
-        rows.append(row)
-    rows += [_candidate(n, report, why) for n, report, why in zip(names, reports, excluded, strict=True) if why]
-    reasons = [f"{n}: {why}" for n, r in zip(names, reports, strict=True) for why in r.reasons if not _relied_on(r)]
-    first = reports[0]
     swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
+    first = reports[0]
     return Ranking.model_construct(
         tool=Tool(name="quanterr", version=__version__),
-        verdict="inconclusive" if reasons else "pass",
-        reasons=reasons or ["everything that was selected was compared in every candidate"],
+        verdict="inconclusive" if excluded else "pass",
+        reasons=[f"{name}: {why}" for name, why in excluded.items()]
+        or ["everything that was selected was compared in every candidate"],
         complete=all(report.complete for report in reports),
         original=first.original.path,
         original_bytes=first.original.bytes,
@@ -113,6 +104,15 @@ def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
         swaps=[found for found in swaps if found.layers],
         layers=in_layers,
         run=first.run,
+    )
+
+
+def _common(chosen: Sequence[_Ranked]) -> list[str]:
+    """Names of the tensors that all have; layers.2 before layers.10, whichever of them is identical where."""
+    names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
+    return sorted(
+        names,
+        key=lambda name: [(part.isdecimal(), part.zfill(20) if part.isdecimal() else part) for part in name.split(".")],
     )
 
 
@@ -129,7 +129,7 @@ def _why_not(report: Report) -> str | None:
 
 
 def _tensors(report: Report) -> dict[str, Stored]:
-    """All tensors that were compared, in the order of a report."""
+    """All tensors that were compared."""
     found = {}
     for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
         for layer in tensors:
@@ -196,6 +196,19 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
         formats=formats,
         findings=report.findings,
     )
+
+
+def _placed(
+    candidate: _Ranked, chosen: Sequence[_Ranked], layers: Sequence[RankedLayer], signal: float, elements: int
+) -> Candidate:
+    """A ranked candidate among the others."""
+    row = _candidate(candidate.name, candidate.report, None)
+    row.rank, row.behind = chosen.index(candidate) + 1, _behind(candidate, chosen)
+    row.on_front = row.behind is None
+    row.bytes, row.squared_error, row.snr_db = candidate.nbytes, candidate.error, _db(signal, candidate.error)
+    row.bits_per_weight = 8 * candidate.nbytes / elements if elements else None
+    row.best_layers = sum(layer.best == candidate.name for layer in layers)
+    return row
 
 
 def _worst(layer: Layer) -> WorstLayer:

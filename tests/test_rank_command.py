@@ -152,6 +152,14 @@ class TestOutputs:
         assert first.startswith("quanterr: not ranked: less: inconclusive; ")
         assert last.startswith("quanterr: inconclusive: on the front of size and error: ")
 
+    def test_an_earlier_ranking_in_the_folder_of_a_candidate_is_overwritten(self, folder, tmp_path):
+        recipe = store(tmp_path / "recipe", stored_by(quantized_int8), config={})
+        for _ in range(2):
+            assert Status.OK == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
+        (recipe / "ranking.json").write_text("{}")
+
+        assert Status.USAGE == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
+
     def test_a_candidate_is_never_overwritten(self, folder):
         done = rank(folder, "fp8", "int8", "-o", folder / "int8.safetensors")
 

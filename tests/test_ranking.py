@@ -3,14 +3,16 @@
 import json
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from making import numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
+from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
-from quanterr.ranking import names_of
+from quanterr.ranking import names_of, ranked
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
@@ -151,6 +153,15 @@ class TestInconclusive:
         assert [None, None] == [candidate.rank for candidate in found.candidates]
         assert "only in the original" in found.reasons[0]
 
+    def test_whatever_has_no_finite_error_is_not_ranked_either(self, tmp_path, x):
+        paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
+        first, second = compare_each(x, paths, device="cpu")
+        undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
+        found = ranked(["a", "b"], [first, second.model_copy(update={"layers": undefined})])
+
+        assert ("inconclusive", ["a"]) == (found.verdict, found.front)
+        assert f"the error of {A} is undefined" == found.candidates[1].not_ranked
+
     def test_when_interrupted_all_are(self, tmp_path, x):
         stop = threading.Event()
         stop.set()
@@ -162,6 +173,16 @@ class TestInconclusive:
 
 
 class TestLayers:
+    def test_come_in_natural_order_whichever_are_identical_where(self, tmp_path):
+        names = [f"layers.{n}.mlp.up_proj.weight" for n in (0, 2, 10)]
+        x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
+        paths = [
+            store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, x, [name])) for n, name in enumerate(names)
+        ]
+        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths[::-1], device="cpu")
+
+        assert names == [layer.layer_name for layer in found.layers]
+
     def test_each_has_its_best_candidate(self, rank):
         one = stored_by(quantized_int8, original(), [A]) | stored_by(coarse, {B: original()[B]}, [B])
         mixed = original() | one | stored_by(quantized_int8, {C: original()[C]}, [C])
@@ -225,6 +246,7 @@ class TestNames:
 
         assert ["a/x/model", "b/x/model", "other"] == names_of(paths)
         assert ["model", "q8"] == names_of(["org/model/", "recipes/q8/"])
+        assert ["/a/q4", "b/a/q4"] == names_of(["/a/q4.sft", "/b/a/q4.sft"])
 
     @pytest.mark.parametrize("paths", [[], ["a"], ["a", "a"], ["a/b", "./a//b"]])
     def test_must_be_two_that_differ(self, paths):

@@ -100,7 +100,7 @@ class Ranking(Model):
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
     tool: Tool
-    verdict: Literal["pass", "inconclusive"] = Field(description="inconclusive if any candidate is")
+    verdict: Literal["pass", "inconclusive"] = Field(description="inconclusive if any candidate is not ranked")
     reasons: list[str]
     complete: bool = Field(description="false when the run was interrupted")
     original: str = Field(description="path")
@@ -111,7 +111,7 @@ class Ranking(Model):
     candidates: list[Candidate] = Field(description="the least error first; at the end those that are not ranked")
     front: list[str] = Field(description="candidates that no other beats in error and bytes, the smallest first")
     swaps: list[Swaps] = Field(description="of candidates on the front")
-    layers: list[RankedLayer] = Field(description="in the order of the original")
+    layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
     run: RunInfo
 
     def to_json(self) -> str:
