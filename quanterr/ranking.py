@@ -110,10 +110,12 @@ def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
 def _common(chosen: Sequence[_Ranked]) -> list[str]:
     """Names of the tensors that all have; layers.2 before layers.10, whichever of them is identical where."""
     names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
-    return sorted(
-        names,
-        key=lambda name: [(part.isdecimal(), part.zfill(20) if part.isdecimal() else part) for part in name.split(".")],
-    )
+    return sorted(names, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts layers.2 before layers.10."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
 
 def _relied_on(report: Report) -> bool:

@@ -75,7 +75,7 @@ class Worker:
     def __init__(self, device: torch.device, size: int, outlier: float, candidates: int = 1) -> None:
         """Start without any buffer; ``size`` is that of the chunks."""
         self.device, self.size, self.outlier = device, size, outlier
-        self._original, self._kept, self._kernel = (Workspace(device) for _ in range(3))
+        self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
         self._quantized = [Workspace(device) for _ in range(candidates)]  # each may hold parts from go to go
 
     def stream(self) -> AbstractContextManager[object]:
@@ -87,7 +87,7 @@ class Worker:
     @property
     def nbytes(self) -> int:
         """Bytes of all its buffers."""
-        return sum(w.nbytes for w in (self._original, self._kept, self._kernel, *self._quantized))
+        return sum(w.nbytes for w in (self._original, self._copies, self._kernel, *self._quantized))
 
     def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Sums of a few chunks of each of the pairs, which have one weight of the original in common."""
@@ -104,9 +104,9 @@ class Worker:
         def load(chunk: Chunk) -> torch.Tensor:
             if chunk in kept:
                 values = kept[chunk]
-                return self._kept.buffer("copy", tuple(values.shape), values.dtype).copy_(values)
+                return self._copies.buffer("copy", tuple(values.shape), values.dtype).copy_(values)
             values = original.dequantize(chunk, self._original).weight
-            kept[chunk] = self._kept.buffer(f"{len(kept)}", tuple(values.shape), values.dtype).copy_(values)
+            kept[chunk] = self._copies.buffer(f"{len(kept)}", tuple(values.shape), values.dtype).copy_(values)
             return values
 
         return load
