@@ -6,10 +6,11 @@ from typing import Any
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.findings import finding, of_folding, of_plan, of_weight
+from quanterr.findings import finding, of_folding, of_importance, of_plan, of_weight
 from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
+from quanterr.importance import Covered
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
@@ -104,9 +105,9 @@ class Group:
 class Assembly:
     """Takes in finished weights and makes the report at the end."""
 
-    def __init__(self, plan: Plan, folded: Sequence[Folded] = ()) -> None:
-        """Prepare the groups of a plan."""
-        self._plan, self._folded = plan, folded
+    def __init__(self, plan: Plan, folded: Sequence[Folded] = (), covered: Sequence[Covered] | None = None) -> None:
+        """Prepare the groups of a plan; ``covered`` tells for which weights an importance matrix was given."""
+        self._plan, self._folded, self._covered = plan, folded, covered
         self._all = Group()
         self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
         self._layers: dict[int, Layer] = {}
@@ -169,6 +170,7 @@ class Assembly:
         findings = [
             *of_plan(self._plan),
             *of_folding(self._folded),
+            *of_importance(self._covered),
             *(f for number in sorted(self._findings) for f in self._findings[number]),
         ]
         findings += self._on_the_whole(complete)

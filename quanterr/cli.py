@@ -1,5 +1,6 @@
 """The command line: arguments in, exit status out. What is slow to import is imported in the command."""
 
+import gc
 import os
 import sys
 import traceback
@@ -110,12 +111,23 @@ def compare(
     require: Require = None,
     fail_if: FailIf = None,
     baseline: BaselineReport = None,
+    importance: Annotated[
+        str | None,
+        typer.Option(
+            "--importance",
+            metavar="FILE",
+            help="An importance matrix of llama.cpp's (.gguf or .dat): errors weighted by how much an input matters.",
+            rich_help_panel="Metrics",
+            show_default=False,
+        ),
+    ] = None,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
             "--output-report",
             "-o",
-            help="Write the report; the suffix chooses how (.json); - is JSON on stdout. Repeatable.",
+            help="Write the report; the suffix chooses how (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
+            "Repeatable.",
             rich_help_panel="Output",
             show_default=False,
         ),
@@ -127,6 +139,9 @@ def compare(
     sort_by: Annotated[
         SortBy, typer.Option("--sort-by", help="What makes a layer the worst.", rich_help_panel="Output")
     ] = SortBy.SNR,
+    no_plot: Annotated[
+        bool, typer.Option("--no-plot", help="No maps and curves in the terminal.", rich_help_panel="Output")
+    ] = False,
     color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
     quiet: Annotated[
         bool,
@@ -148,16 +163,16 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = targets(outputs or [], [*sides, *([baseline] if baseline else [])])
+    to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])])
     judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
     with Interrupt() as interrupt:
-        report = _compared(sides, layers or [], device, outlier_threshold, quiet, interrupt)
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, quiet, interrupt)
         try:
             report = judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _print(gate_command.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose)
+            _print(gate_command.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose, not no_plot)
             raise
-        _print(report, to, top_layers, sort_by, color, quiet, verbose)
+        _print(report, to, top_layers, sort_by, color, quiet, verbose, not no_plot)
         gate_command.tell(report)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
@@ -179,17 +194,20 @@ def _compared(
     layers: list[str],
     device: str,
     threshold: float,
+    importance: str | None,
     quiet: bool,
     interrupt: Interrupt,
 ) -> "Report":
     from quanterr.comparison import compare as run
 
+    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     with watching(quiet) as watch:
         return run(
             *sides,
             layers=layers,
             device=device,
             outlier_threshold=threshold,
+            importance=importance,
             watch=watch,
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],
@@ -197,11 +215,17 @@ def _compared(
 
 
 def _print(
-    report: "Report", to: "list[Target]", top: int, sort_by: SortBy, color: Color, quiet: bool, verbose: bool
+    report: "Report",
+    to: "list[Target]",
+    top: int,
+    sort_by: SortBy,
+    color: Color,
+    quiet: bool,
+    verbose: bool,
+    plot: bool,
 ) -> None:
     """The table first, so that it is seen even if a file cannot be written."""
     from quanterr.report.as_table import brief, console, show
-    from quanterr.report.files import write
 
     with printing():
         if quiet:
@@ -209,10 +233,16 @@ def _print(
         else:
             # Standard output carries one thing: the document, if one is to go there.
             stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-            show(report, console(stream, color), top, sort_by, verbose)
+            show(report, console(stream, color), top, sort_by, verbose, plot)
             stream.flush()
-        for target in to:
-            write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+        _write(report, to)
+
+
+def _write(report: "Report", to: "list[Target]") -> None:
+    from quanterr.report.files import write
+
+    for target in to:
+        write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
 
 
 def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
@@ -224,6 +254,61 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 
 
 app.command(help=rank_command.HELP)(rank_command.rank)
+
+
+RENDER_HELP = """Write other outputs of a stored report, without the models.
+
+\b
+[bold]quanterr render report.json -o report.html -o report.csv[/bold]
+[bold]quanterr render report.json --to md >> model-card.md[/bold]
+[bold]quanterr render report.json --update README.md[/bold]
+
+Exits with 0 when they are written, whatever the verdict, which goes to stderr: quanterr gate judges.
+"""
+
+
+@app.command(help=RENDER_HELP)
+def render(
+    stored: Annotated[str, typer.Argument(metavar="REPORT", help="What compare -o report.json wrote.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="json, jsonl, csv, html, md or junit; without it the suffix of -o chooses.", show_default=False
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output-report", "-o", help="Where to; - is stdout. Repeatable.", show_default=False),
+    ] = None,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            "--update",
+            help="Put the Markdown section into this document, between the comments "
+            "<!-- quanterr:begin --> and <!-- quanterr:end -->.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write other outputs of a stored report."""
+    from quanterr.report.files import STDOUT, output_named, targets, update
+
+    if not to and not outputs and not document:
+        raise UsageError("say what to write: --to html, -o report.html or --update README.md")
+    if to and outputs and len(outputs) > 1:
+        raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
+    given = outputs or ([STDOUT] if to else [])
+    targeted = targets(given, [stored], output_named(to) if to else None)
+
+    from quanterr.report.as_table import brief
+    from quanterr.report.reading import read_report
+
+    report = read_report(stored)
+    with printing():
+        if document:
+            update(document, report)
+        _write(report, targeted)
+        print(brief(report), file=sys.stderr)
 
 
 @app.command()

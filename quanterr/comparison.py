@@ -13,6 +13,7 @@ import torch
 from quanterr.assembling import Assembly
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.folding import unfold
+from quanterr.importance import architecture_of, attach, read_importance
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
 from quanterr.ranking import names_of, ranked
@@ -33,6 +34,7 @@ def compare(
     layers: Iterable[str] = (),
     device: str = "auto",
     outlier_threshold: float = OUTLIER,
+    importance: str | os.PathLike[str] | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -45,6 +47,7 @@ def compare(
         layers: patterns as for ``--layers-to-compare`` (see quanterr/selection.py); without any, all.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         outlier_threshold: an element with a larger ``|e|`` is an outlier.
+        importance: an importance matrix of llama.cpp's: gives weighted_nmse and weighted_snr_db.
         watch: called ten times a second with the progress.
         stop: when it gets set, the run ends after the current chunks and the report is incomplete.
         command: what the user called, for ``report.run``.
@@ -62,6 +65,7 @@ def compare(
         layers=layers,
         device=device,
         outlier_threshold=outlier_threshold,
+        importance=importance,
         watch=watch,
         stop=stop,
         command=command,
@@ -75,6 +79,7 @@ def compare_each(
     layers: Iterable[str] = (),
     device: str = "auto",
     outlier_threshold: float = OUTLIER,
+    importance: str | os.PathLike[str] | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -88,9 +93,13 @@ def compare_each(
         before, *after = (_opened(side, stack) for side in (original, *candidates))
         selection = Selection(layers)
         plans = [pair(before, quantized, selection) for quantized in after]
-        for plan in plans:
+        matters = None if importance is None else read_importance(importance)
+        assemblies = []
+        for plan, quantized in zip(plans, after, strict=True):
             settle(plan.pairs)
-        assemblies = [Assembly(plan, unfold(plan.pairs)) for plan in plans]
+            folded = unfold(plan.pairs)
+            covered = None if matters is None else attach(plan.pairs, matters, architecture_of(before, quantized))
+            assemblies.append(Assembly(plan, folded, covered))
         run = Run(
             together([plan.pairs for plan in plans]),
             pick_device(device),
@@ -111,7 +120,9 @@ def compare_each(
             read_bytes=run.progress.done_bytes,
             command=list(command),
         )
-        settings = Settings(outlier_threshold=outlier_threshold)
+        settings = Settings(
+            outlier_threshold=outlier_threshold, importance=None if importance is None else os.fspath(importance)
+        )
         return [
             assembly.report(before, quantized, selection.patterns, settings, complete, info)
             for assembly, quantized in zip(assemblies, after, strict=True)

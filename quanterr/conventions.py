@@ -45,16 +45,18 @@ RENAMES = (
     # Granite
     (r"(.*)\.mlp\.input_linear", r"\1.mlp.experts.gate_up_proj"),
     (r"(.*)\.mlp\.output_linear", r"\1.mlp.experts.down_proj"),
-    # nunchaku's FLUX
+    # nunchaku's FLUX; "net" is gone as a wrapper
     (r"(transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
     (r"(transformer_blocks\.\d+)\.qkv_proj_context", r"\1.attn.add_qkv_proj"),
     (r"(transformer_blocks\.\d+)\.out_proj", r"\1.attn.to_out.0"),
     (r"(transformer_blocks\.\d+)\.out_proj_context", r"\1.attn.to_add_out"),
-    (r"(transformer_blocks\.\d+)\.mlp_fc1", r"\1.ff.net.0.proj"),
-    (r"(transformer_blocks\.\d+)\.mlp_fc2", r"\1.ff.net.2"),
-    (r"(transformer_blocks\.\d+)\.mlp_context_fc1", r"\1.ff_context.net.0.proj"),
-    (r"(transformer_blocks\.\d+)\.mlp_context_fc2", r"\1.ff_context.net.2"),
+    (r"(transformer_blocks\.\d+)\.mlp_fc1", r"\1.ff.0.proj"),
+    (r"(transformer_blocks\.\d+)\.mlp_fc2", r"\1.ff.2"),
+    (r"(transformer_blocks\.\d+)\.mlp_context_fc1", r"\1.ff_context.0.proj"),
+    (r"(transformer_blocks\.\d+)\.mlp_context_fc2", r"\1.ff_context.2"),
+    (r"((?:single_)?transformer_blocks\.\d+)\.(norm_(?:added_)?[qk])", r"\1.attn.\2"),
     (r"(single_transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
+    (r"(single_transformer_blocks\.\d+)\.attn\.to_out", r"\1.out_proj"),
     (r"(single_transformer_blocks\.\d+)\.mlp_fc1", r"\1.proj_mlp"),
 )
 
@@ -72,6 +74,10 @@ HALVES = frozenset({"gate_up_proj"})  # fused of parts of one size
 
 # Original's path: the paths whose columns lie side by side in it.
 SIDE_BY_SIDE = ((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),)
+
+# Paths of the output layer, and of the embedding that stands for it where it is not stored (tied).
+HEADS = frozenset({"lm_head", "output"})
+EMBEDDINGS = frozenset({"embed_tokens", "token_embd", "wte", "shared", "embedding.word_embeddings", "embeddings"})
 
 # Last words of weights that some programs store as [in, out]: GPT-2's Conv1D; stacks of experts.
 TURNED = frozenset({"c_attn", "c_proj", "c_fc", "gate_up_proj", "down_proj"})

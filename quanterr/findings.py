@@ -1,10 +1,11 @@
 """What is wrong or suspicious, told from headers, scales and sums: a sentence and what to do."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite, sqrt
 from typing import Any
 
 from quanterr.folding import Folded
+from quanterr.importance import Covered
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import Pair, Plan
@@ -94,6 +95,25 @@ def of_folding(folded: Iterable[Folded]) -> Iterator[Finding]:
             snr_db_as_stored=found.before_db,
             snr_db=found.after_db,
         )
+
+
+def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:
+    """For which weights, and which matrices of stacks, nothing is known of their inputs."""
+    if covered is None:
+        return
+    missing = [told.name for told in covered if told.uncovered is None]
+    if len(missing) == len(covered):
+        message = "the importance matrix names none of the compared weights"
+        remedy = "give the one that was made for this model"
+        yield finding("importance_of_nothing", "error", None, message, remedy)
+    elif missing:
+        message = f"no importance is known for {count(len(missing), 'weight')}: {listed(missing, 3)}"
+        yield finding("importance_missing", "info", None, message, weights=len(missing))
+    partly = [told for told in covered if told.uncovered]
+    if partly:
+        n = sum(told.uncovered or 0 for told in partly)
+        message = f"{count(n, 'expert')} that no input ever reached count evenly: {listed([t.name for t in partly], 3)}"
+        yield finding("importance_uncovered", "warning", None, message, experts=n)
 
 
 def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:

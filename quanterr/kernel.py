@@ -21,6 +21,8 @@ from quanterr.tensors import Workspace
 # x and y of a chunk, (r, c), which may be overwritten, and how many zeros y has, where that is known
 Load = Callable[[Chunk], tuple[Tensor, Tensor, Tensor | None]]
 
+Importance = Callable[[Chunk], Tensor]  # of the elements of a chunk, (1 or r, c) float32
+
 # Energies of a row between which float32 is trusted: beyond, squares of single elements overflow, or
 # vanish in amounts that could be seen.
 LOW, HIGH = 2.0**-100, 2.0**100
@@ -35,7 +37,14 @@ ADDED = ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative", "relative_outli
 EXTREME = ("e_max", "e_min")
 
 
-def fast_sums(load: Load, chunks: Sequence[Chunk], cols: int, workspace: Workspace, outlier: float) -> Sums | None:
+def fast_sums(
+    load: Load,
+    chunks: Sequence[Chunk],
+    cols: int,
+    workspace: Workspace,
+    outlier: float,
+    importance: Importance | None = None,
+) -> Sums | None:
     """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can tell.
 
     ``cols`` is the width of the whole weight. What is told of single rows is worked out once for
@@ -44,17 +53,22 @@ def fast_sums(load: Load, chunks: Sequence[Chunk], cols: int, workspace: Workspa
     n_rows, n = sum(chunk.shape[0] for chunk in chunks), sum(chunk.n for chunk in chunks)
     stats = workspace.buffer("rows", (len(ADDED) + len(EXTREME), n_rows), torch.float32)
     bins = workspace.buffer("bins", (n,), torch.bfloat16)
+    weighted = workspace.buffer("weighted", (2, n_rows if importance else 0), torch.float32)
     sums = Sums(elements=n, n=n, x_nonzero=n)
     products = []
     row = element = 0
     for chunk in chunks:
         r = chunk.shape[0]
-        product = _add_chunk(
-            *load(chunk), stats[:, row : row + r], bins[element : element + chunk.n], workspace, outlier, sums
-        )
+        x, y, y_zeros = load(chunk)
+        places = stats[:, row : row + r], bins[element : element + chunk.n]
+        product = _add_chunk(x, y, y_zeros, *places, workspace, outlier, sums)
         if product is None:
             return None
         products.append(product)
+        if importance:  # the squares of both are left where x and y were
+            columns = importance(chunk).to(x.device)
+            torch.sum(x.mul_(columns), 1, out=weighted[0, row : row + r])
+            torch.sum(y.mul_(columns), 1, out=weighted[1, row : row + r])
         row, element = row + r, element + chunk.n
 
     x_sq, e_sq, e_max, e_min = stats[0], stats[1], stats[-2], stats[-1]
@@ -66,6 +80,8 @@ def fast_sums(load: Load, chunks: Sequence[Chunk], cols: int, workspace: Workspa
         return None
     for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
         setattr(sums, name, exact(totals[name]))
+    if importance:
+        sums.weighted_x_sq, sums.weighted_e_sq = map(exact, weighted.sum(1, dtype=torch.float64).tolist())
     xe = sum(exact(product) for product in torch.stack(products).tolist())
     sums.y, sums.xy, sums.y_sq = sums.x + sums.e, sums.x_sq + xe, sums.x_sq + 2 * xe + sums.e_sq
     if 100 * sums.y_sq < sums.x_sq:  # a difference of much larger sums
@@ -91,7 +107,8 @@ def _add_chunk(
     """One chunk's part of ``stats``, (fields, r), ``bins`` and counts; Σxe, 0-d. None: not tame.
 
     Some twenty operations, in place wherever the next one allows, on three buffers: x (then |x|, x²),
-    y (then e, e²) and a third (|e|, then |e| / |x|). An operation that writes elsewhere costs twice as much.
+    y (then e, e²) and a third (|e|, then |e| / |x|); the squares stay in the first two.
+    An operation that writes elsewhere costs twice as much.
     """
     x_sq, e_sq, x_sum, e_sum, x_abs_sum, e_abs_sum, relative_sum, relative_outliers, e_max, e_min = stats
     third = workspace.buffer("third", tuple(x.shape), torch.float32)
@@ -153,15 +170,19 @@ def _spread(totals: Mapping[str, float], n: int) -> bool:
     )
 
 
-def exact_sums(load: Load, chunks: Sequence[Chunk], cols: int, outlier: float) -> Sums:
+def exact_sums(
+    load: Load, chunks: Sequence[Chunk], cols: int, outlier: float, importance: Importance | None = None
+) -> Sums:
     """Sums of a few chunks of one weight in float64, whatever the values are: the specification.
 
     Elements that are not finite on either side are counted and left out of everything else.
     """
-    return Sums.merged(_exact_chunk(*load(chunk), chunk, cols, outlier) for chunk in chunks)
+    return Sums.merged(_exact_chunk(*load(chunk), chunk, cols, outlier, importance) for chunk in chunks)
 
 
-def _exact_chunk(x: Tensor, y: Tensor, _: Tensor | None, chunk: Chunk, cols: int, outlier: float) -> Sums:
+def _exact_chunk(
+    x: Tensor, y: Tensor, _: Tensor | None, chunk: Chunk, cols: int, outlier: float, importance: Importance | None
+) -> Sums:
     x, y = x.double(), y.double()
     finite_x, finite_y = x.isfinite(), y.isfinite()
     both = finite_x & finite_y
@@ -197,6 +218,10 @@ def _exact_chunk(x: Tensor, y: Tensor, _: Tensor | None, chunk: Chunk, cols: int
         relative_max=float(relative.amax()),
         histogram=Histogram.of(magnitudes) if len(magnitudes) else None,
     )
+    if importance:
+        columns = importance(chunk).to(x.device).double()
+        sums.weighted_x_sq = exact(float((x * x * columns).sum()))
+        sums.weighted_e_sq = exact(float((e * e * columns).sum()))
     _add_rows(sums, [chunk], cols, row_x_sq, row_e_sq, row_e_max)
     return sums
 

@@ -6,13 +6,16 @@ pairs      weights of one name and one shape
 the rest   every entry of both checkpoints that is in no pair, with the reason
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from torch import Tensor
+
 from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.chunks import Chunk
 from quanterr.composing import Composer, plain_naming, swapped
-from quanterr.conventions import may_be_turned
+from quanterr.conventions import EMBEDDINGS, HEADS, canonical, may_be_turned
 from quanterr.errors import Misfit
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.formats.verbatim import verbatim
@@ -54,6 +57,7 @@ class Pair:
     quantized: Weight
     codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what holds its elements
     consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what else belongs to it
+    importance: Callable[[Chunk], Tensor] | None = None  # of the elements of a chunk, (1 or r, c)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,10 @@ def _pair_weights(
             _compose(plan, original, quantized, composer, translation, shared, own)
         else:
             _pair_weight(plan, original, quantized, own, other)
+    head = _head_without_like((own for shared, own in extra.items() if selection.takes(shared)), composer)
+    if head and (embedding := _embedding(names.values())):
+        _pair_tied(plan, original, quantized, embedding, head, head)
+        composer.used.add(head)
     for shared, own in extra.items():
         if translation and translation.made(own):
             _leave(plan, quantized, shared, own, Bucket.CONSUMED, "worked out by the converter")
@@ -168,6 +176,10 @@ def _compose(
     try:
         x = original.recognized(own)
         y = composer.compose(own, x.shape)
+        embedding = _embedding(quantized.codes) if canonical(own)[0] in HEADS else None
+        if y is None and embedding:
+            _pair_tied(plan, original, quantized, own, embedding, own)
+            return
         if y is None:
             _leave(plan, original, own, own, *_why_absent(shared, quantized))
             return
@@ -179,6 +191,34 @@ def _compose(
         return
     holders = listed(quantized.owners(y), 3)
     _add(plan, original, quantized, own, x, replace(y, evidence=(*y.evidence, f"held by {holders}")))
+
+
+def _head_without_like(extra: Iterable[str], composer: Composer) -> str | None:
+    """An output layer that only the quantized checkpoint has."""
+    free = (own for own in extra if own not in composer.used)
+    return next((own for own in free if canonical(own) in {(head, "") for head in HEADS}), None)
+
+
+def _embedding(names: Iterable[str]) -> str | None:
+    """The embedding of tokens, if there is just one."""
+    found = [name for name in names if canonical(name)[0] in EMBEDDINGS and canonical(name)[1] == ""]
+    return found[0] if len(found) == 1 else None
+
+
+def _pair_tied(plan: Plan, original: Side, quantized: Side, own: str, there: str, name: str) -> None:
+    """An output layer that one side stores, with the embedding of the other, which stands for it there."""
+    try:
+        x = original.recognized(own)
+        y = _cropped(x, quantized.recognized(there, x.shape))
+    except Misfit as misfit:
+        _leave(plan, original, name, own, Bucket.UNSUPPORTED, str(misfit))
+        return
+    if x.shape != y.shape:
+        reason = f"shape {list(x.shape)} of {own} in the original, {list(y.shape)} of {there} in the quantized"
+        _leave(plan, quantized, name, there, Bucket.SHAPE_MISMATCH, reason)
+        return
+    said = f"tied: {own} of the original beside {there}"
+    _add(plan, original, quantized, name, x, replace(y, evidence=(*y.evidence, said)))
 
 
 def _add(plan: Plan, original: Side, quantized: Side, own: str, x: Weight, y: Weight) -> None:
@@ -297,8 +337,8 @@ def _same_kind(x: Entry, y: Entry) -> bool:
 def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     if x == y[::-1]:
         return "; transposed?"
-    if len(x) == len(y) == 2 and x[0] == y[0] and x[1] in (2 * y[1], 4 * y[1]):
-        return "; packed codes of a layout this version does not read?"
+    if len(x) == len(y) == 2 and x[0] == y[0] and x[1] / max(y[1], 1) in (2, 4, 4 / 3):
+        return "; packed codes, and no label or config.json that says of which layout?"
     if len(x) == len(y) and x[1:] == y[1:]:
         return "; fused or padded rows?"
     return ""

@@ -1,5 +1,6 @@
 """``quanterr rank``: several candidates for one original, in one pass over it."""
 
+import gc
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,6 +90,7 @@ def rank(
     from quanterr.ranking import names_of
     from quanterr.report.files import targets
 
+    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     names_of(candidates)  # a mistake in them costs no run, nor the import of torch
     to = targets(outputs or [], [original, *candidates])
     for target in to:

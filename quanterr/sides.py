@@ -65,6 +65,7 @@ class Side:
 
         ``elsewhere`` are names that the other checkpoint has too: those are no parts, unless known as such.
         """
+        owners = {}
         for name, entry in self.entries.items():
             module, _, last = name.rpartition(".")
             if last not in ("weight", "bias"):
@@ -73,7 +74,11 @@ class Side:
                 continue
             owner = self.part_of.get(name) or _owner(name, self.codes)
             if owner is not None and self.codes.get(owner) is not entry:
-                self.siblings.setdefault(owner, []).append(entry)
+                owners[name] = owner
+        for name, owner in owners.items():
+            while owner in owners:  # what belongs to a scale belongs to the weight
+                owner = owners[owner]
+            self.siblings.setdefault(owner, []).append(self.entries[name])
         for siblings in self.siblings.values():
             for entry in siblings:
                 self.codes.pop(entry.name, None)

@@ -82,6 +82,7 @@ class Workspace:
 
     def _fetch(self, key: str, entry: Entry, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
+        self._held.pop(key, None)
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
             host = self._hosts[key] = _host_buffer(n_bytes, pinned=self.device.type == "cuda")

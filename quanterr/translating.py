@@ -12,7 +12,7 @@ Reference: ggml-org/llama.cpp convert_hf_to_gguf.py (LlamaModel.permute, GemmaMo
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 
 import torch
 
@@ -70,33 +70,12 @@ class Translation:
             names = tuple(f"{path}.{expert}{kind}" for expert in range(shape[0])) if stacked else (path + kind,)
             return Atoms(names, True)
         path, kind = canonical(name)
-        whole = self._translated(path)
+        whole = llama_name(self.architecture, path)
         if whole in self.stored and len(shape) < 3:
             return Atoms((f"{whole}{kind}",), True)
         found = atoms_of(name, shape)
-        translated = (self._translated(atom.removesuffix(kind) if kind else atom) + kind for atom in found.names)
-        return Atoms(tuple(translated), found.even)
-
-    def _translated(self, path: str) -> str:
-        """The name of a path, with the number of an expert behind it; the path itself where none is known."""
-        words = path.split(".")
-        numbers = [n for n, word in enumerate(words) if word.isdecimal()]
-        block = words[numbers[0]] if numbers else ""
-        expert = ""
-        if len(numbers) > 1 and words[numbers[1] - 1] == "experts":
-            expert = "." + words.pop(numbers[1])
-        if numbers:
-            words[numbers[0]] = "{bid}"
-        name = self._names.get(".".join(words))
-        return path if name is None else name.replace("{bid}", block) + expert
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """Path as in conventions.py → llama.cpp's name; of paths that mean two things, neither."""
-        found: dict[str, set[str]] = {}
-        for original, name in names_of(self.architecture).items():
-            found.setdefault(canonical(f"{original}.weight")[0], set()).add(name)
-        return {path: next(iter(names)) for path, names in found.items() if len(names) == 1}
+        paths = (atom.removesuffix(kind) for atom in found.names)
+        return Atoms(tuple(llama_name(self.architecture, path) + kind for path in paths), found.even)
 
     def adapted(self, original: Weight, quantized: Weight) -> tuple[Weight, Weight]:
         """Both weights with what the converter changed undone, or done to the original too."""
@@ -125,6 +104,29 @@ class Translation:
             undone = replace(unpaired, evidence=(*unpaired.evidence, told))
             return _nearest(undone, (gguf, "rows of heads as they are"), other)
         return _nearest(gguf, (unpaired, told), other)
+
+
+def llama_name(architecture: str, path: str) -> str:
+    """llama.cpp's name of a path (conventions.py), with the number of an expert behind it; unknown ones stay."""
+    words = path.split(".")
+    numbers = [n for n, word in enumerate(words) if word.isdecimal()]
+    block = words[numbers[0]] if numbers else ""
+    expert = ""
+    if len(numbers) > 1 and words[numbers[1] - 1] == "experts":
+        expert = "." + words.pop(numbers[1])
+    if numbers:
+        words[numbers[0]] = "{bid}"
+    name = _names(architecture).get(".".join(words))
+    return path if name is None else name.replace("{bid}", block) + expert
+
+
+@cache
+def _names(architecture: str) -> dict[str, str]:
+    """Path → llama.cpp's name; of paths that mean two things, neither."""
+    found: dict[str, set[str]] = {}
+    for original, name in names_of(architecture).items():
+        found.setdefault(canonical(f"{original}.weight")[0], set()).add(name)
+    return {path: next(iter(names)) for path, names in found.items() if len(names) == 1}
 
 
 def _nearest(usual: Weight, unusual: tuple[Weight, str], other: Weight) -> Weight:

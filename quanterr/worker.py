@@ -16,6 +16,7 @@ from quanterr.pairing import Pair
 from quanterr.tensors import Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
+MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
 
 
 class Scales(NamedTuple):
@@ -69,6 +70,14 @@ class Finished(NamedTuple):
     worst: Element | None
 
 
+class _Kept(NamedTuple):
+    """Values of a small pair, (r, c) each, that the kernel cannot overwrite."""
+
+    pair: Pair
+    x: torch.Tensor
+    y: torch.Tensor
+
+
 class Worker:
     """One thread's buffers, and what it does with them."""
 
@@ -77,6 +86,7 @@ class Worker:
         self.device, self.size, self.outlier = device, size, outlier
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
         self._quantized = [Workspace(device) for _ in range(candidates)]  # each may hold parts from go to go
+        self._kept: dict[int, _Kept] = {}  # by the place of the pair
 
     def stream(self) -> AbstractContextManager[object]:
         """Its own CUDA stream as a context; on the CPU nothing."""
@@ -119,33 +129,41 @@ class Worker:
             y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized[place])
             if at_end is not None:
                 saturated.append(at_end)
+            if len(chunks) == 1 and chunk.n <= MOST_KEPT:
+                keys = f"kept_x{place}", f"kept_y{place}"
+                buffers = (self._kernel.buffer(key, chunk.shape, v.dtype) for key, v in zip(keys, (x, y), strict=True))
+                self._kept[place] = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
             return x, y, zeros
 
         if not chunks:
             return Sums()
         cols, sums = pair.original.matrix[1], None
         if not pair.original.wide and not pair.quantized.wide:
-            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier)
+            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier, pair.importance)
         if sums is None:
             saturated.clear()
-            sums = exact_sums(load, chunks, cols, self.outlier)
+            sums = exact_sums(load, chunks, cols, self.outlier, pair.importance)
         if saturated:
             sums.saturated = int(torch.stack(saturated).sum())
         return sums
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> Finished:
         """What is told of a weight besides its sums; ``place`` is that of the pair among those of its original."""
-        workspace = self._quantized[place]
-        return Finished(number, sums, _scales(pair.quantized, workspace), self._worst(pair, sums, workspace))
+        scales = _scales(pair.quantized, self._quantized[place])
+        return Finished(number, sums, scales, self._worst(pair, sums, place))
 
-    def _worst(self, pair: Pair, sums: Sums, workspace: Workspace) -> Element | None:
-        """Reads the row with the largest |e| again: to remember its place in the loop would cost more."""
+    def _worst(self, pair: Pair, sums: Sums, place: int) -> Element | None:
+        """From the row with the largest |e|, read again if need be: its place costs more to remember."""
         if sums.worst is None:
             return None
         _, row, col = sums.worst
-        chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
-        x = pair.original.dequantize(chunk, self._original).weight[0].double()
-        y = pair.quantized.dequantize(chunk, workspace).weight[0].double()
+        kept = self._kept.get(place)
+        if kept is not None and kept.pair is pair:
+            x, y = kept.x[row].double(), kept.y[row].double()
+        else:
+            chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
+            x = pair.original.dequantize(chunk, self._original).weight[0].double()
+            y = pair.quantized.dequantize(chunk, self._quantized[place]).weight[0].double()
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return Element(row, col + at, float(x[at]), float(y[at]))
 

@@ -205,6 +205,13 @@ class TestNames:
             ("model.language_model.layers.0.x.weight", "module._orig_mod.layers.0.x.weight"),
             ("transformer_blocks.3.out_proj.weight", "transformer.transformer_blocks.3.attn.to_out.0.weight"),
             ("layers.0.x.base_layer.weight", "layers.0.x.weight"),
+            ("transformer_blocks.0.mlp_fc1.bias", "transformer_blocks.0.ff.net.0.proj.bias"),
+            ("transformer_blocks.0.mlp_fc2.weight", "transformer_blocks.0.ff.net.2.weight"),
+            ("transformer_blocks.0.mlp_context_fc1.weight", "transformer_blocks.0.ff_context.net.0.proj.weight"),
+            ("transformer_blocks.0.mlp_context_fc2.weight", "transformer_blocks.0.ff_context.net.2.weight"),
+            ("transformer_blocks.0.norm_added_q.weight", "transformer_blocks.0.attn.norm_added_q.weight"),
+            ("single_transformer_blocks.0.norm_k.weight", "single_transformer_blocks.0.attn.norm_k.weight"),
+            ("single_transformer_blocks.0.out_proj.weight", "single_transformer_blocks.0.attn.to_out.weight"),
         ],
     )
     def test_of_one_weight_are_one(self, one, other):
@@ -239,3 +246,32 @@ def test_columns_side_by_side(tmp_path):
     found, _ = values_of(tmp_path, {name: torch.cat([left, right], 1)}, stored)
 
     assert torch.equal(torch.cat([left, right], 1).float(), found[name])
+
+
+class TestTied:
+    EMBEDDING = numbers(96, 64, seed=3)
+
+    @pytest.mark.parametrize("side", ["original", "quantized"])
+    def test_head_that_one_side_lacks_is_compared_with_the_embedding(self, tmp_path, side):
+        both = {"model.embed_tokens.weight": self.EMBEDDING, "lm_head.weight": self.EMBEDDING}
+        alone = {"model.embed_tokens.weight": self.EMBEDDING}
+        sides = (alone, both) if side == "original" else (both, alone)
+        report = compared(tmp_path, *sides)
+
+        assert "pass" == report.verdict
+        assert {"model.embed_tokens.weight", "lm_head.weight"} == {layer.layer_name for layer in report.lossless}
+        assert [] == report.not_compared
+
+    def test_head_that_was_something_else_is_found(self, tmp_path):
+        x = {"model.embed_tokens.weight": self.EMBEDDING, "lm_head.weight": numbers(96, 64, seed=4)}
+        report = compared(tmp_path, x, {"model.embed_tokens.weight": self.EMBEDDING})
+
+        assert "inconclusive" == report.verdict
+        assert ["lm_head.weight"] == [layer.layer_name for layer in report.layers]
+
+    def test_head_of_another_shape_is_told(self, tmp_path):
+        x = {"model.embed_tokens.weight": self.EMBEDDING}
+        report = compared(tmp_path, x, x | {"lm_head.weight": numbers(10, 64)})
+
+        assert "inconclusive" == report.verdict
+        assert ["shape_mismatch"] == [left.bucket for left in report.not_compared]

@@ -2,8 +2,8 @@ import pytest
 import torch
 from making import compared, numbers
 
-from quanterr.assembling import exit_status
 from quanterr.errors import Status
+from quanterr.gates.judging import exit_status
 
 BLOCK = "model.layers.0."
 FED = [f"{BLOCK}self_attn.{letter}_proj.weight" for letter in "qkv"]

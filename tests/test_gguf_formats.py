@@ -11,11 +11,11 @@ from making import dequantized, planned, same_bits
 from stored import write
 
 import quanterr
-from quanterr.assembling import exit_status
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.chunks import CPU_CHUNK
 from quanterr.errors import CheckpointError, Status
 from quanterr.formats import CODE_DTYPES, FORMATS
+from quanterr.gates.judging import exit_status
 from quanterr.pairing import Bucket
 
 RNG = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def test_a_second_scale_beside_nvfp4_is_refused(tmp_path):
         Stored("a.weight_scale", "F32", (1,)),
     ]
 
-    assert "stored as gguf_nvfp4_scaled (NVFP4), but unused: a.weight_scale" == reasons(tmp_path, *tensors)
+    assert "stored as gguf_nvfp4 (NVFP4), but unused: a.weight_scale" == reasons(tmp_path, *tensors)
 
 
 # How far right readings may be off
@@ -168,7 +168,7 @@ def test_a_weight_of_two_bits_may_be_almost_as_far_off_as_zeros(tmp_path):
 
     assert Status.OK == exit_status(report)
     assert 0 < report.layers[0].snr_db < 3
-    assert [] == report.findings
+    assert "error" not in {finding.severity for finding in report.findings}
 
 
 def test_a_weight_of_two_bits_that_is_further_off_than_zeros_was_read_wrong(tmp_path):

@@ -81,6 +81,8 @@ BY_HAND = {
     "zero_reference_elements": 1,
     "snr_db": 12.041199826559248,  # 10·log10(21 / 1.3125) = 10·log10(16)
     "nmse": 1 / 16,
+    "weighted_nmse": None,
+    "weighted_snr_db": None,
     "relative_l2_error": 1 / 4,
     "cosine_similarity": 17.5 / sqrt(21 * 15.3125),
     "pearson_correlation": 15.4375 / sqrt(18.75 * 13.421875),  # means 0.75 and 0.6875
@@ -184,6 +186,8 @@ BY_NUMPY = {
     "zero_reference_elements": lambda x, y: ((x == 0) & (y != 0)).sum(),
     "snr_db": lambda x, y: 20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)),
     "nmse": lambda x, y: ((y - x) ** 2).sum() / (x * x).sum(),
+    "weighted_nmse": lambda x, y: None,
+    "weighted_snr_db": lambda x, y: None,
     "relative_l2_error": lambda x, y: np.linalg.norm(y - x) / np.linalg.norm(x),
     "cosine_similarity": lambda x, y: (x * y).sum() / (np.linalg.norm(x) * np.linalg.norm(y)),
     "pearson_correlation": lambda x, y: np.corrcoef(x.ravel(), y.ravel())[0, 1],
@@ -282,6 +286,8 @@ NONE_OF_THEM = {
     "absolute_error_percentiles",
     "saturated_pct",
     "theoretical_sqnr_db",
+    "weighted_nmse",
+    "weighted_snr_db",
 }  # sums of nothing are zero; the others are told otherwise
 
 UNDEFINED = {
@@ -374,7 +380,8 @@ class TestUndefined:
     @pytest.mark.parametrize(("x", "y", "expected"), UNDEFINED.values(), ids=UNDEFINED)
     def test_metrics_alone_are_null(self, x, y, expected):
         values, _ = measured(x, y)
-        told_otherwise = {"saturated_pct", "theoretical_sqnr_db"}  # null for formats that have none
+        # null for formats that have none, and without an importance matrix
+        told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db"}
 
         assert expected.keys() | told_otherwise == {name for name, value in values.items() if value is None}
 
@@ -397,8 +404,9 @@ class TestUndefined:
     def test_aggregates_of_no_layer_are_null_and_named(self):
         values, nonfinite = evaluate(AGGREGATES, Measured(Sums()))
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
+        weighted = {"weighted_nmse", "weighted_snr_db"}  # null without an importance matrix
 
-        assert dict.fromkeys(set(AGGREGATE_NAMES) - percentiles, "nan") == nonfinite
+        assert dict.fromkeys(set(AGGREGATE_NAMES) - percentiles - weighted, "nan") == nonfinite
         assert dict.fromkeys(LAYER_PERCENTILES) == values["relative_error_percentiles"]
         assert dict.fromkeys(PERCENTILES) == values["absolute_error_percentiles"]
 
@@ -447,6 +455,8 @@ AGGREGATED = {
     "mean_layer_snr_db": sum(SNRS) / 3,
     "worst_layer_snr_db": 0.0,
     "nmse": 5.5625 / 33,
+    "weighted_nmse": None,
+    "weighted_snr_db": None,
     "cosine_similarity": (17.5 + 9 + 6) / sqrt(33 * (15.3125 + 10.25 + 12)),
     # |e|: five zeros, 0.25, 0.5, 0.5, 1, 2
     "absolute_error_percentiles": {"p50": 0.0, "p75": 0.5, "p90": 1.0, "p95": 2.0, "p99": 2.0, "p99_9": 2.0},
@@ -468,7 +478,7 @@ class TestAggregates:
         if isinstance(expected, dict):
             assert keyed(found) == expected
         else:
-            assert found == pytest.approx(expected, rel=1e-14, abs=1e-300)
+            assert found == (None if expected is None else pytest.approx(expected, rel=1e-14, abs=1e-300))
 
     def test_count_layers_elements_and_bytes(self, tmp_path):
         total = compared(tmp_path, *three_layers()).aggregate
@@ -515,10 +525,14 @@ class TestAggregates:
         }
         same = set(AGGREGATE_NAMES) & set(BY_NUMPY) - {"mean_relative_error", "bits_per_weight"}
         expected |= {name: BY_NUMPY[name](x, y) for name in same}
+        assert None is report.aggregate.weighted_nmse is report.aggregate.weighted_snr_db
+        del expected["weighted_nmse"], expected["weighted_snr_db"]
         percentiles = expected.pop("absolute_error_percentiles")
         of_layers = {key: np.quantile(layers[1], q) for key, q in LAYER_PERCENTILES.items()}
 
-        assert expected.keys() | {"relative_error_percentiles", "absolute_error_percentiles"} == set(AGGREGATE_NAMES)
+        told_apart = {"relative_error_percentiles", "absolute_error_percentiles", "weighted_nmse", "weighted_snr_db"}
+
+        assert expected.keys() | told_apart == set(AGGREGATE_NAMES)
         assert expected == pytest.approx({name: getattr(report.aggregate, name) for name in expected}, rel=2e-7)
         assert percentiles == keyed(report.aggregate.absolute_error_percentiles)
         assert of_layers == pytest.approx(keyed(report.aggregate.relative_error_percentiles), rel=2e-7)

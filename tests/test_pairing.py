@@ -309,6 +309,13 @@ class TestScaleBesidePlainNumbers:
 
 
 class TestUnsupportedLayouts:
+    def test_a_part_of_a_part_is_not_lost(self, tmp_path):
+        quantized = fp8("a", 8, 32, scale="scale") | {"a.scale_7": SCALE, "a.scale_7_8": SCALE}
+        _, left, extra, _ = plan_of(tmp_path, {"a.weight": numbers(8, 32)}, quantized)
+
+        assert quantized.keys() == extra.keys()
+        assert "unused: a.scale_7" in left["a.weight"][1]
+
     def test_of_packed_codes_are_named_and_end_with_status_four(self, tmp_path):
         original = {"a.weight": numbers(16, 64), "a.bias": numbers(16), "norm.weight": numbers(64)}
         quantized = {

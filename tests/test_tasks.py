@@ -7,11 +7,13 @@ import torch
 from making import numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
+from quanterr import comparison
 from quanterr.checkpoints import StoredFile, open_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.pairing import pair
 from quanterr.selection import Selection
 from quanterr.tasks import together
+from quanterr.worker import Worker
 
 SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
 WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell
@@ -71,10 +73,11 @@ class TestPass:
 
         assert [without_run(r) for r in forth] == [without_run(r) for r in back][::-1]
 
-    def test_each_byte_of_the_original_is_read_once_and_then_the_rows_of_the_largest_errors(self, files, reads):
+    def test_each_byte_of_the_original_is_read_once_but_for_samples_and_worst_rows(self, files, reads):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(quanterr.worker.Worker, "_worst", lambda *_: None)  # reads a row again
+            patch.setattr(Worker, "_worst", lambda *_: None)  # reads a row again
+            patch.setattr(comparison, "settle", lambda pairs: None)  # looks at samples beforehand
             reads.clear()
             compare_each(checkpoint, candidates, device="cpu")
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())

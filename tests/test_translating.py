@@ -4,8 +4,8 @@ from gguf_stored import LLAMA, Stored, write_gguf
 from making import dequantized, numbers, planned, store
 
 import quanterr
-from quanterr.assembling import exit_status
 from quanterr.errors import Status
+from quanterr.gates.judging import exit_status
 from quanterr.pairing import Bucket
 
 HEADS, KV_HEADS, DIM = 4, 2, 64  # as LLAMA says

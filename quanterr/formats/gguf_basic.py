@@ -66,10 +66,10 @@ def _five_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
 FORMATS = block_formats(
     __doc__,
     (
-        Layout("Q4_0", "4-bit codes, a scale for 32", q4_0, 32, (21, 23), uniform_bits=4),
-        Layout("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, (22, 24), uniform_bits=4),
-        Layout("Q5_0", "5-bit codes, a scale for 32", q5_0, 32, (27, 29), uniform_bits=5),
-        Layout("Q5_1", "5-bit codes, a scale and a minimum for 32", q5_1, 32, (28, 30), uniform_bits=5),
-        Layout("Q8_0", "8-bit codes, a scale for 32", q8_0, 32, (44, 46), uniform_bits=8),
+        Layout("Q4_0", "4-bit codes, a scale for 32", q4_0, 32, 4, (21, 23), uniform=True),
+        Layout("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, 4, (22, 24), uniform=True),
+        Layout("Q5_0", "5-bit codes, a scale for 32", q5_0, 32, 5, (27, 29), uniform=True),
+        Layout("Q5_1", "5-bit codes, a scale and a minimum for 32", q5_1, 32, 5, (28, 30), uniform=True),
+        Layout("Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), uniform=True),
     ),
 )

@@ -34,8 +34,9 @@ class Layout(NamedTuple):
     summary: str
     unpack: Unpack
     shared: int  # elements that share a scale
+    bits: int  # of one code, rounded up
     usual_db: tuple[int, int]
-    uniform_bits: int | None = None
+    uniform: bool = False  # the codes have equal steps
 
     @property
     def format(self) -> str:
@@ -66,18 +67,19 @@ def fit(layout: Layout, parts: Parts) -> Weight:
     return Weight(
         parts.name,
         layout.format,
-        parts["codes"].shape,
+        parts.codes.shape,
         parts.entries,
         partial(dequantize, parts, layout.unpack),
         block_size=(1, layout.shared),
-        uniform_bits=layout.uniform_bits,
+        code_bits=layout.bits,
+        uniform_bits=layout.bits if layout.uniform else None,
         evidence=(f"type {layout.dtype}: blocks of {n} elements in {n_bytes} bytes",),
     )
 
 
 def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace) -> Values:
     """The elements of a chunk, (r, c)."""
-    entry = parts["codes"]
+    entry = parts.codes
     per_block, block_bytes = BLOCKS[entry.dtype]
     begin = chunk.row * parts.matrix[1] + chunk.col
     first = begin // per_block

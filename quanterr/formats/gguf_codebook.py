@@ -29,6 +29,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from quanterr.checkpoints import Entry
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
@@ -111,45 +112,50 @@ def _halved_e4m3(device: torch.device) -> Tensor:
     return numbers.float().to(device)
 
 
-def fit_scaled(parts: Parts) -> Weight:
-    """One scale for the tensor, or one for each expert."""
-    codes, scale = parts["codes"], parts["scale"]
-    if scale.n != 1 and not (len(codes.shape) == 3 and scale.n == codes.shape[0]):
-        raise Misfit(f"scale {scale} is neither one nor one for each expert of a weight of shape {list(codes.shape)}")
-    return replace(fit(NVFP4, parts), format=SCALED, dequantize=partial(dequantize_scaled, parts))
+def fit_nvfp4(parts: Parts) -> Weight:
+    """Any shape; beside it nothing, one scale for the tensor, or one for each expert.
+
+    Raises:
+        Misfit: a label, or a scale of another number.
+    """
+    weight, scale = fit(NVFP4, parts), parts.get("scale")
+    if scale is None:
+        return weight
+    shape = parts.codes.shape
+    if scale.n != 1 and not (len(shape) == 3 and scale.n == shape[0]):
+        raise Misfit(f"scale {scale} is neither one nor one for each expert of a weight of shape {list(shape)}")
+    return replace(weight, dequantize=partial(dequantize_scaled, parts, scale))
 
 
-def dequantize_scaled(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize_scaled(parts: Parts, scale: Entry, chunk: Chunk, workspace: Workspace) -> Values:
     """The elements of the blocks times the scale of the tensor or of the expert, (r, c)."""
     values = dequantize(parts, nvfp4, chunk, workspace).weight
-    scales = workspace.read("scale", parts["scale"], 0, (parts["scale"].n,))
+    scales = workspace.whole("scale", scale).view(-1)
     rows_of_each = max(parts.matrix[0] // len(scales), 1)
     of_row = torch.arange(chunk.row, chunk.stop_row, device=scales.device) // rows_of_each
     return Values(values.mul_(scales[of_row].unsqueeze(1)))
 
 
-SCALED = "gguf_nvfp4_scaled"
-NVFP4 = Layout("NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, (19, 21))
+NVFP4 = Layout("NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 21))
 
 FORMATS = (
     Format(
-        name=SCALED,
-        summary="E2M1 codes, an E4M3 scale for 16, and one scale for the tensor or each expert",
+        name=NVFP4.format,
+        summary=f"{NVFP4.summary}; one more for the tensor or for each expert",
         needs={
             "codes": Part(("{weight}",), frozenset({"NVFP4"})),
-            "scale": Part(("{module}.scale",), frozenset({"F32"})),
+            "scale": Part(("{module}.scale",), frozenset({"F32"}), optional=True),
         },
-        fit=fit_scaled,
+        fit=fit_nvfp4,
         specification=__doc__ or "",
         usual_db=NVFP4.usual_db,
     ),
     *block_formats(
         __doc__,
         (
-            NVFP4,
-            Layout("MXFP4", "E2M1 codes, a power of two for 32", mxfp4, 32, (18, 20)),
-            Layout("IQ4_NL", "4-bit codes for a table, a scale for 32", iq4_nl, 32, (21, 23)),
-            Layout("IQ4_XS", "4-bit codes for a table, a 6-bit scale for 32", iq4_xs, 32, (21, 23)),
+            Layout("MXFP4", "E2M1 codes, a power of two for 32", mxfp4, 32, 4, (18, 20)),
+            Layout("IQ4_NL", "4-bit codes for a table, a scale for 32", iq4_nl, 32, 4, (21, 23)),
+            Layout("IQ4_XS", "4-bit codes for a table, a 6-bit scale for 32", iq4_xs, 32, 4, (21, 23)),
         ),
     ),
 )

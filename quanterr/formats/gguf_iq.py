@@ -182,12 +182,12 @@ def _parity_signs(device: torch.device) -> Tensor:
 FORMATS = block_formats(
     __doc__,
     (
-        Layout("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, (5, 7)),
-        Layout("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, (5, 7)),
-        Layout("IQ2_XXS", "a grid of 256, a scale for 32", iq2_xxs, 32, (8, 10)),
-        Layout("IQ2_XS", "a grid of 512, a scale for 16", iq2_xs, 16, (10, 12)),
-        Layout("IQ2_S", "a grid of 1024, a scale for 16", iq2_s, 16, (11, 13)),
-        Layout("IQ3_XXS", "a grid of 256 by fours, a scale for 32", iq3_xxs, 32, (14, 16)),
-        Layout("IQ3_S", "a grid of 512 by fours, a scale for 32", iq3_s, 32, (16, 18)),
+        Layout("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, 2, (5, 7)),
+        Layout("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, 2, (5, 7)),
+        Layout("IQ2_XXS", "a grid of 256, a scale for 32", iq2_xxs, 32, 2, (8, 10)),
+        Layout("IQ2_XS", "a grid of 512, a scale for 16", iq2_xs, 16, 2, (10, 12)),
+        Layout("IQ2_S", "a grid of 1024, a scale for 16", iq2_s, 16, 2, (11, 13)),
+        Layout("IQ3_XXS", "a grid of 256 by fours, a scale for 32", iq3_xxs, 32, 3, (14, 16)),
+        Layout("IQ3_S", "a grid of 512 by fours, a scale for 32", iq3_s, 32, 3, (16, 18)),
     ),
 )

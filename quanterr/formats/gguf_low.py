@@ -86,9 +86,9 @@ def _two_bits_of_bytes(device: torch.device) -> Tensor:
 FORMATS = block_formats(
     __doc__,
     (
-        Layout("TQ1_0", "three values, a scale for 256", tq1_0, 256, (1, 3)),
-        Layout("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, (1, 3)),
-        Layout("Q1_0", "signs, a scale for 128", q1_0, 128, (4, 5)),
-        Layout("Q2_0", "2-bit codes, a scale for 64", q2_0, 64, (2, 4), uniform_bits=2),
+        Layout("TQ1_0", "three values, a scale for 256", tq1_0, 256, 2, (1, 3)),
+        Layout("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, 2, (1, 3)),
+        Layout("Q1_0", "signs, a scale for 128", q1_0, 128, 1, (4, 5)),
+        Layout("Q2_0", "2-bit codes, a scale for 64", q2_0, 64, 2, (2, 4), uniform=True),
     ),
 )

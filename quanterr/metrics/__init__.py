@@ -122,6 +122,11 @@ def snr_db(m: Measured) -> float:
     return decibels(ratio(m.sums.x_sq, m.sums.e_sq))
 
 
+def weighted_nmse(m: Measured) -> float | None:
+    """None where no importance is known."""
+    return ratio(m.sums.weighted_e_sq, m.sums.weighted_x_sq) if m.sums.weighted_x_sq else None
+
+
 def cosine_similarity(m: Measured) -> float:
     s = m.sums
     norms = sqrt(as_float(s.x_sq)) * sqrt(as_float(s.y_sq))
@@ -205,6 +210,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("snr_db", "dB", "higher", "10·log10(Σx² / Σe²), the same as 20·log10(‖x‖ / ‖e‖)", snr_db),
     Metric("nmse", "", "lower", "Σe² / Σx²", lambda m: ratio(m.sums.e_sq, m.sums.x_sq)),
+    Metric(
+        "weighted_nmse",
+        "",
+        "lower",
+        "Σ a·e² / Σ a·x², a the mean square of the activation of the column; null without an importance matrix",
+        weighted_nmse,
+    ),
+    Metric(
+        "weighted_snr_db",
+        "dB",
+        "higher",
+        "-10·log10(weighted_nmse)",
+        lambda m: decibels(ratio(m.sums.weighted_x_sq, m.sums.weighted_e_sq)) if m.sums.weighted_x_sq else None,
+    ),
     Metric(
         "relative_l2_error",
         "",
@@ -367,6 +386,8 @@ AGGREGATES: tuple[Metric, ...] = (
     ),
     Metric("worst_layer_snr_db", "dB", "higher", "lowest snr_db of a layer", over_layers(lambda v: v.snr_db, min)),
     _row("nmse"),
+    _row("weighted_nmse"),
+    _row("weighted_snr_db"),
     _row("cosine_similarity"),
     _row("absolute_error_percentiles")._replace(formula="as of a layer, over all elements"),
     _row("bits_per_weight")._replace(formula="stored bits of all parts / elements, over the layers that differ"),

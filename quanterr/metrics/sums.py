@@ -90,6 +90,8 @@ class Sums:
     e_sq: int = 0
     xy: int = 0
     relative: int = 0  # |e| / |x| over x ≠ 0
+    weighted_x_sq: int = 0  # times the importance of their columns, where it is known
+    weighted_e_sq: int = 0
     # extremes
     e_max: float = 0.0
     e_min: float = inf

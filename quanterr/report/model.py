@@ -232,6 +232,7 @@ class Settings(Model):
     """What changes the numbers."""
 
     outlier_threshold: FiniteFloat
+    importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
 
 
 class Tool(Model):
@@ -316,7 +317,7 @@ def _pieces(start: str, value: Any) -> Iterator[str]:
 
 
 def dumps(value: Any) -> str:
-    """Strict, ASCII JSON of a report or a part of one."""
+    """A part of a report as strict, ASCII JSON on one line."""
     return json.dumps(value, allow_nan=False, default=_as_dict)
 
 

@@ -264,7 +264,7 @@ def scaled(fixtures: Path) -> None:
         values[f"{name}.weight"] = values_of("NVFP4", blocks, shape) * scale[:, None, None]
     how = "blk.0.attn_k: the first rows of the fixture gguf_nvfp4_modelopt (convert_hf_to_gguf.py), the others random; "
     how += "read by gguf.quants.dequantize, times X.scale in numpy"
-    save("gguf_nvfp4_scaled", "modelopt_and_experts", "NVFP4", stored, values, GGUF_PY | {"how": how})
+    save("gguf_nvfp4", "modelopt_and_experts", "NVFP4", stored, values, GGUF_PY | {"how": how})
 
 
 def reshaped(fixtures: Path) -> None:

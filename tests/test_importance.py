@@ -1,0 +1,152 @@
+import contextlib
+import struct
+
+import numpy as np
+import pytest
+from gguf_stored import TEXT, Stored, key, write_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from making import numbers, store
+from typer.testing import CliRunner
+
+import quanterr
+from quanterr.cli import app
+from quanterr.errors import CheckpointError
+from quanterr.importance import read_importance
+
+NAME = "model.layers.0.self_attn.q_proj.weight"
+COLUMNS = np.linspace(0.1, 4, 64, dtype=np.float32)
+
+
+def legacy(entries, calls=7):
+    """A .dat file: values are means times calls."""
+    raw = struct.pack("<i", len(entries))
+    for name, means in entries.items():
+        values = (np.asarray(means, np.float32) * calls).ravel()
+        raw += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, values.size) + values.tobytes()
+    return raw + struct.pack("<ii", 3, 4) + b"text"
+
+
+def gguf(path, entries):
+    """A GGUF imatrix: name → (means (matrices, columns), counts)."""
+    tensors = []
+    for name, (means, counts) in entries.items():
+        means, counts = np.asarray(means, np.float32), np.asarray(counts, np.float32)
+        tensors.append(Stored(f"{name}.in_sum2", "F32", means.shape, (means * counts[:, None]).tobytes()))
+        tensors.append(Stored(f"{name}.counts", "F32", (len(counts), 1), counts.tobytes()))
+    return write_gguf(path, tensors, [key("general.type", TEXT, "imatrix")])
+
+
+def stored(path, kind, means):
+    if kind == "gguf":
+        return gguf(path, {"blk.0.attn_q.weight": ([means], [12.0])})
+    path.write_bytes(legacy({"blk.0.attn_q.weight": means}))
+    return path
+
+
+def expected(x, y, means):
+    x, y, means = (np.asarray(a, np.float64) for a in (x, y, means))
+    return (means * (y - x) ** 2).sum() / (means * x**2).sum()
+
+
+def layer(folder, x, y, importance, **more):
+    a = store(folder / "x.safetensors", {NAME: x} | more)
+    b = store(folder / "y.safetensors", {NAME: y} | more)
+    return quanterr.compare(a, b, importance=importance, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["gguf", "dat"])
+@pytest.mark.parametrize("odd", [False, True], ids=["tame", "with NaN"])
+def test_error_is_weighted_by_columns(tmp_path, kind, odd):
+    x = numbers(48, 64).float()
+    y = x + 0.01 * numbers(48, 64, seed=1).float()
+    means = COLUMNS
+    if odd:  # takes the exact way
+        x[3, 5] = 1e30
+        y[3, 5] = 1e30
+    report = layer(tmp_path, x, y, stored(tmp_path / f"m.{kind}", kind, means))
+    want = expected(x, y, means)
+
+    assert pytest.approx(want, rel=1e-6) == report.layers[0].weighted_nmse == report.aggregate.weighted_nmse
+    assert pytest.approx(-10 * np.log10(want), rel=1e-6) == report.layers[0].weighted_snr_db
+    assert str(tmp_path / f"m.{kind}") == report.settings.importance
+
+
+def test_without_a_matrix_there_is_no_weighted_error(tmp_path):
+    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), None)
+
+    assert None is report.layers[0].weighted_nmse is report.aggregate.weighted_snr_db
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["stacked", "single experts"])
+def test_each_expert_has_its_own(tmp_path, single):
+    means = np.stack([COLUMNS, COLUMNS[::-1], np.full(64, 9)])
+    x, y = numbers(3, 40, 64).float(), numbers(3, 40, 64, seed=1).float()
+    path = gguf(tmp_path / "m.gguf", {"blk.0.ffn_up_exps.weight": (means, [5, 6, 0])})
+    names = ["model.layers.0.mlp.experts.up_proj"]
+    tensors = [{names[0]: side} for side in (x, y)]
+    if single:
+        names = [f"model.layers.0.mlp.experts.{e}.up_proj.weight" for e in range(3)]
+        tensors = [{name: side[e].clone() for e, name in enumerate(names)} for side in (x, y)]
+    files = [store(tmp_path / f"{n}.safetensors", side) for n, side in enumerate(tensors)]
+    report = quanterr.compare(*files, importance=path, device="cpu")
+    means[2] = 1  # never counted
+    want = expected(x, y, means[:, None])
+
+    assert pytest.approx(want, rel=1e-6) == report.aggregate.weighted_nmse
+    assert "importance_uncovered" in {finding.code for finding in report.findings}
+
+
+def test_weights_that_the_matrix_lacks_are_told(tmp_path):
+    more = {"model.layers.0.mlp.up_proj.weight": numbers(8, 64, seed=3)}
+    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), stored(tmp_path / "m.dat", "dat", COLUMNS), **more)
+
+    assert "mlp.up_proj" in next(f.message for f in report.findings if f.code == "importance_missing")
+
+
+def test_matrix_of_another_model_is_an_error(tmp_path):
+    path = tmp_path / "m.dat"
+    path.write_bytes(legacy({"blk.77.attn_q.weight": COLUMNS}))
+    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), path)
+
+    assert "inconclusive" == report.verdict
+    assert "importance_of_nothing" in {finding.code for finding in report.findings}
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not an importance matrix"),
+        (b"\x00\x00\x00\x00", "number of entries is 0"),
+        (legacy({"a": COLUMNS})[:40], "truncated"),
+        (legacy({"a": COLUMNS * np.nan}), "not finite"),
+        (legacy({"a": -COLUMNS}), "negative"),
+    ],
+    ids=["empty", "no entry", "truncated", "NaN", "negative"],
+)
+def test_damaged_legacy_files_are_refused(tmp_path, raw, says):
+    (tmp_path / "m.dat").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=says):
+        read_importance(tmp_path / "m.dat")
+
+
+def test_a_model_is_no_importance_matrix(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", [Stored("a")], [key("general.architecture", TEXT, "llama")])
+    with pytest.raises(CheckpointError, match=r"general\.type"):
+        read_importance(path)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_read_or_refused(tmp_path_factory, raw):
+    path = tmp_path_factory.mktemp("any") / "m.dat"
+    path.write_bytes(raw)
+    with contextlib.suppress(CheckpointError):
+        read_importance(path)
+
+
+def test_missing_file_is_status_three(tmp_path):
+    path = store(tmp_path / "x.safetensors", {NAME: numbers(8, 64)})
+    done = CliRunner().invoke(app, ["compare", str(path), str(path), "--importance", str(tmp_path / "no.dat")])
+
+    assert isinstance(done.exception, CheckpointError)
