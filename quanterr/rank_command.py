@@ -8,7 +8,7 @@ import typer
 
 from quanterr.commands import Color, Interrupt, printing, watching
 from quanterr.errors import Status, UsageError
-from quanterr.text import unicode
+from quanterr.text import display, unicode
 
 if TYPE_CHECKING:
     from quanterr.report.files import Target
@@ -95,7 +95,7 @@ def rank(
     to = targets(outputs or [], [original, *candidates])
     for target in to:
         if target.output.suffix != ".json":
-            raise UsageError(f"--output-report {target.path}: a ranking is written as .json")
+            raise UsageError(f"--output-report {display(str(target.path))}: a ranking is written as .json")
     with Interrupt() as interrupt:
         from quanterr.comparison import rank as run
 
@@ -123,14 +123,15 @@ def _print(ranking: "Ranking", to: "list[Target]", as_json: bool, top: int, colo
     from quanterr.report.ranking_table import brief, show
 
     with printing():
+        to_stdout = any(target.path is None for target in to)
         if quiet:
             print(brief(ranking), file=sys.stderr)
         elif not as_json:
-            stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
+            stream = sys.stderr if to_stdout else sys.stdout
             show(ranking, console(stream, color), top)
             stream.flush()
         document = ranking.to_json()
-        if as_json:
+        if as_json and not to_stdout:
             sys.stdout.write(document)
             sys.stdout.flush()
         for target in to:

@@ -138,6 +138,9 @@ class TestOutputs:
         assert "pass" == json.loads(done.stdout)["verdict"]
         assert "verdict: pass" in done.stderr
 
+    def test_json_asked_for_twice_is_one_document(self, folder):
+        assert "pass" == json.loads(rank(folder, "fp8", "int8", "--json", "-o", "-").stdout)["verdict"]
+
     def test_a_file_is_written_and_may_be_written_again(self, folder):
         for _ in range(2):
             assert Status.OK == rank(folder, "fp8", "int8", "-q", "-o", folder / "ranking.json").returncode
