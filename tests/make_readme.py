@@ -38,6 +38,7 @@ def sessions() -> dict[str, str]:
             "session": "quanterr compare original.safetensors quantized.safetensors --top-layers 5 -o report.json",
             "gate-session": "quanterr gate report.json --thresholds int8 --require 'share(snr_db >= 26) >= 0.75'",
             "diff-session": "quanterr diff last-release.json report.json --top-layers 2",
+            "inspect-session": "quanterr inspect quantized.safetensors",
             "rank-session": "quanterr rank original.safetensors fp8_tensor.safetensors int8_block.safetensors "
             "int8_row.safetensors --top-layers 2",
         }
@@ -164,6 +165,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "session": lambda: sessions()["session"],
     "gate-session": lambda: sessions()["gate-session"],
     "diff-session": lambda: sessions()["diff-session"],
+    "inspect-session": lambda: sessions()["inspect-session"],
     "rank-session": lambda: sessions()["rank-session"],
     "functions": functions,
     "report-metrics": report_metrics,
