@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import contextmanager
 from enum import StrEnum
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from quanterr.metrics import OUTLIER
 from quanterr.text import unicode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
     from quanterr.report.files import Target
@@ -137,7 +139,8 @@ def compare(
         typer.Option(
             "--output-report",
             "-o",
-            help="Write the report; the suffix chooses how (.json); - is JSON on stdout. Repeatable.",
+            help="Write the report; the suffix chooses how (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
+            "Repeatable.",
             rich_help_panel="Output",
             show_default=False,
         ),
@@ -149,6 +152,9 @@ def compare(
     sort_by: Annotated[
         SortBy, typer.Option("--sort-by", help="What makes a layer the worst.", rich_help_panel="Output")
     ] = SortBy.SNR,
+    no_plot: Annotated[
+        bool, typer.Option("--no-plot", help="No maps and curves in the terminal.", rich_help_panel="Output")
+    ] = False,
     color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
     quiet: Annotated[
         bool,
@@ -170,16 +176,16 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = targets(outputs or [], [*sides, *([baseline] if baseline else [])])
+    to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])])
     judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
     with Interrupt() as interrupt:
         report = _compared(sides, layers or [], device, outlier_threshold, importance, quiet, interrupt)
         try:
             report = judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _print(gate_command.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose)
+            _print(gate_command.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose, not no_plot)
             raise
-        _print(report, to, top_layers, sort_by, color, quiet, verbose)
+        _print(report, to, top_layers, sort_by, color, quiet, verbose, not no_plot)
         gate_command.tell(report)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
@@ -227,22 +233,41 @@ def _compared(
 
 
 def _print(
-    report: "Report", to: "list[Target]", top: int, sort_by: SortBy, color: Color, quiet: bool, verbose: bool
+    report: "Report",
+    to: "list[Target]",
+    top: int,
+    sort_by: SortBy,
+    color: Color,
+    quiet: bool,
+    verbose: bool,
+    plot: bool,
 ) -> None:
     """The table first, so that it is seen even if a file cannot be written."""
     from quanterr.report.as_table import brief, console, show
-    from quanterr.report.files import write
 
-    try:
+    with _standard_output():
         if quiet:
             print(brief(report), file=sys.stderr)
         else:
             # Standard output carries one thing: the document, if one is to go there.
             stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-            show(report, console(stream, color), top, sort_by, verbose)
+            show(report, console(stream, color), top, sort_by, verbose, plot)
             stream.flush()
-        for target in to:
-            write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+        _write(report, to)
+
+
+def _write(report: "Report", to: "list[Target]") -> None:
+    from quanterr.report.files import write
+
+    for target in to:
+        write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+
+
+@contextmanager
+def _standard_output() -> "Iterator[None]":
+    """Turn what goes wrong there into exit statuses."""
+    try:
+        yield
     except BrokenPipeError as error:
         _abandon_stdout()
         raise typer.Exit(Status.BROKEN_PIPE) from error
@@ -286,6 +311,61 @@ class Interrupt:
         self.signal = number
         self.stop.set()
         os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+
+
+RENDER_HELP = """Write other outputs of a stored report, without the models.
+
+\b
+[bold]quanterr render report.json -o report.html -o report.csv[/bold]
+[bold]quanterr render report.json --to md >> model-card.md[/bold]
+[bold]quanterr render report.json --update README.md[/bold]
+
+Exits with 0 when they are written, whatever the verdict, which goes to stderr: quanterr gate judges.
+"""
+
+
+@app.command(help=RENDER_HELP)
+def render(
+    stored: Annotated[str, typer.Argument(metavar="REPORT", help="What compare -o report.json wrote.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="json, jsonl, csv, html, md or junit; without it the suffix of -o chooses.", show_default=False
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output-report", "-o", help="Where to; - is stdout. Repeatable.", show_default=False),
+    ] = None,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            "--update",
+            help="Put the Markdown section into this document, between the comments "
+            "<!-- quanterr:begin --> and <!-- quanterr:end -->.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write other outputs of a stored report."""
+    from quanterr.report.files import STDOUT, output_named, targets, update
+
+    if not to and not outputs and not document:
+        raise UsageError("say what to write: --to html, -o report.html or --update README.md")
+    if to and outputs and len(outputs) > 1:
+        raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
+    given = outputs or ([STDOUT] if to else [])
+    targeted = targets(given, [stored], output_named(to) if to else None)
+
+    from quanterr.report.as_table import brief
+    from quanterr.report.reading import read_report
+
+    report = read_report(stored)
+    with _standard_output():
+        if document:
+            update(document, report)
+        _write(report, targeted)
+        print(brief(report), file=sys.stderr)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from quanterr.errors import Misfit
 from quanterr.formats import Weight
 from quanterr.sides import Side
 from quanterr.text import display
-from quanterr.views import rows_of, side_by_side, stacked
+from quanterr.views import added, rows_of, side_by_side, stacked
 
 Shape = tuple[int, ...]
 Naming = Callable[[int, str, Shape], Atoms]
@@ -134,6 +134,13 @@ class Composer:
         holders = [holder for atom in columns if (holder := self._holder(atom))]
         if len(holders) < len(columns):
             return None
+        if len(shape) == 1:  # each has a bias, and the layer adds them
+            biases = [self.quantized.recognized(holder, shape) for holder in holders]
+            if any(bias.shape != shape for bias in biases):
+                told = " + ".join(str(list(bias.shape)) for bias in biases)
+                raise Misfit(f"shape {list(shape)} in the original, {told} in the quantized")
+            self.used.update(holders)
+            return added(biases)
         weights = [self.quantized.recognized(holder) for holder in holders]
         if sum(weight.shape[-1] for weight in weights) != shape[-1]:
             told = " + ".join(str(list(weight.shape)) for weight in weights)

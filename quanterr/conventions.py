@@ -45,16 +45,18 @@ RENAMES = (
     # Granite
     (r"(.*)\.mlp\.input_linear", r"\1.mlp.experts.gate_up_proj"),
     (r"(.*)\.mlp\.output_linear", r"\1.mlp.experts.down_proj"),
-    # nunchaku's FLUX
+    # nunchaku's FLUX; "net" is gone as a wrapper
     (r"(transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
     (r"(transformer_blocks\.\d+)\.qkv_proj_context", r"\1.attn.add_qkv_proj"),
     (r"(transformer_blocks\.\d+)\.out_proj", r"\1.attn.to_out.0"),
     (r"(transformer_blocks\.\d+)\.out_proj_context", r"\1.attn.to_add_out"),
-    (r"(transformer_blocks\.\d+)\.mlp_fc1", r"\1.ff.net.0.proj"),
-    (r"(transformer_blocks\.\d+)\.mlp_fc2", r"\1.ff.net.2"),
-    (r"(transformer_blocks\.\d+)\.mlp_context_fc1", r"\1.ff_context.net.0.proj"),
-    (r"(transformer_blocks\.\d+)\.mlp_context_fc2", r"\1.ff_context.net.2"),
+    (r"(transformer_blocks\.\d+)\.mlp_fc1", r"\1.ff.0.proj"),
+    (r"(transformer_blocks\.\d+)\.mlp_fc2", r"\1.ff.2"),
+    (r"(transformer_blocks\.\d+)\.mlp_context_fc1", r"\1.ff_context.0.proj"),
+    (r"(transformer_blocks\.\d+)\.mlp_context_fc2", r"\1.ff_context.2"),
+    (r"((?:single_)?transformer_blocks\.\d+)\.(norm_(?:added_)?[qk])", r"\1.attn.\2"),
     (r"(single_transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
+    (r"(single_transformer_blocks\.\d+)\.attn\.to_out", r"\1.out_proj"),
     (r"(single_transformer_blocks\.\d+)\.mlp_fc1", r"\1.proj_mlp"),
 )
 

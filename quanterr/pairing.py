@@ -337,8 +337,8 @@ def _same_kind(x: Entry, y: Entry) -> bool:
 def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     if x == y[::-1]:
         return "; transposed?"
-    if len(x) == len(y) == 2 and x[0] == y[0] and x[1] in (2 * y[1], 4 * y[1]):
-        return "; packed codes of a layout this version does not read?"
+    if len(x) == len(y) == 2 and x[0] == y[0] and x[1] / max(y[1], 1) in (2, 4, 4 / 3):
+        return "; packed codes, and no label or config.json that says of which layout?"
     if len(x) == len(y) and x[1:] == y[1:]:
         return "; fused or padded rows?"
     return ""

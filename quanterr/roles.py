@@ -5,6 +5,7 @@ The first row with a matching component decides. Components are what dots separa
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 # role, and the pattern that a component of the name must match in full
 ROLES: tuple[tuple[str, str], ...] = (
@@ -34,6 +35,8 @@ ALIASES = {
     "te": "text_encoder",
 }
 
+MAX_DIGITS = 9  # of a block's number
+
 _COMPILED = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES)
 _INDEXED = re.compile(r"(?:^|\.)([^.]+)\.(\d+)(?:\.|$)")
 
@@ -55,3 +58,24 @@ def block_of(name: str) -> str | None:
     """The block a weight lies in, ``layers.12`` or ``double_blocks.3``; None outside of any."""
     match = _INDEXED.search(name)
     return f"{match[1]}.{match[2]}" if match else None
+
+
+class Place(NamedTuple):
+    """Where in a model a weight lies: ``model.layers``, 12, ``self_attn.q_proj``."""
+
+    stack: str
+    block: int
+    module: str
+
+
+def place_of(name: str) -> Place | None:
+    """Stack of blocks, number of the block, and which module of it; None outside of any block.
+
+    The modules of all blocks have the same names: numbers within, as in ``experts.17.up_proj``, become ``*``.
+    """
+    match = _INDEXED.search(name)
+    if match is None or len(match[2]) > MAX_DIGITS:
+        return None
+    *around, last = (name[match.end(2) + 1 :].removesuffix(".weight") or "weight").split(".")
+    module = ".".join(["*" if part.isdigit() else part for part in around] + [last])
+    return Place(name[: match.end(1)], int(match[2]), module)

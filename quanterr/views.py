@@ -112,6 +112,18 @@ def _side_by_side(weights: Sequence[Weight], starts: Sequence[int], chunk: Chunk
     return Values(whole)
 
 
+def added(weights: Sequence[Weight]) -> Weight:
+    """The sum of several weights of one shape, rounded to float32 at each: the biases of a layer split by columns."""
+    return replace(_stack(weights, weights[0].shape), dequantize=partial(_added, weights))
+
+
+def _added(weights: Sequence[Weight], chunk: Chunk, workspace: Workspace) -> Values:
+    whole = workspace.buffer("added", chunk.shape, torch.float32).zero_()
+    for weight in weights:
+        whole.add_(weight.dequantize(chunk, workspace).weight)
+    return Values(whole)
+
+
 def reordered(weight: Weight, order: Sequence[int]) -> Weight:
     """Rows in another order: row i of each run of ``len(order)`` rows is row ``order[i]`` of that run.
 

@@ -108,6 +108,30 @@ def formats() -> str:
     return "\n".join(rows)
 
 
+def outputs() -> str:
+    """One row for each row of OUTPUTS."""
+    from quanterr.report import OUTPUTS
+
+    rows = ["| `--to` | suffix of `-o` | what it is |", "|---|---|---|"]
+    return "\n".join([*rows, *(f"| `{row.name}` | `{row.suffix}` | {row.summary} |" for row in OUTPUTS)])
+
+
+def block_map() -> str:
+    """What a terminal shows of a made-up model."""
+    import io
+
+    from rich.console import Console
+    from sample_reports import report_of, small
+
+    from quanterr.report.block_map import block_maps
+
+    console = Console(file=io.StringIO(), width=90, color_system=None)
+    for picture in block_maps(report_of(small()), console.width, unicode=True):
+        console.print(picture)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return "\n".join(["```", *(line for line in lines if line), "```"])
+
+
 def metrics() -> str:
     """One row for each row of METRICS, then of AGGREGATES."""
     from quanterr.metrics import AGGREGATES, METRICS
@@ -141,6 +165,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "thresholds": thresholds,
     "presets": presets,
     "formats": formats,
+    "outputs": outputs,
+    "map": block_map,
     "metrics": metrics,
     "exit-status": exit_statuses,
 }

@@ -557,7 +557,7 @@ def output_in_a_missing_folder(folder):
 COMMANDS = [
     (same_twice, 0, "all compared tensors are identical"),
     (misspelt_selection, 2, 'no layer matches "attn2"; did you mean attn'),
-    (output_is_an_input, 2, "is an input of the comparison"),
+    (output_is_an_input, 2, "is an input, or one of its files"),
     (nothing_in_common, 4, "nothing matches: the original has model.layers.0."),
     (output_in_a_missing_folder, 5, "no such folder: "),
 ]

@@ -1,12 +1,15 @@
 """The command as its users call it: two tiny real checkpoints, a real process, no mock."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -30,6 +33,24 @@ def call(*words, env=None, **more):
         env=PLAIN | (env or {}),
         **more,
     )
+
+
+def in_terminal(*words, columns=100):
+    """Run the command in a terminal; what that shows."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    command = [sys.executable, "-m", "quanterr", *map(str, words)]
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=PLAIN | {"TERM": "xterm"})
+    os.close(follower)
+    out = b""
+    try:
+        while piece := os.read(leader, 65536):
+            out += piece
+    except OSError:  # the other end is closed
+        pass
+    os.close(leader)
+    assert 0 == process.wait()
+    return out.decode()
 
 
 @pytest.fixture(scope="module")
@@ -92,20 +113,19 @@ class TestTable:
         assert "codes F8_E4M3, scale model.layers.0" in call("compare", *checkpoints, "-v").stdout
 
     def test_a_terminal_shows_drawn_bars(self, checkpoints):
-        leader, follower = pty.openpty()
-        command = [sys.executable, "-m", "quanterr", "compare", *map(str, checkpoints)]
-        process = subprocess.Popen(command, stdout=follower, stderr=follower, env=PLAIN | {"TERM": "xterm"})
-        os.close(follower)
-        out = b""
-        try:
-            while piece := os.read(leader, 65536):
-                out += piece
-        except OSError:  # the other end is closed
-            pass
+        out = in_terminal("compare", *checkpoints)
 
-        assert 0 == process.wait()
-        assert "█" in out.decode()
-        assert b"\x1b[" in out
+        assert "█" in out
+        assert "\x1b[" in out
+
+    def test_a_map_is_drawn_in_a_terminal_and_nowhere_else(self, tmp_path):
+        x = {f"layers.{n}.mlp.weight": torch.randn(8, 8) for n in range(4)}
+        words = [write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", quantized(x))]
+
+        assert "SNR by block of layers" in in_terminal("compare", *words)
+        assert "SNR by block" not in in_terminal("compare", *words, "--no-plot")
+        assert "SNR by block" not in in_terminal("compare", *words, columns=59)
+        assert "SNR by block" not in call("compare", *words).stdout
 
 
 class TestInputs:

@@ -205,6 +205,13 @@ class TestNames:
             ("model.language_model.layers.0.x.weight", "module._orig_mod.layers.0.x.weight"),
             ("transformer_blocks.3.out_proj.weight", "transformer.transformer_blocks.3.attn.to_out.0.weight"),
             ("layers.0.x.base_layer.weight", "layers.0.x.weight"),
+            ("transformer_blocks.0.mlp_fc1.bias", "transformer_blocks.0.ff.net.0.proj.bias"),
+            ("transformer_blocks.0.mlp_fc2.weight", "transformer_blocks.0.ff.net.2.weight"),
+            ("transformer_blocks.0.mlp_context_fc1.weight", "transformer_blocks.0.ff_context.net.0.proj.weight"),
+            ("transformer_blocks.0.mlp_context_fc2.weight", "transformer_blocks.0.ff_context.net.2.weight"),
+            ("transformer_blocks.0.norm_added_q.weight", "transformer_blocks.0.attn.norm_added_q.weight"),
+            ("single_transformer_blocks.0.norm_k.weight", "single_transformer_blocks.0.attn.norm_k.weight"),
+            ("single_transformer_blocks.0.out_proj.weight", "single_transformer_blocks.0.attn.to_out.weight"),
         ],
     )
     def test_of_one_weight_are_one(self, one, other):

@@ -7,15 +7,21 @@ import sys
 import tempfile
 
 import pytest
+from sample_reports import report_of, tiny
 from stored import as_nobody
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.report import OUTPUTS
-from quanterr.report.files import Target, targets, write
+from quanterr.report.files import Target, output_named, targets, update, write
 
 JSON = OUTPUTS[0]
 
 needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_of(tiny())
 
 
 def render(file):
@@ -64,9 +70,28 @@ def test_several_outputs_keep_their_order(tmp_path):
     assert [tmp_path / "b.json", None, tmp_path / "a.json"] == [target.path for target in found]
 
 
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
+def test_each_suffix_has_its_output_and_each_output_its_name(tmp_path, output):
+    path = tmp_path / f"report{output.suffix}"
+
+    assert [Target(output, path)] == targets([str(path)], [])
+    assert output == output_named(output.name)
+
+
+def test_an_output_may_be_chosen_whatever_the_suffix(tmp_path):
+    html = output_named("html")
+
+    assert [Target(html, tmp_path / "page"), Target(html, None)] == targets([str(tmp_path / "page"), "-"], [], html)
+
+
+def test_an_unknown_output_is_refused_with_those_that_are_known():
+    with pytest.raises(UsageError, match="choose one of json, jsonl, csv, html, md, junit"):
+        output_named("pdf")
+
+
 @pytest.mark.parametrize("name", ["report.pdf", "report", "json", "report.json.", "report.jso\x1b"])
 def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path, name):
-    with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, or - for stdout") as raised:
+    with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, .* or - for stdout") as raised:
         targets([str(tmp_path / name)], [])
 
     assert 2 == raised.value.status
@@ -82,10 +107,36 @@ def test_an_input_is_never_overwritten(tmp_path, link):
     else:
         link(model, output)
 
-    with pytest.raises(UsageError, match="is an input of the comparison") as raised:
+    with pytest.raises(UsageError, match="is an input") as raised:
         targets([str(output)], ["elsewhere.safetensors", str(model)])
 
     assert 2 == raised.value.status
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
+def test_an_earlier_report_among_the_inputs_may_be_replaced_and_nothing_else(tmp_path, report, output):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    path = tmp_path / f"report{output.suffix}"
+    write(Target(output, path), lambda file: output.write(report, file))
+
+    assert [Target(output, path)] == targets([str(path)], [str(tmp_path)])
+
+    path.write_text("somebody's")
+    with pytest.raises(UsageError, match="is an input, or one of its files"):
+        targets([str(path)], [str(tmp_path)])
+
+
+@pytest.mark.parametrize("around", ["", "my own words\n"])
+def test_a_markdown_file_of_somebody_is_never_replaced(tmp_path, report, around):
+    path = tmp_path / "README.md"
+    write(Target(output_named("md"), path), lambda file: output_named("md").write(report, file))
+    path.write_text(path.read_text() + around)
+
+    if not around:
+        assert [Target(output_named("md"), path)] == targets([str(path)], [])
+    else:
+        with pytest.raises(UsageError, match=r"quanterr render REPORT --update .*README\.md"):
+            targets([str(path)], [])
 
 
 def test_a_folder_is_no_output(tmp_path):
@@ -186,6 +237,43 @@ def test_a_symbolic_link_stays_one(tmp_path, exists):
     assert path.is_symlink()
     assert "new\n" == real.read_text()
     assert (["real.json"], {"report.json", "there"}) == (os.listdir(real.parent), set(os.listdir(tmp_path)))
+
+
+def test_a_document_gets_the_section_between_its_comments(tmp_path, report):
+    path, link = tmp_path / "model-card.md", tmp_path / "README.md"
+    path.write_bytes("# Größe\r\n<!-- quanterr:begin -->\r\nold\r\n<!-- quanterr:end -->\r\nafter".encode())
+    path.chmod(0o640)
+    link.symlink_to(path)
+
+    update(str(link), report)
+
+    assert path.read_bytes().startswith("# Größe\r\n<!-- quanterr:begin -->\r\n## Weight fidelity\r\n".encode())
+    assert path.read_bytes().endswith(b"<!-- quanterr:end -->\r\nafter")
+    assert (True, 0o640) == (link.is_symlink(), mode_of(path))
+
+
+@pytest.mark.parametrize("text", [None, b"", b"no comments", b"<!-- quanterr:begin -->\n", b"\xff\xfe"])
+def test_a_document_without_room_for_it_stays_untouched(tmp_path, report, text):
+    path = tmp_path / "README.md"
+    if text is not None:
+        path.write_bytes(text)
+
+    with pytest.raises(UsageError, match=r"--update .*README\.md: "):
+        update(str(path), report)
+
+    assert text is None or text == path.read_bytes()
+
+
+def test_a_full_disk_leaves_the_document_untouched(tmp_path, report):
+    path = tmp_path / "README.md"
+    path.write_text("<!-- quanterr:begin -->\n<!-- quanterr:end -->\n")
+    before = path.read_text()
+
+    with largest_file(100), pytest.raises(ResourceError):
+        update(str(path), report)
+
+    assert before == path.read_text()
+    assert ["README.md"] == os.listdir(tmp_path)
 
 
 # What goes wrong while it is written

@@ -10,6 +10,7 @@ from making import (
     ALL_ROWS,
     FP8,
     chunk_of,
+    compared,
     dequantized,
     fp8_codes,
     header,
@@ -23,6 +24,7 @@ from making import (
 from safetensors.torch import safe_open
 
 import quanterr
+from quanterr.checkpoints import open_checkpoint
 from quanterr.chunks import Chunk, Cut
 from quanterr.formats import FORMATS
 from quanterr.pairing import Bucket
@@ -51,6 +53,11 @@ def values_of(case):
 def origin_of(case):
     with safe_open(expected_of(case), framework="pt") as file:
         return json.loads(file.metadata()["origin"])
+
+
+def formats_of(case):
+    """Which weight is in which format: the one whose folder it is, but for what its origin tells."""
+    return dict.fromkeys(values_of(case), case.parent.name) | origin_of(case).get("also", {})
 
 
 def tolerance_of(case):
@@ -96,7 +103,7 @@ class TestEveryGoldenCase:
             found = {pair.name: pair.quantized.format for pair in plan.pairs}
             left = {leftover.bucket for leftover in plan.leftovers}
 
-        assert dict.fromkeys(values_of(case), case.parent.name) == found
+        assert formats_of(case) == found
         assert left <= {Bucket.CONSUMED}
 
     def test_has_the_shape_its_producer_gives(self, case):
@@ -361,14 +368,6 @@ REFUSED = {
         {"a.weight": CODES, "a.weight_scale": ONE, "a.comfy_quant": label(format="float7_sideways")},
         "comfy_quant tensor says float7_sideways, but the codes are F8_E4M3",
     ),
-    "a label of integers on FP8 codes": (
-        {"a.weight": CODES, "a.weight_scale": ONE, "a.comfy_quant": label(format="int8_tensorwise")},
-        "comfy_quant tensor says int8_tensorwise, but the codes are F8_E4M3",
-    ),
-    "a label of FP8 on integer codes": (
-        {"a.weight": INT8, "a.weight_scale": ONE, "a.comfy_quant": label(format="float8_e4m3fn")},
-        "comfy_quant tensor says float8_e4m3fn, but the codes are I8",
-    ),
     "a label of FP8 on bytes": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.uint8), "a.comfy_quant": label(format="nvfp4")},
         "comfy_quant tensor says nvfp4",
@@ -387,18 +386,11 @@ class TestRefused:
 
         assert says in reason
 
-    @pytest.mark.parametrize(
-        ("format", "says"),
-        [
-            ("float8_e4m3fn", "header says float8_e4m3fn, but the codes are I8"),
-            ("nvfp4", "header says nvfp4"),
-        ],
-    )
-    def test_is_a_header_that_contradicts_the_codes(self, tmp_path, format, says):
+    def test_is_a_header_that_names_packed_codes(self, tmp_path):
         tensors = {"a.weight": int8_codes(4, 40), "a.weight_scale": ONE}
-        reason = refused(tmp_path, tensors, header({"a": {"format": format}}))
+        reason = refused(tmp_path, tensors, header({"a": {"format": "svdquant_w4a4"}}))
 
-        assert says in reason
+        assert "header says svdquant_w4a4, but the codes are I8" in reason
 
     def test_is_a_configuration_whose_scales_divide(self, tmp_path):
         config = {"quantization_config": {"quant_method": "fp8", "weight_scale_semantics": "inverse"}}
@@ -556,18 +548,124 @@ def test_experts_of_any_width_are_read_right_or_not_at_all(tmp_path, cols, scale
     assert bool(read) != bool(refused)
 
 
-@pytest.mark.parametrize("scale", [(0, 1), (0, 0), (1, 2), ()])
-def test_an_all_zero_layer_is_zeros_or_refused_whatever_scale_lies_beside_it(tmp_path, scale):
-    """Convert_to_quant stores ones of shape [M // 64, N // 64] beside zeros, also where that is empty."""
-    original = store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(40, 100)})
-    tensors = {"a.weight": torch.zeros(40, 100, dtype=torch.int8), "a.weight_scale": torch.ones(scale)}
-    report = quanterr.compare(original, store(tmp_path / "quantized.safetensors", tensors), device="cpu")
-    lossless = [layer.layer_name for layer in report.lossless]
-    refused = {item.layer_name for item in report.not_compared}
+PLAIN_LABELS = ["float8_e4m3fn", "float8_e4m3fn_rowwise", "int8_tensorwise", "int8_blockwise", "mxfp8", "nvfp4"]
 
-    assert report.layers == []
-    assert (["a.weight"], set()) == (lossless, refused) or ([], {"a.weight"}) == (lossless, refused)
-    assert bool(refused) == (report.verdict == "inconclusive")
+
+def doubts_of(report):
+    """What speaks against how a weight was read."""
+    return [finding.message for finding in report.findings if finding.code == "layout_doubt"]
+
+
+class TestLabelsThatContradictTensors:
+    """What is stored decides; the contradiction is a warning. A runtime that obeys the label reads something else."""
+
+    @pytest.mark.parametrize("where", ["comfy_quant tensor", "header"])
+    @pytest.mark.parametrize("format", PLAIN_LABELS)
+    @pytest.mark.parametrize("codes", [CODES, INT8], ids=["fp8", "int8"])
+    def test_of_another_plain_layout(self, tmp_path, codes, format, where):
+        tensors = {"a.weight": codes, "a.weight_scale": ONE}
+        if where != "header":
+            tensors["a.comfy_quant"] = label(format=format)
+        said = header({"a": {"format": format}}) if where == "header" else None
+        report = compared(tmp_path, {"a.weight": codes.float() * ONE}, tensors, said)
+        own = "int8" if codes.dtype == torch.int8 else "float8"
+        stored = {torch.int8: "I8", FP8: "F8_E4M3"}[codes.dtype]
+        told = f"a.weight: {where} says {format}, but the codes are {stored} [4, 40]: read as what is stored"
+
+        assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
+        assert ([] if format.startswith(own) else [told]) == doubts_of(report)
+
+    @pytest.mark.parametrize(
+        ("format", "scale", "says"),
+        [
+            ("float8_e4m3fn", (4,), "labelled float8_e4m3fn, but its scale a.weight_scale (F32 [4]) is one a row"),
+            ("float8_e4m3fn_blockwise", (4, 1), "is one a row"),
+            ("float8_e4m3fn", (4, 2, 1), "is one a block"),
+            ("float8_e4m3fn_rowwise", (2, 2), "is one a block"),
+            ("int8_blockwise", (4, 1), "labelled int8_blockwise, but its scale a.weight_scale (F32 [4, 1])"),
+            ("float8_e4m3fn_rowwise", (4,), None),
+            ("float8_e4m3fn_blockwise", (2, 2), None),
+            ("float8_e4m3fn_blockwise", (1,), None),  # a block that is the whole weight
+            ("float8_e4m3fn_block3d", (4, 2, 1), None),
+            ("int8_tensorwise", (4, 1), None),
+            ("int8_lodewise", (4, 2), None),
+        ],
+    )
+    def test_of_another_granularity(self, tmp_path, format, scale, says):
+        codes = int8_codes(4, 64) if format.startswith("int8") else fp8_codes(4, 64)
+        tensors = {"a.weight": codes, "a.weight_scale": torch.ones(scale), "a.comfy_quant": label(format=format)}
+        report = compared(tmp_path, {"a.weight": codes.float()}, tensors)
+        told = doubts_of(report)
+
+        assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
+        assert told == [] if says is None else says in told[0]
+
+    @pytest.mark.parametrize(
+        ("tensor", "in_header", "disagree"),
+        [
+            ({"convrot": True}, {"convrot": True, "convrot_groupsize": 256}, False),
+            ({"convrot": True, "convrot_groupsize": 64}, {"convrot": True}, True),
+            ({"convrot": True, "convrot_groupsize": 64}, {"convrot": True, "convrot_groupsize": 16}, True),
+            ({"convrot": True, "convrot_groupsize": 64}, {}, True),
+            ({}, {"convrot_groupsize": 64}, False),
+            ({}, {"convrot": False}, False),
+            ({"group_size": 64}, {"group_size": 128}, True),
+            ({"format": "int8_tensorwise"}, {"format": "int8_blockwise"}, True),
+        ],
+        ids=str,
+    )
+    def test_of_one_another(self, tmp_path, tensor, in_header, disagree):
+        codes, usual = int8_codes(4, 256), {"format": "int8_tensorwise"}
+        tensors = {"a.weight": codes, "a.weight_scale": ONE, "a.comfy_quant": label(**usual | tensor)}
+        report = compared(tmp_path, {"a.weight": codes.float()}, tensors, header({"a": usual | in_header}))
+        told = [f.message for f in report.findings if "labels disagree" in f.message]
+
+        assert disagree == bool(told)
+        assert all("while ComfyUI obeys the header" in message for message in told)
+
+    @pytest.mark.parametrize(
+        ("format", "says"),
+        [("sdnq", "dequantize the model with the SDNQ library"), ("int8_block32", "quantize again, as int8_blockwise")],
+    )
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+    def test_of_a_layout_that_is_known_and_not_read(self, tmp_path, format, says, dtype):
+        tensors = {"a.weight": torch.zeros(4, 20, dtype=dtype), "a.weight_scale": ONE}
+        reason = refused(tmp_path, tensors | {"a.comfy_quant": label(format=format)}, shape=(4, 40))
+
+        assert f"comfy_quant tensor says {format}: a layout that is not read; " in reason
+        assert says in reason
+
+    def test_of_a_layout_that_config_json_tells_and_that_is_not_read(self, tmp_path):
+        config = {"quantization_config": {"quant_method": "sdnq"}}
+        tensors = {"a.weight": torch.zeros(4, 20, dtype=torch.uint8), "a.scale": ONE}
+        reason = refused(tmp_path, tensors, config=config, shape=(4, 40))
+
+        assert "config.json says quant_method sdnq: a layout that is not read" in reason
+
+
+class TestAllZeroLayers:
+    """Convert_to_quant stores ones of shape [M // 64, N // 64] beside zeros, also where that is empty."""
+
+    @pytest.mark.parametrize("scale", [(0, 1), (0, 0), (1, 2), (5, 7, 2), (7,)])
+    @pytest.mark.parametrize("fields", [{}, {"convrot": True, "convrot_groupsize": 4}], ids=str)
+    def test_are_zeros_and_told_of_where_the_scale_fits_no_rule(self, tmp_path, scale, fields):
+        original = {"a.weight": torch.zeros(41, 100)}
+        tensors = {"a.weight": torch.zeros(41, 100, dtype=torch.int8), "a.weight_scale": torch.ones(scale)}
+        tensors["a.comfy_quant"] = label(format="int8_tensorwise", **fields)
+        report = compared(tmp_path, original, tensors)
+        told = [message for message in doubts_of(report) if "fits no rule: read as zeros" in message]
+
+        assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
+        assert report.verdict == "pass"
+        assert len(told) == 1
+
+    @pytest.mark.parametrize("place", [0, 4099, (1 << 20) + 3])
+    def test_are_refused_where_one_code_is_not_zero(self, tmp_path, place):
+        codes = torch.zeros(1025, 1025, dtype=torch.int8)
+        codes.view(-1)[place] = 1
+        reason = refused(tmp_path, {"a.weight": codes, "a.weight_scale": torch.ones(0, 1)})
+
+        assert "scale a.weight_scale (F32 [0, 1]) fits no rule for a weight of shape [1025, 1025]" in reason
 
 
 def test_codes_and_scales_may_lie_at_odd_offsets(tmp_path):
@@ -614,6 +712,17 @@ def test_a_workspace_serves_weights_of_different_sizes_and_formats(tmp_path):
                 assert same_bits(plain[pair.name], chunk_of(pair.quantized, chunk, workspace)), pair.name
 
 
+def test_a_part_that_is_held_is_read_again_once_its_buffer_has_held_something_else(tmp_path):
+    path = store(tmp_path / "x.safetensors", {"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0)})
+    workspace = Workspace(CPU)
+    with open_checkpoint(path) as checkpoint:
+        a, b = checkpoint.entries["a"], checkpoint.entries["b"]
+        workspace.whole("part", a)
+        workspace.read("part", b, 0, (4,))
+
+        assert workspace.whole("part", a).tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2])
 def test_a_label_may_name_the_other_fp8_than_is_stored(tmp_path, dtype):
     """ComfyUI declares every layer of an old scaled_fp8 file float8_e4m3fn, also where e5m2 is stored."""
@@ -629,12 +738,11 @@ def test_a_label_may_name_the_other_fp8_than_is_stored(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("fields", [{"format": "float8_e4m3fn"}, {"format": "nvfp4"}, {"convrot": True}], ids=str)
-def test_a_label_beside_plain_numbers_is_told_of_or_refused(tmp_path, fields):
+def test_a_label_beside_plain_numbers_is_told_of(tmp_path, fields):
     """The label says codes, the tensor holds numbers: a runtime that obeys the label reads something else."""
     x = numbers(4, 32)
-    original = store(tmp_path / "original.safetensors", {"a.weight": x})
-    tensors = {"a.weight": x, "a.comfy_quant": label(**fields)}
-    report = quanterr.compare(original, store(tmp_path / "quantized.safetensors", tensors), device="cpu")
-    told = [f for f in report.findings if f.severity != "info" and "a.weight" in f.message]
+    report = compared(tmp_path, {"a.weight": x}, {"a.weight": x, "a.comfy_quant": label(**fields)})
+    told = [f.message for f in report.findings if f.severity == "warning" and "stored as BF16" in f.message]
 
-    assert told or report.verdict == "inconclusive"
+    assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
+    assert len(told) == 1

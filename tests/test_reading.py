@@ -75,6 +75,14 @@ def test_the_checksum_covers_all_but_the_run(report, text):
     assert checksum(text) != checksum(other)
 
 
+def test_a_newer_major_version_is_refused_although_it_is_as_it_was_written(report, stored):
+    stored.write_text(report.model_copy(update={"schema_version": "2.0"}).to_json())
+
+    for read in (read_report, read_extract):
+        with pytest.raises(ReportError, match=r"report schema 2\.0, this quanterr reads 1\.x"):
+            read(stored)
+
+
 def edited(**changes):
     def edit(text):
         return json.dumps(json.loads(text) | changes)

@@ -1,7 +1,7 @@
 import pytest
 
 from quanterr.errors import UsageError
-from quanterr.roles import ALIASES, OTHER, ROLES, block_of, role_of
+from quanterr.roles import ALIASES, OTHER, ROLES, block_of, place_of, role_of
 from quanterr.selection import Selection
 
 NAMES = [
@@ -142,6 +142,24 @@ def test_the_role_of_a_weight_is_told_from_its_name(name, role):
 )
 def test_the_block_of_a_weight_is_its_first_numbered_component(name, block):
     assert block == block_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("model.layers.12.self_attn.q_proj.weight", ("model.layers", 12, "self_attn.q_proj")),
+        ("double_blocks.3.txt_mlp.2.weight", ("double_blocks", 3, "txt_mlp.2")),
+        ("layers.5.mlp.experts.17.up_proj.weight", ("layers", 5, "mlp.experts.*.up_proj")),
+        ("input_blocks.4.1.blocks.0.to_out.0.weight", ("input_blocks", 4, "*.blocks.*.to_out.0")),
+        ("layers.5.weight", ("layers", 5, "weight")),
+        ("layers.5", ("layers", 5, "weight")),
+        ("model.norm.weight", None),
+        ("5.weight", None),
+        (f"layers.{'9' * 5000}.weight", None),
+    ],
+)
+def test_the_place_of_a_weight_is_stack_block_and_module(name, place):
+    assert place == place_of(name)
 
 
 def test_every_alias_stands_for_a_role():

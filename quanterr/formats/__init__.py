@@ -12,10 +12,14 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import Misfit
 from quanterr.formats import (
+    asym_w4a8,
     awq,
+    awq_w4a16,
+    convrot_w4a4,
     ct_int,
     ct_pack,
     ct_sparse,
+    ctq_4bit,
     dense,
     fp8_cast,
     fp8_scaled,
@@ -30,11 +34,16 @@ from quanterr.formats import (
     marlin,
     modelopt_int4,
     mxfp8,
+    nunchaku,
+    nunchaku_awq,
+    nunchaku_bias,
     nvfp4,
     quark_int4,
+    svdquant,
     verbatim,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
+from quanterr.formats.comfy import refuse_by_name
 from quanterr.text import listed
 
 __all__ = [
@@ -53,11 +62,18 @@ __all__ = [
 NO_HINTS = Hints()
 
 FORMATS: tuple[Format, ...] = (
+    *nunchaku_bias.FORMATS,
     *dense.FORMATS,
+    *nunchaku.FORMATS,
+    *nunchaku_awq.FORMATS,
     *mxfp8.FORMATS,
     *fp8_scaled.FORMATS,
+    *svdquant.FORMATS,
+    *asym_w4a8.FORMATS,
+    *awq_w4a16.FORMATS,
     *int8_convrot.FORMATS,
     *int8_scaled.FORMATS,
+    *convrot_w4a4.FORMATS,
     *nvfp4.FORMATS,
     *gptq.FORMATS,
     *awq.FORMATS,
@@ -67,6 +83,7 @@ FORMATS: tuple[Format, ...] = (
     *ct_sparse.FORMATS,
     *modelopt_int4.FORMATS,
     *quark_int4.FORMATS,
+    *ctq_4bit.FORMATS,
     *fp8_cast.FORMATS,
     *gguf_basic.FORMATS,
     *gguf_k.FORMATS,
@@ -177,6 +194,7 @@ def recognize(
     Raises:
         Misfit: no format fits; says what was found, what the nearest one lacks or has over.
     """
+    refuse_by_name(codes, hints)
     nearest, reason = (0, 0), ""
     gathered: dict[int, _Gathered] = {}
     siblings = list(siblings)
@@ -186,7 +204,7 @@ def recognize(
         try:
             if found.problem:
                 raise Misfit(found.problem)
-            weight = format.fit(Parts(name, found.parts, hints))
+            weight = format.fit(Parts(name, found.parts, hints, entries))
             if weight is not None:
                 _refuse_unused(weight, siblings)
                 return weight

@@ -94,12 +94,20 @@ def e2m1_pairs(high_first: bool, device: torch.device) -> Tensor:
     return nibble_pairs(E2M1, high_first).to(device)
 
 
-def unpack(codes: Tensor, pairs: Tensor, workspace: Workspace) -> Tensor:
-    """Two codes a byte, (r, w) of uint8 or int8, looked up in :func:`nibble_pairs`: (r, 2w) float32."""
-    indices = workspace.buffer("indices", (codes.numel(),), torch.int32)
-    indices.copy_(codes.reshape(-1).view(torch.uint8))
-    values = workspace.buffer("values", (codes.numel(), 2), torch.float32)
-    return torch.index_select(pairs, 0, indices, out=values).view(codes.shape[0], -1)
+@cache
+def int4_pairs(device: torch.device) -> Tensor:
+    """What each byte of two signed 4-bit codes stands for, the first in the low nibble: (256, 2) float32."""
+    return nibble_pairs(INT4, high_first=False).to(device)
+
+
+def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
+    """Several codes a byte, (r, w) of uint8 or int8, looked up in a table of (256, n): (r, n · w) float32.
+
+    ``table`` is that of :func:`nibble_pairs`, or of four codes a byte; ``key`` names the buffer of the result.
+    """
+    indices = workspace.buffer("indices", tuple(codes.shape), torch.int32).copy_(codes.view(torch.uint8))
+    values = workspace.buffer(key, (codes.numel(), table.shape[1]), torch.float32)
+    return torch.index_select(table, 0, indices.view(-1), out=values).view(codes.shape[0], -1)
 
 
 def e4m3_scales(codes: Tensor) -> Tensor:

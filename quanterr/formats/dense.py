@@ -10,7 +10,6 @@ from functools import partial
 import torch
 
 from quanterr.chunks import Chunk
-from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.tensors import Workspace
 
@@ -18,12 +17,19 @@ CODES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def fit(parts: Parts) -> Weight:
-    """Any shape fits, unless a label says that the weight is quantized."""
+    """Any shape fits; a label that says that the weight is quantized is wrong."""
     codes = parts["codes"]
-    if parts.hints.labels:
-        raise Misfit(f"{parts.hints.labels[0]}, but the weight is stored as {codes.dtype}")
+    doubts = tuple(
+        f"{label}, but the weight is stored as {codes.dtype}: read as plain numbers" for label in parts.hints.labels
+    )
     return Weight(
-        parts.name, "dense", codes.shape, parts.entries, partial(dequantize, parts), wide=codes.dtype == "F64"
+        parts.name,
+        "dense",
+        codes.shape,
+        parts.entries,
+        partial(dequantize, parts),
+        wide=codes.dtype == "F64",
+        doubts=doubts,
     )
 
 

@@ -18,11 +18,10 @@ inference/kernel.py; vllm-project/compressed-tensors compressors/naive_quantized
 from quanterr.chunks import Chunk
 from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
-from quanterr.formats.comfy import FP8, FP8_LABELS
+from quanterr.formats.comfy import FLOATS, FP8, FP8_LABELS
 from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
-FLOATS = frozenset({"F32", "BF16", "F16"})
 EXPONENTS = frozenset({"F8_E8M0", "U8"})
 NAMES = (
     "{weight}_scale",

@@ -13,14 +13,19 @@ silveroxides/convert_to_quant comfy/quant_ops.py; vllm-project/compressed-tensor
 compressors/naive_quantized/base.py.
 """
 
+from dataclasses import replace
+from functools import partial
+
 from quanterr.chunks import Chunk
 from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
-from quanterr.formats.comfy import INT8, INT8_LABELS
+from quanterr.formats.comfy import FLOATS, INT8, INT8_LABELS
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.rotated import unrotate
 from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
 from quanterr.tensors import Workspace
 
-FLOATS = frozenset({"F32", "BF16", "F16"})
+ROTATIONS = (256, 64, 16, 1024)  # in which ComfyUI's writers rotate
 NAMES = (
     "{weight}_scale",
     "{weight}_scale_inv",
@@ -32,10 +37,36 @@ NEEDS = {"codes": Part(("{weight}",), INT8), "scale": Part(NAMES, FLOATS)}
 
 
 def fit(granularity: str, parts: Parts) -> Weight | None:
-    """The weight, if its scale has that granularity and no label says that it is rotated."""
+    """The weight, if its scale has that granularity and no label says that it is rotated.
+
+    Some writers for ComfyUI, which put no config.json beside their files, rotate and do not say so: as
+    rotated it is a further reading.
+    """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
-    return fit_scaled(parts, "int8", granularity, INT8_LABELS, multiplied, uniform_bits=8)
+    weight = fit_scaled(parts, "int8", granularity, INT8_LABELS, multiplied, uniform_bits=8)
+    if weight is None or len(weight.shape) != 2 or parts.hints.config:
+        return weight
+    return weight.or_else(turned_back(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
+
+
+def turned_back(parts: Parts, plain: Weight, size: int) -> Weight:
+    """A weight as what it is if its columns were rotated in groups of ``size``."""
+    padded = fit_padded(parts, plain.shape, size, 1)
+    return replace(
+        plain,
+        format="int8_convrot",
+        dequantize=partial(_turn_back, plain, padded),
+        evidence=(f"{plain.evidence[0]}; rotated in groups of {size}",),
+    )
+
+
+def _turn_back(plain: Weight, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
+    def block(chunk: Chunk, workspace: Workspace) -> Values:
+        rotated = plain.dequantize(chunk, workspace)
+        return Values(unrotate(rotated.weight, padded.step, workspace), rotated.saturated)
+
+    return padded.dequantize(chunk, workspace, block)
 
 
 def multiplied(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:

@@ -19,14 +19,14 @@ from functools import partial
 from quanterr.chunks import Chunk
 from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import FP8_LABELS, check_labels
+from quanterr.formats.comfy import FP8_LABELS, MXFP8_LABELS, check_labels
 from quanterr.formats.padded import Padded, fit_padded
 from quanterr.formats.scaled import multiply
 from quanterr.formats.tiled import BlockScales, fit_block_scales
 from quanterr.tensors import Workspace
 
 BLOCK = 32
-LABELS = FP8_LABELS | {"mxfp8", "hybrid_mxfp8"}
+LABELS = FP8_LABELS | MXFP8_LABELS
 NEEDS = {
     "codes": Part(("{weight}",), frozenset({"F8_E4M3"})),
     "scale": Part(("{weight}_scale", "{weight}_scale_inv"), frozenset({"U8", "F8_E8M0"})),

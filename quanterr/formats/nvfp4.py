@@ -27,15 +27,13 @@ from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import check_labels
+from quanterr.formats.comfy import FLOATS, NVFP4_LABELS, check_labels
 from quanterr.formats.padded import Padded, fit_padded
 from quanterr.formats.scaled import multiply
 from quanterr.formats.tiled import BlockScales, fit_block_scales
 from quanterr.tensors import Workspace
 
 MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
-FLOATS = frozenset({"F32", "BF16", "F16"})
-LABELS = frozenset({"nvfp4"})
 NEEDS = {
     "codes": Part(("{weight}",), frozenset({"U8"})),
     "scale": Part(("{weight}_scale",), frozenset({"F8_E4M3", "U8"})),
@@ -53,7 +51,7 @@ def fit(parts: Parts) -> Weight:
     codes = parts.codes
     if len(codes.shape) not in (2, 3):
         raise Misfit(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
-    comfy_format, doubts = check_labels(parts, LABELS)
+    comfy_format, doubts = check_labels(parts, NVFP4_LABELS)
     stored = (*codes.shape[:-1], 2 * codes.shape[-1])
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     block, layouts = _layouts(parts, stored, experts)

@@ -69,13 +69,18 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
         Misfit: the label's orig_shape is not the original's shape.
     """
     multiple = multiple or step
-    labelled = next((shape for label in parts.hints.labels if (shape := _orig_shape(label.fields))), None)
+    labelled = labelled_shape(parts)
     shape = parts.hints.shape or labelled or stored
     if labelled and labelled != shape:
         raise Misfit(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
     if not _fits(shape, stored, multiple):
         shape = stored
     return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
+
+
+def labelled_shape(parts: Parts) -> tuple[int, ...] | None:
+    """What a label says of the original's shape."""
+    return next((shape for label in parts.hints.labels if (shape := _orig_shape(label.fields))), None)
 
 
 def _orig_shape(fields: object) -> tuple[int, ...] | None:

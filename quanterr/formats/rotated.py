@@ -7,13 +7,12 @@
                              [1, -1, 1, 1], [-1, 1, 1, 1]] (ConvRot)
     another power of two     Sylvester: kron([[1, 1], [1, -1]], …) / sqrt(size)
 
-Added up in float64 and rounded to float32 once.
+Worked out in float64 and rounded to float32 once.
 
 Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/int8_utils.py; silveroxides/convert_to_quant
 utils/convrot.py.
 """
 
-from functools import cache
 from math import sqrt
 
 import torch
@@ -24,8 +23,6 @@ from quanterr.labels import Label
 from quanterr.tensors import Workspace
 
 DEFAULT_GROUP = 256
-H4 = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
-H2 = ((1, 1), (1, -1))
 
 
 def is_power_of_four(size: int) -> bool:
@@ -33,33 +30,45 @@ def is_power_of_four(size: int) -> bool:
     return size > 1 and size & (size - 1) == 0 and size.bit_length() % 2 == 1
 
 
-@cache
-def hadamard(size: int, device: torch.device) -> Tensor:
-    """The normalized matrix, (size, size) float64; size is a power of two."""
-    small = torch.tensor(H4 if is_power_of_four(size) else H2, dtype=torch.float64)
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < size:
-        matrix = torch.kron(matrix, small)
-    return (matrix / sqrt(size)).to(device)
-
-
-def group_size(label: Label, cols: int) -> tuple[int, tuple[str, ...]]:
-    """Columns of a group, as the label says, and what is odd about it.
+def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
+    """Columns of a group, as the label says or else 256, and what is odd about it.
 
     Raises:
         Misfit: no matrix of that size, or it does not divide a row.
     """
-    size = label.number("convrot_groupsize") or DEFAULT_GROUP
+    size = (label and label.number("convrot_groupsize")) or DEFAULT_GROUP
     if size & (size - 1) or size < 2 or cols % size:
-        raise Misfit(f"{label.source} says rotated in groups of {size}, which must be a power of two and divide {cols}")
+        says = f"{label.source} says rotated" if label else "rotated, without a label,"
+        raise Misfit(f"{says} in groups of {size}, which must be a power of two and divide {cols}")
     if is_power_of_four(size):
         return size, ()
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: undone by a Sylvester matrix",)
 
 
 def unrotate(values: Tensor, size: int, workspace: Workspace) -> Tensor:
-    """``values``, (r, c) with c a multiple of ``size``, with their rotation undone: (r, c) float32, in place."""
-    groups = (values.numel() // size, size)
-    wide = workspace.buffer("rotated", groups, torch.float64).copy_(values.view(groups))
-    back = torch.matmul(wide, hadamard(size, values.device), out=workspace.buffer("back", groups, torch.float64))
-    return values.view(groups).copy_(back).view(values.shape)
+    """``values``, (r, c) with c a multiple of ``size``, with their rotation undone: (r, c) float32, in place.
+
+    A product with each small factor in turn, which takes a tenth of the operations of one large product and
+    is, unlike that, the same on every device and in every cut.
+    """
+    flat, factor = values.view(-1), 4 if is_power_of_four(size) else 2
+    source = workspace.buffer("rotated", (flat.numel(),), torch.float64).copy_(flat)
+    target = workspace.buffer("back", (flat.numel(),), torch.float64)
+    stride = 1
+    while stride < size:
+        _multiply_small(source.view(-1, factor, stride), target.view(-1, factor, stride), workspace)
+        source, target, stride = target, source, stride * factor
+    torch.mul(source, 1 / sqrt(size), out=flat)
+    return values
+
+
+def _multiply_small(x: Tensor, y: Tensor, workspace: Workspace) -> None:
+    """``y`` = H4 or H2 times ``x`` along the middle axis."""
+    if x.shape[1] == 2:
+        torch.add(x[:, 0], x[:, 1], out=y[:, 0])
+        torch.sub(x[:, 0], x[:, 1], out=y[:, 1])
+        return
+    total = workspace.buffer("total", (x.shape[0], x.shape[2]), torch.float64)
+    torch.add(x[:, 0], x[:, 1], out=total).add_(x[:, 2]).add_(x[:, 3])
+    for row in range(4):  # each row of H4 is ones, but for a minus at the place counted from the end
+        torch.sub(total, x[:, 3 - row], alpha=2, out=y[:, row])

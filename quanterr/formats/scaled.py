@@ -34,7 +34,7 @@ from quanterr.errors import Misfit
 from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.bits import Codes
-from quanterr.formats.comfy import check_labels
+from quanterr.formats.comfy import check_granularity, check_labels
 from quanterr.tensors import Workspace
 
 Edges = tuple[int, int]
@@ -157,28 +157,37 @@ Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
 def fit_scaled(
     parts: Parts,
     family: str,
-    granularity: str,
+    granularity: str | None,
     labels: frozenset[str],
     dequantize: Dequantize,
     uniform_bits: int | None = None,
+    rotates: bool = False,
 ) -> Weight | None:
-    """The weight of codes and a scale; None if its scale has another granularity.
+    """The weight of codes and a scale; None if its scale has another granularity than the one asked for.
+
+    Where the scale fits no rule and all codes are zero, which is read then, the weight is zeros.
 
     Raises:
         Misfit: a label that changes what the codes mean, or a scale that fits no rule.
     """
     codes, scale = parts["codes"], parts["scale"]
-    comfy_format, doubts = check_labels(parts, labels)
-    grid = fit_grid(scale, codes.shape, hints(parts))
-    if grid.granularity != granularity:
+    comfy_format, doubts = check_labels(parts, labels, rotates)
+    try:
+        grid = fit_grid(scale, codes.shape, hints(parts))
+    except Misfit:
+        if not _all_zero(codes):
+            raise
+        return _zeros(parts, family, comfy_format, doubts) if granularity in (None, "tensor") else None
+    if granularity not in (None, grid.granularity):
         return None
+    doubts += check_granularity(parts, comfy_format, grid.granularity)
     return Weight(
         parts.name,
-        f"{family}_{granularity}",
+        f"{family}_{grid.granularity}",
         codes.shape,
         parts.entries,
         partial(dequantize, parts, grid),
-        block_size=grid.block if granularity == "block" else None,
+        block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
         scale=scale,
@@ -186,6 +195,33 @@ def fit_scaled(
         doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
         comfy_format=comfy_format,
     )
+
+
+def _zeros(parts: Parts, family: str, comfy_format: str | None, doubts: tuple[str, ...]) -> Weight:
+    """A weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
+    doubt = (
+        f"all its codes are zero and its scale {parts['scale']} fits no rule: read as zeros; ComfyUI does not load it"
+    )
+    return Weight(
+        parts.name,
+        f"{family}_tensor",
+        parts.codes.shape,
+        parts.entries,
+        lambda chunk, workspace: Values(workspace.buffer("values", chunk.shape, torch.float32).zero_()),
+        code_bits=8,
+        evidence=("all codes are zero",),
+        doubts=(*doubts, doubt),
+        comfy_format=comfy_format,
+    )
+
+
+def _all_zero(codes: Entry) -> bool:
+    """Whether all bytes of an entry are zero; reads it up to the first that is not."""
+    step = 1 << 20
+    pieces = (
+        codes.file.read(codes.offset + first, min(step, codes.nbytes - first)) for first in range(0, codes.nbytes, step)
+    )
+    return not any(piece.strip(b"\0") for piece in pieces)
 
 
 def scaled_formats(

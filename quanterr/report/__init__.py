@@ -17,6 +17,7 @@ SCHEMA = "quanterr.report"
 class Output(NamedTuple):
     """One rendering."""
 
+    name: str
     suffix: str
     summary: str
     module: str  # imported when it is used
@@ -28,5 +29,10 @@ class Output(NamedTuple):
 
 
 OUTPUTS: tuple[Output, ...] = (
-    Output(".json", "strict JSON, for jq and for other commands", "quanterr.report.as_json"),
+    Output("json", ".json", "everything, as strict JSON, for jq and for other commands", "quanterr.report.as_json"),
+    Output("jsonl", ".jsonl", "the same as JSON Lines: the report, then a layer a line", "quanterr.report.as_jsonl"),
+    Output("csv", ".csv", "a layer a line, for spreadsheets and pandas", "quanterr.report.as_csv"),
+    Output("html", ".html", "one page: map, distribution, all layers; works offline", "quanterr.report.as_html"),
+    Output("md", ".md", "a section for a model card", "quanterr.report.as_md"),
+    Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.report.as_junit"),
 )

@@ -13,15 +13,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quanterr.report.model import Aggregate, Finding, Layer, Report
+from quanterr.report.block_map import block_maps
+from quanterr.report.model import Aggregate, Finding, Report
+from quanterr.report.shown import (
+    SORTS,
+    cosine,
+    coverage_line,
+    db,
+    grade,
+    number,
+    percent,
+    sentence,
+    sort_layers,
+    usual,
+)
 from quanterr.text import count, display, size
 
-SORTS = {
-    "snr": ("snr_db", "SNR", False),
-    "mae": ("mean_absolute_error", "mean |e|", True),
-    "relative": ("relative_error", "relative error", True),
-    "max": ("max_absolute_error", "max |e|", True),
-}
 BAR = 12  # characters
 BAR_DB = 60  # an SNR from which the bar is empty
 NO_LIMIT = 1 << 16  # columns
@@ -29,9 +36,6 @@ STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow
 SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MAX_FINDINGS = 10
 NAME_WIDTH = 24  # that a name has at least, folded
-
-# Classic grades by SNR; what is usual for the format says more.
-GRADES = ((40, "excellent"), (30, "good"), (-1e9, "check"))
 
 
 class Column(NamedTuple):
@@ -72,10 +76,13 @@ def _colored(file: IO[str], color: str) -> bool:
     return file.isatty()
 
 
-def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbose: bool = False) -> None:
-    """Print the whole report."""
-    plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
-    to.print(_coverage_line(report), soft_wrap=not to.is_terminal)
+def show(
+    report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbose: bool = False, plot: bool = True
+) -> None:
+    """Print the whole report; maps and curves only in a terminal."""
+    unicode = "utf" in (to.encoding or "").lower()
+    plain = not to.file.isatty() or not unicode
+    to.print(Text(coverage_line(report)), soft_wrap=not to.is_terminal)
     if report.layers:
         for table in (
             _aggregate(report, plain),
@@ -84,6 +91,10 @@ def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbo
         ):
             to.print()
             to.print(table)
+        if plot and to.file.isatty():
+            for picture in block_maps(report, to.width, unicode):
+                to.print()
+                to.print(picture)
         if top:
             to.print()
             table = _worst(report, top, sort_by, plain, to)
@@ -99,33 +110,9 @@ def show(report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbo
 
 def brief(report: Report) -> str:
     """Verdict, the one number and the reasons on one line, for ``--quiet``."""
-    snr = f"{report.aggregate.total_layers:,} layers, {_db(report.aggregate.overall_snr_db, ' dB')}; "
-    reasons = "; ".join(display(reason, 2000) for reason in report.reasons)
+    snr = f"{report.aggregate.total_layers:,} layers, {db(report.aggregate.overall_snr_db, ' dB')}; "
+    reasons = "; ".join(sentence(reason) for reason in report.reasons)
     return f"quanterr: {report.verdict}: {snr if report.layers else ''}{reasons}"
-
-
-def _coverage_line(report: Report) -> Text:
-    coverage = report.coverage.original
-    n = {bucket: found.tensors for bucket, found in coverage.items()}
-    compared = sum(n.get(bucket, 0) for bucket in ("compared", "lossless", "non_finite"))
-    weights = sum(n.values()) - n.get("filtered_out", 0) - n.get("consumed", 0)
-    fraction = report.coverage.original_compared_fraction
-    share = "" if fraction is None else f" ({100 * fraction:.4g} % of bytes)"
-    parts = [f"{compared:,} of {count(weights, 'original tensor')} compared{share}"]
-    parts.append(f"{len(report.lossless):,} of them identical")
-    for bucket, told in (
-        ("only_in_original", "only in original"),
-        ("shape_mismatch", "of another shape"),
-        ("unsupported", "unsupported"),
-        ("error", "not comparable"),
-        ("filtered_out", "not selected"),
-    ):
-        if bucket in n:
-            parts.append(f"{n[bucket]:,} {told}")
-    if "only_in_quantized" in report.coverage.quantized:
-        parts.append(f"{report.coverage.quantized['only_in_quantized'].tensors:,} only in quantized")
-    parts += [f"prefix {side.prefix} taken away" for side in (report.original, report.quantized) if side.prefix]
-    return Text("; ".join(parts))
 
 
 def _table(title: str, plain: bool) -> Table:
@@ -139,15 +126,15 @@ def _aggregate(report: Report, plain: bool) -> Table:
     table = _table(f"{a.total_layers:,} {differ}, {a.total_elements:,} elements", plain)
     table.show_header = False
     cells = [
-        ("SNR, pooled", _db(a.overall_snr_db, " dB")),
-        ("worst layer", _db(a.worst_layer_snr_db, " dB")),
-        ("relative error", _percent(a.mean_relative_error)),
-        ("mean |e|", _number(a.mean_absolute_error)),
-        ("99 % of |e| below", _number(a.absolute_error_percentiles.p99)),
-        ("max |e|", _number(a.max_absolute_error)),
-        ("cosine", _cosine(a.cosine_similarity)),
-        ("bits per weight", _number(a.bits_per_weight)),
-        ("size", f"{size(a.original_bytes)} -> {size(a.quantized_bytes)}, {_number(a.compression_ratio)} to 1"),
+        ("SNR, pooled", db(a.overall_snr_db, " dB")),
+        ("worst layer", db(a.worst_layer_snr_db, " dB")),
+        ("relative error", percent(a.mean_relative_error)),
+        ("mean |e|", number(a.mean_absolute_error)),
+        ("99 % of |e| below", number(a.absolute_error_percentiles.p99)),
+        ("max |e|", number(a.max_absolute_error)),
+        ("cosine", cosine(a.cosine_similarity)),
+        ("bits per weight", number(a.bits_per_weight)),
+        ("size", f"{size(a.original_bytes)} -> {size(a.quantized_bytes)}, {number(a.compression_ratio)} to 1"),
     ]
     for _ in range(2):
         table.add_column(no_wrap=True)
@@ -174,13 +161,13 @@ def _groups(report: Report, kind: str, plain: bool, to: Console) -> Table:
         row = [
             f"{a.total_layers:,}",
             f"{a.total_elements:,}",
-            _number(a.bits_per_weight),
-            _db(a.overall_snr_db),
-            _db(a.worst_layer_snr_db),
-            _percent(a.mean_relative_error),
-            _number(a.max_absolute_error),
+            number(a.bits_per_weight),
+            db(a.overall_snr_db),
+            db(a.worst_layer_snr_db),
+            percent(a.mean_relative_error),
+            number(a.max_absolute_error),
         ]
-        rows.append((name, row + ([_usual(report, name), _grade(a.overall_snr_db)] if kind == "format" else [])))
+        rows.append((name, row + ([usual(report, name), grade(a.overall_snr_db)] if kind == "format" else [])))
     columns = GROUP_COLUMNS + (FORMAT_COLUMNS if kind == "format" else ())
     return fitted(f"By {kind}", kind, columns, rows, plain, to)
 
@@ -208,17 +195,6 @@ def fitted(
     return table
 
 
-def sort_layers(layers: Sequence[Layer], sort_by: str) -> list[Layer]:
-    """The worst first; a layer whose value is undefined is worse than any."""
-    key, _, descending = SORTS[sort_by]
-
-    def badness(layer: Layer) -> float:
-        value = getattr(layer, key)
-        return -float("inf") if value is None else -value if descending else value
-
-    return sorted(layers, key=badness)
-
-
 LAYER_COLUMNS = (
     Column("SNR dB", 0),
     Column("distance", 3, right=False),
@@ -239,12 +215,12 @@ def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> 
         (
             layer.layer_name,
             (
-                _db(layer.snr_db),
+                db(layer.snr_db),
                 _bar(layer.snr_db, plain),
-                _percent(layer.relative_error),
-                _number(layer.max_absolute_error),
-                _number(layer.bits_per_weight),
-                layer.format,
+                percent(layer.relative_error),
+                number(layer.max_absolute_error),
+                number(layer.bits_per_weight),
+                display(layer.format),
             ),
         )
         for layer in layers
@@ -263,24 +239,14 @@ def _bar(snr_db: float | None, plain: bool) -> Text:
     return Text(bar.ljust(BAR), style=style)
 
 
-def _usual(report: Report, format_name: str) -> str:
-    """The level that is usual for a format, where one is known."""
-    usual = report.formats[format_name].usual_snr_db
-    return f"{usual[0]}-{usual[1]}" if usual else "-"
-
-
-def _grade(snr_db: float | None) -> str:
-    return "undefined" if snr_db is None else next(grade for limit, grade in GRADES if snr_db >= limit)
-
-
 def _print_evidence(report: Report, to: Console) -> None:
     to.print()
     for layer in report.layers + report.other_changes:
         for evidence in layer.evidence:
-            to.print(Text(display(f"{layer.display_name}: {layer.format}: {evidence}", 2000)), soft_wrap=True)
+            to.print(Text(sentence(f"{layer.display_name}: {layer.format}: {evidence}")), soft_wrap=True)
     for side in (report.original, report.quantized):
         for note in side.notes:
-            to.print(Text(f"note: {display(note, 2000)}"), soft_wrap=True)
+            to.print(Text(f"note: {sentence(note)}"), soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:
@@ -296,34 +262,14 @@ def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> N
 
 def _finding(item: Finding) -> Text:
     text = Text(f"{item.severity}: ", style=SEVERITIES[item.severity])
-    text.append(display(item.message, 2000), style="default not bold")
+    text.append(sentence(item.message), style="default not bold")
     if item.remedy:
-        text.append(f". {item.remedy[0].upper()}{item.remedy[1:]}", style="default not bold")
+        remedy = sentence(item.remedy)
+        text.append(f". {remedy[0].upper()}{remedy[1:]}", style="default not bold")
     return text
 
 
 def _print_verdict(report: Report, to: Console) -> None:
     to.print(Text(f"verdict: {report.verdict}", style=STYLES[report.verdict]))
     for reason in report.reasons:
-        to.print(Text(f"  {display(reason, 2000)}"), soft_wrap=not to.is_terminal)
-
-
-def _db(value: float | None, unit: str = "") -> str:
-    return "undefined" if value is None else f"{value:.2f}{unit}"
-
-
-def _number(value: float | None) -> str:
-    """Four digits; 0 only for exactly 0."""
-    return "undefined" if value is None else f"{value:.4g}"
-
-
-def _percent(value: float | None) -> str:
-    return "undefined" if value is None else f"{100 * value:.3g} %"
-
-
-def _cosine(value: float | None) -> str:
-    """Enough digits to tell it from 1."""
-    if value is None:
-        return "undefined"
-    text = f"{value:.8f}"
-    return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text
+        to.print(Text(f"  {sentence(reason)}"), soft_wrap=not to.is_terminal)

@@ -6,13 +6,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import ResourceError, UsageError
-from quanterr.report import OUTPUTS, SCHEMA, Output
+from quanterr.report import OUTPUTS, Output
 from quanterr.text import display
 
+if TYPE_CHECKING:
+    from quanterr.report.model import Report
+
 STDOUT = "-"
+BEGINNING = 128  # bytes
+MARK = b"quanterr"
 
 
 class Target(NamedTuple):
@@ -22,38 +27,43 @@ class Target(NamedTuple):
     path: Path | None
 
 
-def targets(given: Iterable[str], inputs: Iterable[str]) -> list[Target]:
+def targets(given: Iterable[str], inputs: Iterable[str], output: Output | None = None) -> list[Target]:
     """Check the paths of ``--output-report`` before anything is computed.
 
+    The suffix of each chooses its output, unless ``output`` does; - is standard output, and JSON.
+
     Raises:
-        UsageError: an unknown suffix, or a path that is one of the inputs or lies in one.
+        UsageError: an unknown suffix, a path that is one of the inputs or lies in one, or a document of somebody's.
         ResourceError: a folder that is missing or cannot be written to.
     """
-    return [_target(path, list(inputs)) for path in given]
+    return [_target(path, list(inputs), output) for path in given]
 
 
-def _target(given: str, inputs: list[str]) -> Target:
+def _target(given: str, inputs: list[str], output: Output | None) -> Target:
     if given in (STDOUT, "/dev/stdout"):
-        return Target(OUTPUTS[0], None)
+        return Target(output or OUTPUTS[0], None)
     where = f"--output-report {display(given)}"
     try:
         path = Path(given) if _special(Path(given)) else Path(os.path.realpath(given))
-        return Target(_checked(path, Path(given).suffix.lower(), where, inputs), path)
+        output = output or next((row for row in OUTPUTS if row.suffix == Path(given).suffix.lower()), None)
+        return Target(_checked(path, output, where, inputs), path)
     except OSError as error:
         raise ResourceError(f"{where}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{where}: not a file name") from error
 
 
-def _checked(path: Path, suffix: str, where: str, inputs: list[str]) -> Output:
-    output = next((output for output in OUTPUTS if suffix == output.suffix), None)
+def _checked(path: Path, output: Output | None, where: str, inputs: list[str]) -> Output:
     if output is None and not _special(path):
         known = ", ".join(output.suffix for output in OUTPUTS)
         raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
     if path.is_dir():
         raise UsageError(f"{where}: is a folder")
     if path.exists() and any(_lies_in(path, name) for name in inputs):
-        raise UsageError(f"{where}: is an input of the comparison, or one of its files")
+        raise UsageError(f"{where}: is an input, or one of its files")
+    if output and output.name == "md" and path.is_file() and not _is_section(path):
+        remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
+        raise UsageError(f"{where}: exists and is not a report; {remedy}")
     if not path.parent.is_dir():
         raise ResourceError(f"{where}: no such folder: {display(str(path.parent))}")
     if not os.access(path if _special(path) else path.parent, os.W_OK):
@@ -65,12 +75,31 @@ def _lies_in(path: Path, given: str) -> bool:
     """Whether the path is that input or one of its files; an earlier report in its folder is none of them."""
     if not os.path.exists(given):
         return False
-    return os.path.samefile(path, given) or (os.path.samefile(path.parent, given) and not _is_report(path))
+    return os.path.samefile(path, given) or (os.path.samefile(path.parent, given) and not _is_output(path))
 
 
-def _is_report(path: Path) -> bool:
+def _is_output(path: Path) -> bool:
+    """Whether it is one of our own outputs, which all name themselves within their first characters."""
     with path.open("rb") as file:
-        return SCHEMA in file.read(64).decode("ascii", "replace")
+        return MARK in file.read(BEGINNING)
+
+
+def _is_section(path: Path) -> bool:
+    """Whether it is a Markdown output, with nothing of anybody else's around it."""
+    text = path.read_bytes().strip()
+    return text.startswith(b"<!-- quanterr:begin -->") and text.endswith(b"<!-- quanterr:end -->")
+
+
+def output_named(name: str) -> Output:
+    """The output of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = next((output for output in OUTPUTS if output.name == name), None)
+    if found is None:
+        raise UsageError(f"--to {display(name)}: choose one of {', '.join(output.name for output in OUTPUTS)}")
+    return found
 
 
 def _special(path: Path) -> bool:
@@ -78,7 +107,7 @@ def _special(path: Path) -> bool:
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
 
-def write(target: Target, render: Callable[[IO[str]], None]) -> None:
+def write(target: Target, render: Callable[[IO[str]], object]) -> None:
     """Write an output; a file that was there stays untouched until the new one is whole.
 
     Raises:
@@ -86,23 +115,25 @@ def write(target: Target, render: Callable[[IO[str]], None]) -> None:
     """
     try:
         if target.path is None:
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # a stream that main() has opened
             render(sys.stdout)
             sys.stdout.flush()
         elif _special(target.path):
-            with target.path.open("w", encoding="ascii") as file:
+            with target.path.open("w", encoding="utf-8") as file:
                 render(file)
         else:
             _replace(target.path, render)
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ResourceError(f"--output-report {display(str(target.path or STDOUT))}: {error.strerror}") from error
+        where = display(str(target.path or "standard output"))
+        raise ResourceError(f"{where}: {error.strerror}") from error
 
 
-def _replace(path: Path, render: Callable[[IO[str]], None]) -> None:
+def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             render(file)
             file.flush()
             os.fsync(file.fileno())
@@ -131,3 +162,23 @@ def _mode(path: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def update(given: str, report: "Report") -> None:
+    """Put the Markdown section into a document, between its two comments.
+
+    Raises:
+        UsageError: no such document, not UTF-8, or not exactly one pair of comments.
+        ResourceError: it cannot be written.
+    """
+    from quanterr.report.as_md import updated
+
+    where = f"--update {display(given)}"
+    try:
+        with open(given, encoding="utf-8", newline="") as file:
+            text = file.read()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{where}: {reason}") from error
+    made = updated(text, report, where)
+    write(Target(output_named("md"), Path(os.path.realpath(given))), lambda file: file.write(made))

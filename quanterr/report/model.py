@@ -317,7 +317,7 @@ def _pieces(start: str, value: Any) -> Iterator[str]:
 
 
 def dumps(value: Any) -> str:
-    """Strict, ASCII JSON of a report or a part of one."""
+    """A part of a report as strict, ASCII JSON on one line."""
     return json.dumps(value, allow_nan=False, default=_as_dict)
 
 

@@ -35,6 +35,7 @@ HEADER_KEY = "_quantization_metadata"
 MARKER = "scaled_fp8"
 Tensors = dict[str, Tensor]
 SCALES = ("weight_scale", "scale_weight", "weight_scale_inv", "scale")
+TILE = 128  # rows of a weight that is stored in tiles, as a 4-D tensor
 
 
 class Piece(NamedTuple):
@@ -118,6 +119,17 @@ CASES = (
     Case("int8_convrot", "comfy/comfy_int8_convrot_header_conflict", (Piece(PROJ, 9),)),
     Case("int8_convrot", "comfy/comfy_int8_convrot_edit_header_lost", (Piece(PROJ, 9),)),
     Case("int8_convrot", "comfy/int8_formatless_convrot", (Piece("blocks.0.a", 5),)),
+    Case("convrot_w4a4", "comfy/comfy_convrot_w4a4", (Piece(PROJ, 9),)),
+    Case("asym_w4a8_int8", "comfy/comfy_asym_w4a8_int8", (Piece(PROJ, 9),)),
+    Case("asym_w4a8_int8", "comfy/comfy_asym_w4a8_int8_correction", (Piece(PROJ, 9),)),
+    Case("asym_w4a8_int8", "comfy/comfy_asym_w6a8_int8", (Piece(PROJ, 9),)),
+    Case("awq_w4a16", "comfy/svdquant_w4a4_tilepacked_awq_w4a16", (Piece(PROJ, 9),)),
+    Case("svdquant_w4a4", "comfy/svdquant_w4a4_tilepacked_awq_w4a16", (Piece(QKV, 128),)),
+    Case("svdquant_w4a4", "comfy/svdquant_w4a4_kitchen", (Piece(PROJ),)),
+    Case("svdquant_w4a4", "comfy/svdquant_w4a4_kitchen_smooth_defect", (Piece(PROJ),)),
+    Case("ctq_nf4", "comfy/ctq_bnb_nf4", (Piece(PROJ),)),
+    Case("nunchaku_int4", "comfy/nunchaku_int4", (Piece("transformer_blocks.0.attn.to_out.0"),)),
+    Case("nunchaku_awq", "comfy/nunchaku_int4", (Piece("transformer_blocks.0.norm1.linear"),)),
     Case("int8_tensor", "comfy/comfy_int8_tensorwise", (Piece("blocks.1.tiny"), Piece("blocks.1.odd", 13))),
     Case("int8_tensor", "comfy/comfy_int8_blockwise128", (Piece(PROJ, 21),)),
     Case("int8_tensor", "comfy/int8_legacy", (Piece(PROJ, 21),)),
@@ -179,11 +191,15 @@ class Fixture:
 
     def cut(self, piece: Piece) -> tuple[Tensors, Tensors]:
         """The stored tensors and the values of one layer, cut."""
-        module = self.prefix + piece.layer
+        names = self.case["about"].get("name_map")
+        module = names[piece.layer] if names else self.prefix + piece.layer
         weight = f"{module}.weight"
         rows, cols = piece.rows, piece.cols
+        values = {f"{piece.layer}.weight": first(self.values[f"{piece.layer}.weight"], rows, cols)}
         stored = {name: tensor for name, tensor in self.tensors.items() if name.startswith(module + ".")}
         stored.pop(f"{module}.bias", None)
+        if rows and any(name.endswith(("_s_rel", "weight_zero", "proj_up")) for name in stored):
+            return {name: of_rows(tensor, stored[weight], rows) for name, tensor in stored.items()}, values
         for name in stored:
             if name == weight:
                 stored[name] = first(stored[name], rows, cols)
@@ -193,7 +209,17 @@ class Fixture:
                     stored[name] = first(stored[name], *grid)
                 elif stored[name].shape[0] == self.tensors[weight].shape[0]:
                     stored[name] = first(stored[name], rows, None)
-        return stored, {f"{piece.layer}.weight": first(self.values[f"{piece.layer}.weight"], rows, cols)}
+        return stored, values
+
+
+def of_rows(tensor: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """The part of a tensor that belongs to the first rows of a weight, along the axis that has as many."""
+    n = len(weight)
+    axis = next((axis for axis in (0, 1) if axis < tensor.dim() and tensor.shape[axis] == n), None)
+    if axis is None:
+        return tensor
+    raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+    return raw.narrow(axis, 0, rows // TILE if weight.dim() == 4 else rows).contiguous().clone().view(tensor.dtype)
 
 
 def first(tensor: Tensor, rows: int | None, cols: int | None) -> Tensor:
@@ -226,7 +252,7 @@ def save(
     stored: Tensors,
     values: Tensors,
     header: dict[str, str],
-    origin: dict[str, str],
+    origin: dict[str, Any],
     config: dict[str, Any] | None = None,
 ) -> None:
     path = HERE / f"{case}.safetensors"

@@ -1,0 +1,177 @@
+"""Asym W4A8: codes of 4 or 6 bits that become INT8 by a scale of their group, of rotated columns.
+
+    weight              i8                  (rows, cols · bits / 8)
+    weight_s_rel        f8_e4m3, u8, f32    (rows, cols / group); u8 are the bits of E4M3
+    weight_s_channel    f32                 (rows,)
+    weight_codebook     f32                 (16,), of 4 bits; optional
+    weight_correction   f32, bf16           (cols / group, rows), of 4 bits; optional
+
+    code       4 bits: two a byte, the first column in the low nibble
+               6 bits: the low four as above, in the first cols / 2 bytes of the row; the upper two of column
+               c are bits 2 (c % 4) and up of byte cols / 2 + c // 4
+    v          codebook[code], or float32(code - 2^(bits - 1))
+    u          v * float32(s_rel[r, c // group]), rounded half to even, within -127 … 127          rounded
+    rotated    u * s_channel[r]                                                                    rounded
+               + float32(correction[c // group, r])                                                rounded
+    weight     rotated, turned back in groups of columns: quanterr/formats/rotated.py              rounded
+
+The label gives the group (group_size, 16) and that of the rotation (convrot_groupsize, 256); the number of
+bits is told from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
+
+Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
+"""
+
+from dataclasses import dataclass
+from functools import cache, partial
+from math import lcm
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.comfy import INT8, check_labels
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.rotated import group_size, unrotate
+from quanterr.formats.scaled import multiply
+from quanterr.tensors import Workspace
+
+LABELS = frozenset({"asym_w4a8_int8"})
+GROUP = 16
+NEEDS = {
+    "codes": Part(("{weight}",), INT8),
+    "s_rel": Part(("{weight}_s_rel",), frozenset({"F8_E4M3", "U8", "F32"})),
+    "s_channel": Part(("{weight}_s_channel",), frozenset({"F32"})),
+    "codebook": Part(("{weight}_codebook",), frozenset({"F32"}), optional=True),
+    "correction": Part(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
+}
+HALF = {4: 8.0, 6: 32.0}  # by bits: what is taken off a code
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the codes of one weight lie."""
+
+    bits: int
+    group: int
+    rotation: int
+    padded: Padded
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight, of as many bits as its shapes tell.
+
+    Raises:
+        Misfit: shapes that do not belong together, or a label of another layout.
+    """
+    comfy_format, doubts = check_labels(parts, LABELS, rotates=True)
+    layout, doubt = _layout(parts)
+    if parts.get("correction"):
+        doubts += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
+    what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
+    return Weight(
+        parts.name,
+        "asym_w4a8_int8",
+        layout.padded.shape,
+        parts.entries,
+        partial(dequantize, parts, layout),
+        code_bits=layout.bits,
+        block_size=(1, layout.group),
+        evidence=(what,),
+        doubts=doubts + doubt,
+        comfy_format=comfy_format,
+    )
+
+
+def _layout(parts: Parts) -> tuple[Layout, tuple[str, ...]]:
+    codes, s_rel, s_channel = parts.codes, parts["s_rel"], parts["s_channel"]
+    label = next(iter(parts.hints.labels), None)
+    group = (label and label.number("group_size")) or GROUP
+    rows = codes.shape[0] if len(codes.shape) == 2 else 0
+    if not rows or len(s_rel.shape) != 2 or s_rel.shape[0] != rows or s_channel.shape != (rows,):
+        raise Misfit(f"its scales {s_rel} and {s_channel} should be a row of groups, and one, for each row of {codes}")
+    cols = s_rel.shape[1] * group
+    of_bits = {cols * n // 8: n for n in HALF}.get(codes.shape[1])
+    if of_bits is None:
+        raise Misfit(f"{codes} with scales {s_rel} in groups of {group} are not {cols} columns of 4 or 6 bits")
+    shapes = {"codebook": (16,), "correction": (s_rel.shape[1], rows)}
+    for role, shape in shapes.items():
+        part = parts.get(role)
+        if part and (of_bits != 4 or part.shape != shape):
+            raise Misfit(f"{part} should be {list(shape)} beside codes of 4 bits; these are of {of_bits}")
+    rotation, doubt = group_size(label, cols)
+    padded = fit_padded(parts, (rows, cols), lcm(group, rotation), 1)
+    return Layout(of_bits, group, rotation, padded), doubt
+
+
+def dequantize(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
+    """The rotated integers times their channel's scale, turned back, (r, c)."""
+    return layout.padded.dequantize(chunk, workspace, partial(_block, parts, layout))
+
+
+def _block(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
+    group = layout.group
+    left, right = chunk.col // group, -(-chunk.stop_col // group)
+    values = _levels(parts, layout, chunk, workspace)
+    multiply(values, _relative(parts, chunk, workspace)[:, left:right], chunk.col, group)
+    values.round_().clamp_(-127, 127)
+    values.mul_(workspace.read("s_channel", parts["s_channel"], chunk.row, (chunk.shape[0], 1)))
+    if parts.get("correction"):
+        correction = workspace.whole("correction", parts["correction"])[left:right, chunk.row : chunk.stop_row]
+        values.view(chunk.shape[0], -1, group).add_(correction.t().float().unsqueeze(2))
+    return Values(unrotate(values, layout.rotation, workspace))
+
+
+def _levels(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """What the codes stand for, before any scale, (r, c)."""
+    width, half = parts.codes.shape[1], layout.padded.stored_cols // 2
+    stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
+    low = stored[:, chunk.col // 2 : chunk.stop_col // 2]
+    if layout.bits == 6:
+        values = bits.unpack(low, _low_pairs(workspace.device), workspace)
+        high = stored[:, half + chunk.col // 4 : half + chunk.stop_col // 4]
+        return values.add_(bits.unpack(high, _high_fours(workspace.device), workspace, "high"))
+    if parts.get("codebook"):
+        codebook = workspace.whole("codebook", parts["codebook"])
+        byte = torch.arange(256, device=workspace.device)
+        return bits.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1), workspace)
+    return bits.unpack(low, _uniform_pairs(workspace.device), workspace)
+
+
+def _relative(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The scales of the groups of a chunk's rows as float32, (r, groups)."""
+    entry = parts["s_rel"]
+    groups = entry.shape[1]
+    stored = workspace.read("s_rel", entry, chunk.row * groups, (chunk.shape[0], groups))
+    return stored if entry.dtype == "F32" else bits.e4m3_scales(stored)
+
+
+@cache
+def _low_pairs(device: torch.device) -> Tensor:
+    return bits.nibble_pairs(bits.UINT4, high_first=False).to(device)
+
+
+@cache
+def _high_fours(device: torch.device) -> Tensor:
+    """What each byte of four upper halves adds, less 32: (256, 4) float32."""
+    shifts = torch.arange(0, 8, 2)
+    return ((torch.arange(256)[:, None] >> shifts & 3) * 16 - HALF[6]).float().to(device)
+
+
+@cache
+def _uniform_pairs(device: torch.device) -> Tensor:
+    return bits.nibble_pairs([value - HALF[4] for value in bits.UINT4], high_first=False).to(device)
+
+
+FORMATS = (
+    Format(
+        name="asym_w4a8_int8",
+        summary="codes of 4 or 6 bits that a scale a group makes INT8, of rotated columns",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(21, 35),
+    ),
+)

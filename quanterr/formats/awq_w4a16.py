@@ -1,0 +1,123 @@
+"""AWQ W4A16 of comfy-kitchen: unsigned four-bit codes, a scale and an offset for each group of columns.
+
+    weight          i8                (rows, cols / 2), two codes a byte, the first column in the low nibble
+    weight_scale    f32, bf16, f16    (cols / group, rows)
+    weight_zero     f32, bf16, f16    (cols / group, rows); weight_zeros in comfy-kitchen's own files
+
+    weight[r, c] = float32(code[r, c] - 8) * float32(weight_scale[c // group, r])        rounded
+                   + float32(weight_zero[c // group, r])                                 rounded
+
+The group is told from the shapes; a label's group_size must agree. Rows of a modulation layer that was taken
+over from Nunchaku may be interleaved (quanterr/formats/interleaved.py): nothing stored says so, and it is
+tried where the plain reading is far off.
+
+Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants
+formats/awq_w4a16.py.
+"""
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.comfy import FLOATS, INT8, check_labels
+from quanterr.formats.interleaved import parts_by_name, stored_rows
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.scaled import multiply
+from quanterr.tensors import Workspace
+
+LABELS = frozenset({"awq_w4a16"})
+OFFSET = 8.0
+NEEDS = {
+    "codes": Part(("{weight}",), INT8),
+    "scale": Part(("{weight}_scale",), FLOATS),
+    "zero": Part(("{weight}_zero", "{weight}_zeros"), FLOATS),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight with its rows in order; as a further reading, with its rows interleaved.
+
+    Raises:
+        Misfit: shapes that do not belong together, or a label of another layout.
+    """
+    comfy_format, doubts = check_labels(parts, LABELS)
+    codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
+    rows, cols = (codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
+    groups = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == rows else 0
+    if not groups or cols % (2 * groups) or zero.shape != scale.shape:
+        raise Misfit(f"its scale {scale} and zero {zero} should be [groups of columns, rows] for codes {codes}")
+    group = cols // groups
+    doubts += tuple(
+        f"the {label.source} says group_size {label.block[0]}, the shapes {group}; the shapes decided"
+        for label in parts.hints.labels
+        if label.block and label.block[0] != group
+    )
+    padded = fit_padded(parts, (rows, cols), group, 1)
+    by_name = parts_by_name(parts.name.removesuffix(".weight"))
+    readings = [
+        Weight(
+            parts.name,
+            "awq_w4a16",
+            padded.shape,
+            parts.entries,
+            partial(dequantize, parts, padded, n),
+            code_bits=4,
+            uniform_bits=4,
+            block_size=(1, group),
+            evidence=(f"4-bit codes in groups of {group}, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
+            doubts=doubts,
+            comfy_format=comfy_format,
+        )
+        for n in ((1, by_name) if by_name > 1 and rows % by_name == 0 else (1,))
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code - 8) · float32(scale) + float32(zero), (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, interleaved))
+
+
+def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
+    width = padded.stored_cols // 2
+    if interleaved == 1:
+        order: Tensor | slice = slice(chunk.row, chunk.stop_row)
+        stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
+    else:
+        order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
+        stored = workspace.whole("whole_codes", parts.codes)[order]
+    values = bits.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], _pairs(workspace.device), workspace)
+    group = padded.step
+    left, right = chunk.col // group, -(-chunk.stop_col // group)
+    multiply(values, of_rows("whole_scale", parts["scale"], order, workspace)[:, left:right], chunk.col, group)
+    zero = of_rows("whole_zero", parts["zero"], order, workspace)[:, left:right]
+    values.view(chunk.shape[0], -1, group).add_(zero.unsqueeze(2))
+    return Values(values)
+
+
+def of_rows(key: str, entry: Entry, order: Tensor | slice, workspace: Workspace) -> Tensor:
+    """Numbers that are stored as (groups, rows), of some of the rows as float32, (r, groups)."""
+    return workspace.whole(key, entry)[:, order].t().float()
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    return bits.nibble_pairs([value - OFFSET for value in bits.UINT4], high_first=False).to(device)
+
+
+FORMATS = (
+    Format(
+        name="awq_w4a16",
+        summary="unsigned 4-bit codes, a scale and an offset for each 64 columns (ComfyUI)",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(17, 19),
+    ),
+)

@@ -1,0 +1,93 @@
+"""Signed four-bit codes with one scale a row; ConvRot W4A4 has rotated their columns before.
+
+    weight          i8                (rows, cols / 2), two codes a byte, the first column in the low nibble
+    weight_scale    f32, bf16, f16    (rows,) or (rows, 1)
+
+    product[r, c] = float32(code[r, c]) * float32(weight_scale[r])      code in -8 … 7     rounded
+    convrot_w4a4     weight = product, turned back in groups of columns: quanterr/formats/rotated.py    rounded
+    int4_tensorwise  weight = product
+
+A label names them, for the tensors alone could be INT8 of half the width; convrot_groupsize is 256 where it
+says nothing. int4_tensorwise with convrot is read as convrot_w4a4. What linear_dtype says is the runtime's.
+
+Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/convrot_w4a4.py, backends/eager/convrot_w4a4.py.
+"""
+
+from functools import partial
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.comfy import ALWAYS_ROTATED, FLOATS, INT8, check_labels
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.rotated import group_size, unrotate
+from quanterr.formats.scaled import as_float
+from quanterr.tensors import Workspace
+
+LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
+NEEDS = {
+    "codes": Part(("{weight}",), INT8),
+    "scale": Part(("{weight}_scale",), FLOATS),
+}
+
+
+def fit(rotated: bool, parts: Parts) -> Weight | None:
+    """The weight, if its label names this layout.
+
+    Raises:
+        Misfit: the codes are no matrix, there is not one scale a row, or groups do not divide a row.
+    """
+    label = next((label for label in parts.hints.labels if label.format in LABELS), None)
+    if label is None or rotated != (label.rotated or label.format in ALWAYS_ROTATED):
+        return None
+    comfy_format, doubts = check_labels(parts, LABELS, rotates=True)
+    codes, scale = parts.codes, parts["scale"]
+    if len(codes.shape) != 2 or scale.shape not in ((codes.shape[0],), (codes.shape[0], 1)):
+        raise Misfit(f"its scale {scale} should be one for each row of {codes}")
+    stored = codes.shape[0], 2 * codes.shape[1]
+    size, doubt = group_size(label, stored[1]) if rotated else (2, ())
+    padded = fit_padded(parts, stored, size, 1)
+    return Weight(
+        parts.name,
+        "convrot_w4a4" if rotated else "int4_tensorwise",
+        padded.shape,
+        parts.entries,
+        partial(dequantize, parts, padded, rotated),
+        code_bits=4,
+        uniform_bits=4,
+        scale=scale,
+        evidence=(f"{label}, scale {scale}" + (f"; rotated in groups of {size}" if rotated else ""),),
+        doubts=(*doubts, *doubt),
+        comfy_format=comfy_format,
+    )
+
+
+def dequantize(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · float32(scale), turned back if it was rotated, (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, rotated))
+
+
+def _block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
+    first = (chunk.row * padded.stored_cols + chunk.col) // 2
+    codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
+    values = bits.unpack(codes, bits.int4_pairs(workspace.device), workspace)
+    scale = as_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
+    values.mul_(scale)
+    return Values(unrotate(values, padded.step, workspace) if rotated else values)
+
+
+FORMATS = tuple(
+    Format(
+        name=name,
+        summary=f"signed 4-bit codes with one scale a row{of}",
+        needs=NEEDS,
+        fit=partial(fit, rotated),
+        specification=__doc__ or "",
+        usual_db=usual_db,
+    )
+    for name, rotated, of, usual_db in (
+        ("convrot_w4a4", True, ", of rotated columns", (18, 19)),
+        ("int4_tensorwise", False, "", None),
+    )
+)

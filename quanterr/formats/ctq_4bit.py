@@ -1,0 +1,137 @@
+"""Flat four-bit codes of convert_to_quant's experiments of December 2025, which it called bnb_nf4 and the like.
+
+    weight    u8     (n / 2,), two codes a byte, the first in the low nibble: the weight's n elements in C order
+    absmax    f32    (n / 64,), one for each 64 elements, also across the end of a row
+
+    weight[i] = table[code[i]] * absmax[i // 64]                                       rounded
+
+The label names the table (format bnb_nf4, bnb_fp4 or bnb_af4) and the block (group_size, 64). The shape is not
+stored: it is the original's. bitsandbytes itself has the first code in the high nibble.
+
+Reference: silveroxides/convert_to_quant, branches 3d-blockwise and nf4-optimize, dequantize_4bit.
+"""
+
+from functools import cache, partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk, as_matrix
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.comfy import check_labels
+from quanterr.formats.padded import labelled_shape
+from quanterr.formats.scaled import multiply
+from quanterr.tensors import Workspace
+
+BLOCK = 64
+NF4 = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+FP4 = tuple(n / 12 for n in (0.0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3))
+AF4 = (
+    1.0,
+    0.72424863,
+    0.55496234,
+    0.42563882,
+    0.31675666,
+    0.21961274,
+    0.12934483,
+    0.04273164,
+    0.0,
+    -0.04934812,
+    -0.14982478,
+    -0.25607552,
+    -0.3736951,
+    -0.51243739,
+    -0.69441008,
+    -1.0,
+)
+TABLES = {"nf4": NF4, "fp4": FP4, "af4": AF4}
+LABELS = frozenset(f"bnb_{name}" for name in TABLES)
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"U8"})),
+    "absmax": Part(("{module}.absmax",), frozenset({"F32"})),
+}
+
+
+def fit(table: str, parts: Parts) -> Weight | None:
+    """The weight, if its label names this table.
+
+    Raises:
+        Misfit: no label names any, the shape is not known, or codes and absmax are not as many as it needs.
+    """
+    comfy_format, doubts = check_labels(parts, LABELS)
+    codes, absmax = parts.codes, parts["absmax"]
+    if comfy_format is None:
+        raise Misfit(f"4-bit codes {codes} with {absmax}, but no label names their table: {', '.join(sorted(LABELS))}")
+    if comfy_format != f"bnb_{table}":
+        return None
+    shape = parts.hints.shape or labelled_shape(parts)
+    if shape is None:
+        raise Misfit(f"{codes} is flat, and its shape is not stored: it is known beside the original alone")
+    block = parts.hints.labels[0].number("group_size") or BLOCK
+    n = prod(shape)
+    if codes.shape != (-(-n // 2),) or absmax.shape != (-(-n // block),):
+        raise Misfit(
+            f"a weight of {list(shape)} needs {-(-n // 2)} bytes and {-(-n // block)} absmax (one for {block} "
+            f"elements), found {codes} and {absmax}"
+        )
+    return Weight(
+        parts.name,
+        f"ctq_{table}",
+        shape,
+        parts.entries,
+        partial(dequantize, parts, table, as_matrix(shape)[1], block),
+        code_bits=4,
+        evidence=(f"{parts.hints.labels[0]}; flat codes in blocks of {block}",),
+        doubts=doubts,
+        comfy_format=comfy_format,
+    )
+
+
+def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """table[code] · absmax, (r, c)."""
+    first = chunk.row * cols + chunk.col
+    start, stop = first // 2, (first + chunk.n + 1) // 2
+    codes = workspace.read("codes", parts.codes, start, (1, stop - start))
+    values = bits.unpack(codes, _pairs(table, workspace.device), workspace)
+    values = values[:, first - 2 * start : first - 2 * start + chunk.n]
+    left, right = first // block, -(-(first + chunk.n) // block)
+    absmax = workspace.read("absmax", parts["absmax"], left, (1, right - left))
+    return Values(multiply(values, absmax, first, block).view(chunk.shape))
+
+
+@cache
+def _pairs(table: str, device: torch.device) -> Tensor:
+    return bits.nibble_pairs(TABLES[table], high_first=False).to(device)
+
+
+FORMATS = tuple(
+    Format(
+        name=f"ctq_{table}",
+        summary=f"flat {table.upper()} codes with an absmax for each 64 (convert_to_quant's bnb_{table})",
+        needs=NEEDS,
+        fit=partial(fit, table),
+        specification=__doc__ or "",
+        usual_db=usual_db,
+    )
+    for table, usual_db in (("nf4", (16, 17)), ("fp4", (12, 14)), ("af4", None))
+)

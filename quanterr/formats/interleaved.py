@@ -1,0 +1,29 @@
+"""Rows that lie interleaved, as runtimes store the modulation layers of diffusion models.
+
+    stored row j · parts + s    is row s · (rows / parts) + j of the weight
+
+A layer that gives shift, scale and gate of a block (3 parts, or 6) stores those of one channel next to each
+other. Which layers do is told by their names alone.
+
+Reference: mit-han-lab/deepcompressor backend/nunchaku/utils.py (adanorm_splits); nunchaku-tech/nunchaku
+models/normalization.py and transformers/transformer_qwenimage.py; Comfy-Org/comfy-quants
+algorithms/awq_w4a16/qwen_modulation.py.
+"""
+
+import torch
+from torch import Tensor
+
+# By the end of the module's name: FLUX single and double blocks, Qwen-Image.
+PARTS = {"norm.linear": 3, "norm1.linear": 6, "norm1_context.linear": 6, "img_mod.1": 6, "txt_mod.1": 6}
+
+
+def parts_by_name(module: str) -> int:
+    """Parts of the rows of a modulation layer of that name; 1: not interleaved."""
+    return next((n for ending, n in PARTS.items() if module == ending or module.endswith("." + ending)), 1)
+
+
+def stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.device) -> Tensor:
+    """Numbers of the stored rows that hold rows ``row:stop_row`` of a weight of ``rows``, (r,) int64."""
+    wanted = torch.arange(row, stop_row, device=device)
+    each = rows // parts
+    return wanted % each * parts + wanted // each

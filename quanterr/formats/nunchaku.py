@@ -1,0 +1,254 @@
+"""SVDQuant W4A4 in Nunchaku files: four-bit codes of a smoothed weight and a branch of low rank, in fragments.
+
+    X.qweight        i8            (rows, cols / 2)
+    X.wscales        bf16, f16     (cols / 64, rows): int4, signed codes
+                     f8_e4m3       (cols / 16, rows): nvfp4, E2M1 codes
+    X.smooth         bf16, f16     (cols,)
+    X.smooth_orig    bf16, f16     (cols,), optional
+    X.lora_down      bf16, f16     (cols, rank)
+    X.lora_up        bf16, f16     (rows, rank)
+    X.wtscale        floating      one; nvfp4, optional
+    X.wcscales       bf16, f16     (rows,); nvfp4, optional
+
+    newer names: smooth_factor, smooth_factor_orig, proj_down, proj_up
+
+    residual[r, c] = float32(code[r, c]) * float32(wscales[r, group of c])                       rounded
+                     * float32(wtscale) * float32(wcscales[r]), where there are any              rounded each
+    weight = residual / smooth + lora_up @ lora_down                                    float64, rounded
+
+All of them lie in the order of quanterr/formats/fragments.py; rows and columns are padded to multiples of
+128, and the weight is the first of them.
+
+Where smooth is one everywhere and smooth_orig is not, the smoothing was taken out of the V rows of the fused
+projection before: there V[j, :] = stored * smooth_orig[j], here
+
+    weight = (residual + lora_up @ lora_down) / smooth_orig                             float64, rounded
+
+Reference: mit-han-lab/deepcompressor backend/nunchaku/convert.py, utils.py; nunchaku-tech/nunchaku
+nunchaku/models/linear.py, models/transformers/transformer_flux_v2.py.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from quanterr import strict_json
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.fragments import (
+    TILE,
+    codes_in_order,
+    down_in_order,
+    read_tiles,
+    scales_in_order,
+    small_scales_in_order,
+    tiles_of,
+    up_in_order,
+)
+from quanterr.formats.lowrank import add_branch
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.scaled import multiply
+from quanterr.tensors import Workspace
+from quanterr.text import display
+
+HALVES = frozenset({"BF16", "F16"})
+ONE = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
+GROUPS = {"int4": 64, "nvfp4": 16}
+CODES = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}  # what quantization_config calls them
+
+# Fused projections, and the projection of what their V rows give; relative to the name of the block.
+BEFORE = {
+    "qkv_proj": ("out_proj",),
+    "qkv_proj_context": ("out_proj_context",),
+    "to_qkv": ("to_out.0", "to_out"),
+    "add_qkv_proj": ("to_add_out",),
+}
+
+
+NEEDS = {
+    "codes": Part(("{module}.qweight",), frozenset({"I8"})),
+    "scale": Part(("{module}.wscales",), HALVES | {"F8_E4M3"}),
+    "smooth": Part(("{module}.smooth", "{module}.smooth_factor"), HALVES),
+    "down": Part(("{module}.lora_down", "{module}.proj_down"), HALVES),
+    "up": Part(("{module}.lora_up", "{module}.proj_up"), HALVES),
+    "smooth_orig": Part(("{module}.smooth_orig", "{module}.smooth_factor_orig"), HALVES, optional=True),
+    "tensor_scale": Part(("{module}.wtscale",), HALVES | {"F32"}, optional=True),
+    "row_scale": Part(("{module}.wcscales",), HALVES, optional=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What one weight is made of."""
+
+    group: int
+    padded: Padded
+    folded: bool  # the smoothing is in the layer before
+    v_factors: Entry | None  # and this is that layer: the smoothing of the one after
+
+
+def fit(codes: str, parts: Parts) -> Weight | None:
+    """The weight, without its padding, if its codes are of that kind.
+
+    Raises:
+        Misfit: a part of another shape, or one that integers do not have.
+    """
+    if codes != ("nvfp4" if parts["scale"].dtype == "F8_E4M3" else "int4"):
+        return None
+    layout = _layout(codes, parts)
+    told = f"{codes} codes in fragments, a branch of rank {parts['down'].shape[1]}"
+    if layout.folded:
+        told += "; its smoothing is folded into the V rows before it, and undone on both sides"
+    if layout.v_factors:
+        told += f"; V rows times {layout.v_factors.name}, which is folded into them"
+    return Weight(
+        parts.name,
+        f"nunchaku_{codes}",
+        layout.padded.shape,
+        parts.entries,
+        partial(dequantize, parts, layout),
+        code_bits=4,
+        block_size=(1, layout.group),
+        evidence=(told,),
+        doubts=tuple(_doubts(codes, parts)),
+    )
+
+
+def _layout(codes: str, parts: Parts) -> Layout:
+    stored, scale = parts.codes, parts["scale"]
+    rows, cols = (stored.shape[0], 2 * stored.shape[1]) if len(stored.shape) == 2 else (0, 0)
+    if not rows or not cols or rows % TILE or cols % TILE:
+        raise Misfit(f"Nunchaku codes are (rows, cols / 2), both in multiples of {TILE}, not {stored}")
+    group = GROUPS[codes]
+    scaled = scale.n // rows * group  # columns: the scales of the last may not be padded as far as the codes
+    rank = parts["down"].shape[-1] if parts["down"].shape else 0
+    expected = {
+        "scale": (scaled // group, rows),
+        "smooth": (cols,),
+        "smooth_orig": (cols,),
+        "down": (cols, rank),
+        "up": (rows, rank),
+        "row_scale": (rows,),
+    }
+    for role, shape in expected.items():
+        part = parts.get(role)
+        if part and part.shape != shape:
+            raise Misfit(f"{part} should be {list(shape)} beside codes {stored}")
+    if not cols - TILE < scaled <= cols or (scaled // group) % (TILE // 64 if codes == "int4" else 4):
+        raise Misfit(f"{scale} should be [{cols // group}, {rows}] beside codes {stored}")
+    for role in ("tensor_scale", "row_scale"):
+        if codes == "int4" and (part := parts.get(role)):
+            raise Misfit(f"{part} is not known beside int4 codes")
+    if rank % 16 or not rank:
+        raise Misfit(f"{parts['down']} should have a rank in multiples of 16")
+    if (tensor_scale := parts.get("tensor_scale")) and tensor_scale.n != 1:
+        raise Misfit(f"{tensor_scale} should be one number")
+    padded = fit_padded(parts, (rows, scaled), group, TILE)
+    return Layout(group, padded, _is_folded(parts["smooth"], parts.get("smooth_orig")), _v_factors(parts, padded))
+
+
+def _is_folded(smooth: Entry, smooth_orig: Entry | None) -> bool:
+    """Whether the runtime does not smooth this layer, though it was smoothed: reads both."""
+    ones = ONE[smooth.dtype] * smooth.n
+    return smooth_orig is not None and smooth.read() == ones and smooth_orig.read() != ONE[smooth_orig.dtype] * smooth.n
+
+
+def _v_factors(parts: Parts, padded: Padded) -> Entry | None:
+    """What is folded into the V rows of this fused projection; None if it is no such, or nothing is."""
+    block, _, last = parts.name.removesuffix(".weight").rpartition(".")
+    for after in BEFORE.get(last, ()):
+        stored = [
+            next((found for name in names if (found := parts.checkpoint.get(f"{block}.{after}.{name}"))), None)
+            for names in (("smooth", "smooth_factor"), ("smooth_orig", "smooth_factor_orig"))
+        ]
+        smooth, smooth_orig = stored
+        if smooth and smooth_orig and smooth.dtype in HALVES and _is_folded(smooth, smooth_orig):
+            if padded.rows % 3 or not 0 <= smooth_orig.n - padded.rows // 3 < TILE:
+                raise Misfit(f"{smooth_orig} is folded into rows of it that cannot be told: {padded.rows} rows")
+            return smooth_orig
+    return None
+
+
+def _doubts(codes: str, parts: Parts) -> Iterable[str]:
+    for label in parts.hints.labels:
+        yield f"{label}, but the codes are those of Nunchaku: read as what is stored"
+    said = parts.hints.metadata.get("quantization_config")
+    try:
+        config = strict_json.loads(said.encode()) if said else None
+    except strict_json.Invalid:
+        return
+    weight = config.get("weight") if isinstance(config, dict) else None
+    dtype = weight.get("dtype") if isinstance(weight, dict) else None
+    if dtype is not None and CODES.get(str(dtype)) != codes:
+        yield f"quantization_config in the header says {display(str(dtype))}, but {parts['scale']} is of {codes}"
+
+
+def dequantize(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
+    """The codes' values, smoothed, plus the branch of low rank, (r, c)."""
+    return layout.padded.dequantize(chunk, workspace, partial(_block, parts, layout))
+
+
+def _block(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
+    top, bottom = tiles_of(chunk.row, chunk.stop_row)
+    rows = slice(chunk.row - top * TILE, chunk.stop_row - top * TILE)
+    cols = slice(chunk.col, chunk.stop_col)
+    rank = parts["up"].shape[1]
+    residual = _residual(parts, layout, chunk, workspace)
+    smooth = _factors("smooth_orig" if layout.folded else "smooth", parts, workspace)[cols]
+    down = down_in_order(workspace.whole("down", parts["down"]))[:, cols]
+    up = up_in_order(read_tiles("up", parts["up"], top, bottom, rank, workspace).view(-1, rank))[rows]
+    values = add_branch(residual, smooth, up, down, layout.folded, workspace)
+    if layout.v_factors:
+        first_v = layout.padded.rows // 3 * 2
+        begin = max(first_v, chunk.row)
+        if begin < chunk.stop_row:
+            factors = scales_in_order(workspace.whole("v_factors", layout.v_factors)).float()
+            values[begin - chunk.row :].mul_(factors[begin - first_v : chunk.stop_row - first_v])
+    return Values(values)
+
+
+def _residual(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Codes times their scales, (r, c)."""
+    top, bottom = tiles_of(chunk.row, chunk.stop_row)
+    rows = slice(chunk.row - top * TILE, chunk.stop_row - top * TILE)
+    width, group = parts.codes.shape[1], layout.group
+    groups = slice(chunk.col // group, -(-chunk.stop_col // group))
+    stored = read_tiles("codes", parts.codes, top, bottom, width, workspace).view(-1, width)
+    codes = codes_in_order(stored, workspace)[rows, chunk.col // 2 : chunk.stop_col // 2]
+    n_groups = parts["scale"].shape[0]
+    scales = read_tiles("scale", parts["scale"], top, bottom, n_groups, workspace)
+    if group == GROUPS["int4"]:
+        values = bits.unpack(codes, bits.int4_pairs(workspace.device), workspace)
+        scale = scales_in_order(scales, n_groups)[rows, groups].float()
+        return multiply(values, scale, chunk.col, group)
+    values = bits.unpack(codes, bits.e2m1_pairs(False, workspace.device), workspace)
+    scale = bits.e4m3_scales(small_scales_in_order(scales, n_groups)[rows, groups])
+    multiply(values, scale, chunk.col, group)
+    if tensor_scale := parts.get("tensor_scale"):
+        values.mul_(workspace.whole("tensor_scale", tensor_scale).view(()).float())
+    if parts.get("row_scale"):
+        values.mul_(_factors("row_scale", parts, workspace)[chunk.row : chunk.stop_row, None])
+    return values
+
+
+def _factors(role: str, parts: Parts, workspace: Workspace) -> Tensor:
+    """Numbers of all rows or columns as float32, flat."""
+    return scales_in_order(workspace.whole(role, parts[role])).view(-1).float()
+
+
+FORMATS = tuple(
+    Format(
+        name=f"nunchaku_{codes}",
+        summary=f"{codes} codes of a smoothed weight and a branch of low rank, in the order of Nunchaku",
+        needs=NEEDS,
+        fit=partial(fit, codes),
+        specification=__doc__ or "",
+        usual_db=usual_db,
+    )
+    for codes, usual_db in (("int4", (23, 24)), ("nvfp4", (24, 25)))
+)

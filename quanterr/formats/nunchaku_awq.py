@@ -1,0 +1,112 @@
+"""AWQ W4A16 in Nunchaku files: four-bit codes, a scale and an offset for each 64 columns, in fragments.
+
+    X.qweight    i32           (rows / 4, cols / 2)
+    X.wscales    bf16, f16     (cols / 64 or more, rows); what is more is padding
+    X.wzeros     bf16, f16     the same
+
+    weight[r, c] = float32(code[r, c]) * float32(wscales[c // 64, r])      code in 0 … 15    rounded
+                   + float32(wzeros[c // 64, r])                                             rounded
+
+    codes    16-bit words of four, the first in the lowest bits, as digits of their place (t, k, d 4, b 2, c 8):
+             code a of a word is row 4 t + d, column 64 k + 32 b + 8 a + c
+
+These are the modulation layers, whose rows lie interleaved: quanterr/formats/interleaved.py. The module's name
+tells in how many parts; where that is far off the others are tried.
+
+Reference: mit-han-lab/deepcompressor backend/tinychat/utils.py, backend/nunchaku/utils.py; nunchaku-tech/nunchaku
+nunchaku/models/linear.py AWQW4A16Linear.
+"""
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.awq_w4a16 import of_rows
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.interleaved import parts_by_name, stored_rows
+from quanterr.formats.padded import Padded, fit_padded
+from quanterr.formats.scaled import multiply
+from quanterr.tensors import Workspace
+
+HALVES = frozenset({"BF16", "F16"})
+GROUP = 64
+NEEDS = {
+    "codes": Part(("{module}.qweight",), frozenset({"I32"})),
+    "scale": Part(("{module}.wscales",), HALVES),
+    "zero": Part(("{module}.wzeros",), HALVES),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight with its rows as its name tells; as further readings, in other orders.
+
+    Raises:
+        Misfit: shapes that do not belong together.
+    """
+    codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
+    rows, cols = (4 * codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
+    if not rows or not cols or cols % GROUP:
+        raise Misfit(f"Nunchaku's AWQ codes are (rows / 4, cols / 2), cols in multiples of {GROUP}, not {codes}")
+    groups = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == rows else 0
+    if groups < cols // GROUP or zero.shape != scale.shape:
+        raise Misfit(f"its scale {scale} and zero {zero} should be [{cols // GROUP} or more, {rows}] for {codes}")
+    padded = fit_padded(parts, (rows, cols), GROUP, 1)
+    by_name = parts_by_name(parts.name.removesuffix(".weight"))
+    readings = [
+        Weight(
+            parts.name,
+            "nunchaku_awq",
+            padded.shape,
+            parts.entries,
+            partial(dequantize, parts, padded, n),
+            code_bits=4,
+            uniform_bits=4,
+            block_size=(1, GROUP),
+            evidence=("4-bit codes in fragments, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
+        )
+        for n in dict.fromkeys((by_name, 1, 6, 3))
+        if rows % n == 0
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · float32(scale) + float32(zero), (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, interleaved))
+
+
+def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
+    rows, cols = chunk.shape
+    order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
+    groups = slice(chunk.col // GROUP, chunk.stop_col // GROUP)
+    # 32 bytes of a row and 64 columns lie together: as four numbers of eight bytes
+    pieces = workspace.whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
+    codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
+    unpacked = bits.unpack(codes, _pairs(workspace.device), workspace, "unpacked")
+    values = workspace.buffer("values", (rows, cols), torch.float32)
+    values.view(rows, -1, 2, 4, 8).copy_(unpacked.view(rows, -1, 2, 8, 4).transpose(3, 4))
+    multiply(values, of_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)
+    zero = of_rows("whole_zero", parts["zero"], order, workspace)[:, groups]
+    values.view(rows, -1, GROUP).add_(zero.unsqueeze(2))
+    return Values(values)
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    return bits.nibble_pairs(bits.UINT4, high_first=False).to(device)
+
+
+FORMATS = (
+    Format(
+        name="nunchaku_awq",
+        summary="4-bit codes, a scale and an offset for each 64 columns, in the order of Nunchaku",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(12, 18),
+    ),
+)

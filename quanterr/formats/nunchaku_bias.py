@@ -1,0 +1,87 @@
+"""Biases in Nunchaku files, in the order of the rows of their layer.
+
+    X.bias    bf16, f16    (rows,), beside X.qweight and X.wscales
+
+    qweight i8     in the order of quanterr/formats/fragments.py, padded to a multiple of 128
+    qweight i32    interleaved as the rows of a modulation layer are, quanterr/formats/interleaved.py; to the second
+                   part and to the last but one, which are scales, 1 was added: it is taken off in float32
+
+Behind a GELU the runtime shifts activations and a term of the low-rank branch was added to the bias: that
+difference stays.
+
+Reference: mit-han-lab/deepcompressor backend/nunchaku/utils.py; nunchaku-tech/nunchaku
+nunchaku/models/normalization.py.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.formats import dense
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.fragments import TILE, scales_in_order
+from quanterr.formats.interleaved import parts_by_name, stored_rows
+from quanterr.tensors import Workspace
+
+HALVES = frozenset({"BF16", "F16"})
+NEEDS = {"codes": Part(("{weight}",), HALVES)}
+BIAS = ".bias"
+
+
+def fit(parts: Parts) -> Weight | None:
+    """The bias, if a layer in Nunchaku's order lies beside it; refused where it is not as long as that."""
+    module = parts.name.removesuffix(BIAS)
+    qweight = parts.checkpoint.get(f"{module}.qweight")
+    if module == parts.name or qweight is None or f"{module}.wscales" not in parts.checkpoint:
+        return None
+    bias, interleaved = parts.codes, parts_by_name(module)
+    in_fragments = qweight.dtype == "I8"
+    if len(bias.shape) != 1 or bias.n % (TILE if in_fragments else interleaved):
+        return replace(dense.fit(parts), refusal=f"a bias beside {qweight} should be as long as its rows, not {bias}")
+    if in_fragments:
+        shape = parts.hints.shape or bias.shape
+        if len(shape) != 1 or -(-shape[0] // TILE) * TILE != bias.n:
+            shape = bias.shape
+        return _weight(parts, shape, None, "in fragments")
+    if qweight.dtype != "I32":
+        return None
+    return _weight(parts, bias.shape, interleaved, f"interleaved by {interleaved}")
+
+
+def _weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, told: str) -> Weight:
+    return Weight(
+        parts.name,
+        "nunchaku_bias",
+        shape,
+        parts.entries,
+        partial(dequantize, parts, interleaved),
+        evidence=(f"a bias {told}",),
+    )
+
+
+def dequantize(parts: Parts, interleaved: int | None, chunk: Chunk, workspace: Workspace) -> Values:
+    """The stored numbers in order, (1, c)."""
+    stored = workspace.whole("bias", parts.codes)
+    values = scales_in_order(stored).view(-1).float() if interleaved is None else _in_order(stored, interleaved)
+    return Values(values[chunk.col : chunk.stop_col].view(1, -1))
+
+
+def _in_order(stored: Tensor, interleaved: int) -> Tensor:
+    values = stored[stored_rows(0, len(stored), len(stored), interleaved, stored.device)].float()
+    if interleaved > 1:
+        of_parts = values.view(interleaved, -1)
+        of_parts[[1, interleaved - 2] if interleaved > 3 else [1]] -= 1
+    return values
+
+
+FORMATS = (
+    Format(
+        name="nunchaku_bias",
+        summary="biases in the order of Nunchaku's layers",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+    ),
+)

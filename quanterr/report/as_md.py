@@ -1,0 +1,169 @@
+"""The report as a section of a model card, between two comments, so that the next one can take its place.
+
+Names are hostile. They stand in code, where Markdown knows no markup, and those that could end it are written
+in entities; of sentences everything that is markup, a mention or a link is written in entities.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+from quanterr.errors import UsageError
+from quanterr.report.model import Report, Side
+from quanterr.report.shown import (
+    BUCKETS,
+    cosine,
+    coverage_line,
+    db,
+    exactly,
+    gate_words,
+    number,
+    percent,
+    sentence,
+    sort_layers,
+    usual,
+)
+from quanterr.text import count, display, size
+
+BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
+WORST = 5  # layers
+MAX_LISTED = 10  # rows of any other kind
+
+_SPLIT = "\u200b"  # of no width: splits what would be a mention, an issue or a link
+_LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[@#])", re.IGNORECASE)
+_TEXT = re.compile(r"[A-Za-z0-9 .,:;()'\"/+=%?-]|(?<=[A-Za-z0-9])_(?=[A-Za-z0-9])")
+
+
+def write(report: Report, file: IO[str]) -> None:
+    """Write the section, with its comments."""
+    file.write(section(report))
+
+
+def section(report: Report) -> str:
+    """The section, with its comments."""
+    return "\n".join([BEGIN, *_lines(report), END]) + "\n"
+
+
+def updated(text: str, report: Report, where: str) -> str:
+    """A document with the section in the place of what stood between its comments.
+
+    Raises:
+        UsageError: not exactly one pair of comments, each on a line of its own.
+    """
+    lines = text.splitlines(keepends=True)
+    found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
+    if not found:
+        raise UsageError(f"{where}: has no place for the report; put two lines where it is to stand: {BEGIN} and {END}")
+    if [mark for _, mark in found] != [BEGIN, END]:
+        told = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
+        raise UsageError(f"{where}: needs {BEGIN} once and {END} once after it, each on its own line; it has {told}")
+    first, last = found[0][0], found[1][0]
+    newline = "\r\n" if lines[first].endswith("\r\n") else "\n"
+    before = "".join(lines[:first]) + ("\ufeff" if lines[first].startswith("\ufeff") else "")
+    ending = "" if lines[last].endswith("\n") else newline
+    made = section(report).replace("\n", newline)
+    return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
+
+
+def _lines(report: Report) -> Iterator[str]:
+    a = report.aggregate
+    yield "## Weight fidelity"
+    yield ""
+    yield f"**Verdict: {report.verdict}**"
+    yield ""
+    yield from (f"- {prose(reason)}" for reason in report.reasons[:MAX_LISTED])
+    if len(report.reasons) > MAX_LISTED:
+        yield f"- and {count(len(report.reasons) - MAX_LISTED, 'more reason')}"
+    yield f"- {prose(coverage_line(report))}"
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    yield f"| quantized | {_told(report.quantized)} |"
+    yield f"| original | {_told(report.original)} |"
+    if report.layers:
+        yield f"| SNR, pooled | {db(a.overall_snr_db, ' dB')} over {count(a.total_layers, 'layer')} that differ |"
+        yield f"| worst layer | {db(a.worst_layer_snr_db, ' dB')} |"
+        yield f"| relative error | {percent(a.mean_relative_error)} |"
+        yield f"| cosine | {cosine(a.cosine_similarity)} |"
+        yield f"| bits per weight | {number(a.bits_per_weight)} |"
+        yield ""
+        yield from _table(["format", "layers", "SNR", "usual", "worst", "relative", "bits/weight"], _formats(report))
+        yield ""
+        yield "Worst layers:"
+        yield ""
+        yield from _table(["layer", "SNR", "relative", "max error", "format"], _worst(report))
+    yield from _problems(report)
+    yield from _gates(report)
+    yield ""
+    yield (
+        f"Made by {prose(report.tool.name)} {prose(report.tool.version)} from the weights of both checkpoints. SNR is "
+        "10·log10(Σx²/Σe²) in dB, x the original and e the error. Weight error is not task accuracy."
+    )
+
+
+def _told(side: Side) -> str:
+    revision = f" at {code(side.revision)}" if side.revision else ""
+    return f"{code(side.path)}{revision}, {size(side.bytes)}"
+
+
+def _formats(report: Report) -> Iterator[list[str]]:
+    for name, a in report.groups.get("format", {}).items():
+        levels = [db(a.overall_snr_db), usual(report, name, "–"), db(a.worst_layer_snr_db)]
+        yield [code(name), f"{a.total_layers:,}", *levels, percent(a.mean_relative_error), number(a.bits_per_weight)]
+
+
+def _worst(report: Report) -> Iterator[list[str]]:
+    for layer in sort_layers(report.layers)[:WORST]:
+        errors = [db(layer.snr_db), percent(layer.relative_error), number(layer.max_absolute_error)]
+        yield [code(layer.layer_name), *errors, code(layer.format)]
+
+
+def _problems(report: Report) -> Iterator[str]:
+    if not report.not_compared:
+        return
+    yield ""
+    yield f"Not compared: {count(len(report.not_compared), 'tensor')}:"
+    yield ""
+    rows = [
+        [code(item.layer_name), prose(BUCKETS.get(item.bucket, item.bucket)), prose(item.reason)]
+        for item in report.not_compared[:MAX_LISTED]
+    ]
+    more = len(report.not_compared) - len(rows)
+    yield from _table(["tensor", "why", "in detail"], [*rows, *([[f"and {more:,} more", "", ""]] if more else [])])
+
+
+def _gates(report: Report) -> Iterator[str]:
+    if not report.gates:
+        return
+    yield ""
+    rows = [
+        [
+            prose(gate.id) if gate.id != gate.require else "",
+            code(gate.require),
+            gate_words(gate)[0],
+            exactly(gate.observed),
+            exactly(gate.margin),
+        ]
+        for gate in sorted(report.gates, key=lambda gate: gate.status)
+    ]
+    yield from _table(["gate", "condition", "verdict", "observed", "margin"], rows)
+
+
+def _table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def code(name: str) -> str:
+    """A name as code; one that could end the code or the cell of a table in entities, which Markdown leaves alone."""
+    shown = display(name)
+    if not set(shown) & set("`|\\") and shown == shown.strip():
+        return f"`{shown}`"
+    return f"<code>{''.join(c if c.isalnum() or c == '_' else f'&#{ord(c)};' for c in shown)}</code>"
+
+
+def prose(text: str) -> str:
+    """A sentence whose characters are all text."""
+    shown = _LINK.sub(_SPLIT, sentence(text).strip())
+    return "".join(c if _TEXT.match(shown, n) or c.isalpha() else f"&#{ord(c)};" for n, c in enumerate(shown))

@@ -1,0 +1,167 @@
+"""The map in the terminal: a line for each module, a cell for each block, for each stack of blocks.
+
+A cell is a digit, so that it can be read without colours as well: how many steps of some dB its worst weight
+lies above the worst of all. The same line shows the SNR along the blocks as a curve.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import floor
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from quanterr.report.model import Report
+from quanterr.report.shown import db
+from quanterr.roles import place_of
+from quanterr.text import count, display
+
+MIN_WIDTH = 60  # columns of a terminal
+MIN_CELLS, MAX_CELLS = 8, 128
+MAX_MODULES = 24  # lines
+MAX_STACKS = 4
+NAME_WIDTH = 32
+OTHERS = 27  # columns of the terminal that names and cells leave over
+STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # dB that a digit may stand for
+DIGITS = 10
+CURVE = "▁▂▃▄▅▆▇█"
+
+# Of the digits 0 (worst) to 9: cividis, which is told apart by its lightness and with any colour vision.
+COLOURS = ["#fee838", "#e1cc55", "#c3b369", "#a59c74", "#8a8678", "#707173", "#575d6d", "#3b496c", "#123570", "#00224e"]
+DARK_TEXT = 5  # digits on bright cells
+
+LOST, UNDEFINED, SAME, NONE = "?", "!", "=", " "
+LEGEND = {LOST: "not compared", UNDEFINED: "undefined", SAME: "identical"}
+
+
+class Cell(NamedTuple):
+    """The worst weight of a module in a block, or in a few blocks together."""
+
+    rank: int  # not compared before undefined before a number before identical
+    snr_db: float
+    block: int
+
+    @property
+    def sign(self) -> str | None:
+        """What stands for it where it has no number."""
+        return (LOST, UNDEFINED, None, SAME)[self.rank]
+
+
+Stack = dict[str, dict[int, Cell]]  # cells by module and block
+
+
+class Scale(NamedTuple):
+    """Digit n is from ``low + n * step`` to a step above it."""
+
+    low: float
+    step: float
+
+    def digit(self, snr_db: float) -> int:
+        """From 0, the worst, to 9."""
+        return min(max(floor((snr_db - self.low) / self.step), 0), DIGITS - 1)
+
+
+def block_maps(report: Report, width: int, unicode: bool) -> Iterator[RenderableType]:
+    """A map for each stack of blocks, then what the digits mean; nothing without blocks or room."""
+    stacks = {name: stack for name, stack in _stacks(report).items() if stack}
+    cells = [cell for stack in stacks.values() for row in stack.values() for cell in row.values()]
+    levels = [cell.snr_db for cell in cells if not cell.sign]
+    if width < MIN_WIDTH or not levels:
+        return
+    scale = _scale(levels)
+    shown: set[str] = set()
+    for name, stack in list(stacks.items())[:MAX_STACKS]:
+        yield _map(name, stack, scale, width, unicode, shown)
+    if len(stacks) > MAX_STACKS:
+        yield Text(f"and {count(len(stacks) - MAX_STACKS, 'more stack')} of blocks", style="dim")
+    digits = f"0: {scale.low:g} to {scale.low + scale.step:g} dB, each digit {scale.step:g} dB more"
+    signs = [f"{sign} {told}" for sign, told in LEGEND.items() if sign in shown]
+    yield Text("; ".join([digits, *signs]), style="dim")
+
+
+def _stacks(report: Report) -> dict[str, Stack]:
+    """The worst weight of each module in each block; modules that are the same everywhere are left out."""
+    stacks: dict[str, Stack] = defaultdict(lambda: defaultdict(dict))
+    entries = [(0, 0.0, item.layer_name) for item in report.not_compared]
+    entries += [(1 if x.snr_db is None else 2, x.snr_db or 0.0, x.layer_name) for x in report.layers]
+    entries += [(3, 0.0, layer.layer_name) for layer in report.lossless]
+    for rank, snr_db, name in entries:
+        place = place_of(name)
+        if place:
+            row, cell = stacks[place.stack][place.module], Cell(rank, snr_db, place.block)
+            row[place.block] = min(row.get(place.block, cell), cell)
+    return {name: _differing(stack) for name, stack in stacks.items()}
+
+
+def _differing(stack: Stack) -> Stack:
+    rows = {module: row for module, row in stack.items() if any(cell.sign != SAME for cell in row.values())}
+    return rows if len({block for row in rows.values() for block in row}) > 1 else {}
+
+
+def _scale(levels: list[float]) -> Scale:
+    low, high = min(levels), max(levels)
+    step = next((step for step in STEPS if floor(low / step) * step + DIGITS * step > high), STEPS[-1])
+    return Scale(floor(low / step) * step, step)
+
+
+def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown: set[str]) -> Group:
+    blocks = sorted({block for row in stack.values() for block in row})
+    modules = sorted(sorted(stack, key=lambda module: min(stack[module].values()))[:MAX_MODULES])
+    label = min(max(len(display(module)) for module in modules), NAME_WIDTH)
+    room = (width - label - OTHERS) // (2 if unicode else 1)
+    per_cell = -(-len(blocks) // max(min(room, MAX_CELLS), MIN_CELLS))
+    pieces = [blocks[n : n + per_cell] for n in range(0, len(blocks), per_cell)]
+
+    title = f"SNR by block of {display(name)}"
+    title += f", {per_cell} blocks a cell" if per_cell > 1 else ""
+    title += f", the {len(modules)} worst of {len(stack)} modules" if len(modules) < len(stack) else ""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("module", overflow="fold", min_width=label)
+    table.add_column(_ticks(pieces), no_wrap=True)
+    if unicode:
+        table.add_column("", no_wrap=True)
+    table.add_column("worst dB", no_wrap=True, justify="right")
+    table.add_column("block", no_wrap=True, justify="right")
+    for module in modules:
+        cells = [min((stack[module][b] for b in piece if b in stack[module]), default=None) for piece in pieces]
+        signs = [NONE if cell is None else cell.sign or str(scale.digit(cell.snr_db)) for cell in cells]
+        shown.update(signs)
+        worst = min(cell for cell in cells if cell)
+        level = worst.sign or db(worst.snr_db)
+        curve = [Text("".join(_height(cell, scale) for cell in cells))] if unicode else []
+        table.add_row(Text(display(module)), _digits(signs), *curve, level, str(worst.block))
+    return Group(Text(title, style="bold"), table)
+
+
+def _ticks(pieces: list[list[int]]) -> Text:
+    """Numbers of blocks above the first cells of every ten."""
+    line = ""
+    for n, piece in enumerate(pieces):
+        if n % 10 == 0 and len(line) <= n and n + len(str(piece[0])) <= max(len(pieces), 2):
+            line = line.ljust(n) + str(piece[0])
+    return Text(line)
+
+
+def _digits(signs: list[str]) -> Text:
+    text = Text()
+    for sign in signs:
+        text.append(sign, style=_style(sign))
+    return text
+
+
+def _style(sign: str) -> Style | str:
+    if sign.isdigit():
+        digit = int(sign)
+        return Style(color="#000000" if digit < DARK_TEXT else "#ffffff", bgcolor=COLOURS[digit])
+    return "bold reverse" if sign in (LOST, UNDEFINED) else "dim"
+
+
+def _height(cell: Cell | None, scale: Scale) -> str:
+    if cell is None or cell.sign:
+        return NONE if cell is None or cell.sign == SAME else str(cell.sign)
+    share = (cell.snr_db - scale.low) / (scale.step * DIGITS)
+    return CURVE[min(max(int(share * len(CURVE)), 0), len(CURVE) - 1)]

@@ -1,0 +1,81 @@
+// The layers of the report: unpacked from the page, in columns.
+
+const DIFFERS = 0;
+const CHANGED = 1; // one-dimensional: a norm, a bias
+const IDENTICAL = 2;
+const NOT_COMPARED = 3;
+
+/** Metrics that every layer has here, as they are shown. `step` is the smallest step of a colour. */
+const METRICS = {
+  snr_db: { title: "SNR", unit: "dB", better: "higher", step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
+  relative_error: {
+    title: "Relative error", unit: "%", better: "lower", log: true,
+    show: (v) => percent(v, 3), brief: (v) => (v < 0.0995 ? percent(v, 2) : percent(v, 3)),
+  },
+  mean_absolute_error: { title: "Mean |e|", unit: "", better: "lower", log: true, show: scientific, brief: () => "" },
+  max_absolute_error: { title: "Max |e|", unit: "", better: "lower", log: true, show: scientific, brief: () => "" },
+  bits_per_weight: {
+    title: "Bits per weight", unit: "", better: "higher", step: 0.5, show: (v) => v.toFixed(3), brief: (v) => v.toFixed(1),
+  },
+};
+
+/** The JSON that is packed (deflate, base64) in a script element. */
+async function unpacked(script) {
+  const bytes = Uint8Array.from(atob(JSON.parse(script.textContent)), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+/** Columns with an entry for each layer: words looked up, undefined numbers NaN. */
+function layersOf(report) {
+  const { columns, words } = report;
+  const looked = (key) => columns[key].map((id) => (id < 0 ? null : words[key][id]));
+  const names = namesOf(report);
+  return {
+    n: names.length,
+    name: names,
+    lower: names.map((name) => name.toLowerCase()),
+    status: Uint8Array.from(columns.status),
+    block: Int32Array.from(columns.block),
+    ...Object.fromEntries(["role", "format", "shape", "stack", "module", "reason"].map((key) => [key, looked(key)])),
+    ...Object.fromEntries(Object.keys(METRICS).map((key) => [key, Float64Array.from(columns[key], (v) => v ?? NaN)])),
+  };
+}
+
+/** Names are stored as a pattern and the numbers in it. */
+function namesOf({ patterns, numbers, columns }) {
+  const pieces = patterns.map((pattern) => pattern.split("\0"));
+  let at = 0;
+  return columns.pattern.map((id) => {
+    const [first, ...rest] = pieces[id];
+    return rest.reduce((name, piece) => name + numbers[at++] + piece, first);
+  });
+}
+
+/** How bad a layer is by a metric: what was not compared is worst, then what is undefined; the same is best. */
+function badness(layers, metric, i) {
+  if (layers.status[i] === NOT_COMPARED) return Infinity;
+  if (layers.status[i] === IDENTICAL) return -Infinity;
+  const value = layers[metric][i];
+  if (Number.isNaN(value)) return Number.MAX_VALUE;
+  return METRICS[metric].better === "higher" ? -value : value;
+}
+
+function withUnit(metric, value) {
+  const { show, unit } = METRICS[metric];
+  return unit ? `${show(value)} ${unit}` : show(value);
+}
+
+/** 0 only for exactly 0; never rounded to nothing. */
+function scientific(value) {
+  return value === 0 ? "0" : value.toExponential(3).replace("e+", "e");
+}
+
+function percent(value, digits) {
+  const text = (100 * value).toPrecision(digits);
+  return text.includes("e") ? scientific(100 * value) : value === 0 ? "0" : text;
+}
+
+function counted(n, one, many = `${one}s`) {
+  return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+}

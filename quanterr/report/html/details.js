@@ -1,0 +1,157 @@
+// Everything that is known of one layer, in a dialog.
+
+const STATUS_TEXT = ["differs", "a norm, a bias or another 1-D tensor that changed", "identical on both sides", "not compared"];
+const FACTS = [
+  ["original_dtype", "Original dtype"],
+  ["quantized_dtype", "Quantized dtype"],
+  ["original_format", "Original format"],
+  ["comfy_format", "ComfyUI format"],
+  ["block_size", "Block size"],
+  ["scale_factor", "Scale"],
+  ["scale_count", "Scales"],
+];
+
+class Details {
+  constructor(report, layers) {
+    this.report = report;
+    this.layers = layers;
+    this.dialog = byId("details");
+    this.known = new Map(report.details.rows.map((row, n) => [row, n]));
+    byId("close").addEventListener("click", () => this.dialog.close());
+    byId("previous").addEventListener("click", () => this.show(this.place - 1));
+    byId("next").addEventListener("click", () => this.show(this.place + 1));
+    this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
+    this.dialog.addEventListener("close", () => this.back(this.place));
+    this.dialog.addEventListener("keydown", (event) => {
+      const by = { j: 1, k: -1 }[event.key];
+      if (by) this.show(this.place + by);
+    });
+  }
+
+  /** Show the layer at a place in an order; `back(place)` is called when the last one shown is left. */
+  open(order, place, back = () => {}) {
+    this.order = order;
+    this.back = back;
+    this.show(place);
+  }
+
+  show(place) {
+    const { order } = this;
+    if (place < 0 || place >= order.length) return;
+    this.place = place;
+    byId("details-position").textContent = `${(place + 1).toLocaleString("en")} of ${order.length.toLocaleString("en")}`;
+    byId("previous").disabled = place === 0;
+    byId("next").disabled = place === order.length - 1;
+    byId("details-body").replaceChildren(...this.contents(order[place]));
+    byId("details-body").scrollTop = 0;
+    if (!this.dialog.open) this.dialog.showModal();
+    byId("details-body").focus({ preventScroll: true });
+  }
+
+  contents(i) {
+    const { layers, report } = this;
+    const n = this.known.get(i);
+    const known = n === undefined ? null : (key) => report.details.columns[key]?.[n] ?? null;
+    const name = element("h2", { id: "details-name" }, layers.name[i]);
+    const parts = [name, this.headline(i), this.findings(i), this.facts(i, known)];
+    if (layers.status[i] === DIFFERS || layers.status[i] === CHANGED) {
+      parts.push(this.metrics(i, known), ...(known ? this.more(known) : []));
+      if (!known) parts.push(element("p", { class: "about" }, "The other metrics of this layer are in the JSON and CSV reports."));
+    }
+    return parts.filter((part) => part !== null);
+  }
+
+  /** The numbers that are read first. */
+  headline(i) {
+    if (this.layers.status[i] === IDENTICAL || this.layers.status[i] === NOT_COMPARED) return null;
+    const cells = ["snr_db", "relative_error", "max_absolute_error"].map((metric) => {
+      const value = element("p", { class: "value" }, valueText(this.layers, metric, i));
+      return element("div", {}, element("p", { class: "label" }, METRICS[metric].title), value);
+    });
+    return element("div", { class: "figures" }, ...cells);
+  }
+
+  findings(i) {
+    const found = this.report.findings.filter(({ row }) => row === i);
+    if (!found.length) return null;
+    return element(
+      "ul", { class: "findings" },
+      ...found.map(({ severity, message, remedy }) =>
+        element(
+          "li", {}, element("span", { class: `tag ${severity}` }, severity),
+          element("div", {}, element("p", {}, message), remedy && element("p", { class: "remedy" }, remedy)),
+        ),
+      ),
+    );
+  }
+
+  facts(i, known) {
+    const { layers } = this;
+    const rows = [["Status", STATUS_TEXT[layers.status[i]]], ["Role", layers.role[i]], ["Format", layers.format[i]]];
+    if (layers.reason[i]) rows.splice(1, 0, ["Why", layers.reason[i]]);
+    rows.push(["Shape", layers.shape[i]]);
+    const usual = this.report.usual[layers.format[i]];
+    if (usual) rows.push(["Usual SNR", `${usual[0]} to ${usual[1]} dB in this format`]);
+    for (const [key, title] of known ? FACTS : []) {
+      const value = known(key);
+      if (value !== null && value !== 0) rows.push([title, Array.isArray(value) ? value.join(" × ") : `${value}`]);
+    }
+    for (const evidence of known?.("evidence") ?? []) rows.push(["Evidence", evidence]);
+    return element(
+      "dl", { class: "facts" },
+      ...rows.flatMap(([title, text]) => [element("dt", {}, title), element("dd", {}, text ?? "–")]),
+    );
+  }
+
+  /** A row for each metric with its definition; what every layer has, where nothing more is known. */
+  metrics(i, known) {
+    const value = (key) => (known ? known(key) : key in METRICS ? this.layers[key][i] : undefined);
+    const why = (key) => known?.("nonfinite")?.[key] ?? "–";
+    const rows = this.report.metrics
+      .filter(({ name, kind }) => (kind === "number" || kind === "count") && value(name) !== undefined)
+      .map(({ name, unit, formula }) => {
+        const number = value(name);
+        const text = number === null || Number.isNaN(number) ? why(name) : `${figure(number)}${unit ? ` ${unit}` : ""}`;
+        return element(
+          "tr", {}, element("th", { scope: "row" }, name.replaceAll("_", " ")),
+          element("td", { class: "formula" }, formula), element("td", { class: "number" }, text),
+        );
+      });
+    return plainTable("Metrics", null, rows);
+  }
+
+  more(known) {
+    const parts = [];
+    const percentiles = known("absolute_error_percentiles");
+    if (percentiles) {
+      const cells = Object.entries(percentiles).map(([key, value]) => [key.replace("p", "").replace("_", "."), value]);
+      parts.push(plainTable("Percentiles of |e|", ["% of the elements", "|e| at most"], cells.map(([share, value]) => numbers(share, figure(value)))));
+    }
+    const worst = known("worst_element");
+    if (worst) parts.push(plainTable("Largest error", ["row", "column", "original", "quantized"], [numbers(...worst.index, figure(worst.x), figure(worst.y))]));
+    const rows = known("worst_rows");
+    if (rows?.length) {
+      const found = rows.map(({ row, snr_db, max_absolute_error }) => numbers(row, figure(snr_db), figure(max_absolute_error)));
+      parts.push(plainTable("Worst rows", ["row", "SNR dB", "max |e|"], found));
+    }
+    return parts;
+  }
+}
+
+function plainTable(title, heads, rows) {
+  const made = element("table", { class: "plain" });
+  if (heads) made.append(element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col", class: "number" }, head)))));
+  made.append(element("tbody", {}, ...rows));
+  return element("div", {}, element("h3", {}, title), made);
+}
+
+function numbers(...texts) {
+  return element("tr", {}, ...texts.map((text) => element("td", { class: "number" }, `${text}`)));
+}
+
+/** A number as it is stored here, in short. */
+function figure(value) {
+  if (value === null || value === undefined) return "–";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? `${value}` : scientific(value);
+}

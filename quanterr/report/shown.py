@@ -1,0 +1,124 @@
+"""What several outputs show alike: numbers as people read them, coverage in a line, the worst layers first."""
+
+from collections.abc import Sequence
+
+from quanterr.report.model import Layer, Report
+from quanterr.report.verdicts import Gate, Violation
+from quanterr.text import count, display, unrounded
+
+UNDEFINED = "undefined"
+LONG = 2000  # characters of a sentence
+
+# Classic grades by SNR; what is usual for the format says more.
+GRADES = ((40, "excellent"), (30, "good"), (-1e9, "check"))
+
+# How what is in a bucket is told after its number of tensors.
+BUCKETS = {
+    "compared": "compared",
+    "lossless": "identical",
+    "non_finite": "compared, not finite",
+    "consumed": "scales and other parts",
+    "error": "not comparable",
+    "unsupported": "unsupported",
+    "shape_mismatch": "of another shape",
+    "only_in_original": "only in original",
+    "only_in_quantized": "only in quantized",
+    "filtered_out": "not selected",
+}
+COVERED = ("compared", "lossless", "non_finite")  # weights whose values were looked at
+
+SORTS = {
+    "snr": ("snr_db", "SNR", False),
+    "mae": ("mean_absolute_error", "mean |e|", True),
+    "relative": ("relative_error", "relative error", True),
+    "max": ("max_absolute_error", "max |e|", True),
+}
+
+
+def db(value: float | None, unit: str = "") -> str:
+    """``27.04``."""
+    return UNDEFINED if value is None else f"{value:.2f}{unit}"
+
+
+def number(value: float | None) -> str:
+    """Four digits; 0 only for exactly 0."""
+    return UNDEFINED if value is None else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A share as ``4.56 %``."""
+    return UNDEFINED if value is None else f"{100 * value:.3g} %"
+
+
+def cosine(value: float | None) -> str:
+    """Enough digits to tell it from 1."""
+    if value is None:
+        return UNDEFINED
+    text = f"{value:.8f}"
+    return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text
+
+
+def grade(snr_db: float | None) -> str:
+    """One of the classic grades."""
+    return UNDEFINED if snr_db is None else next(name for limit, name in GRADES if snr_db >= limit)
+
+
+def usual(report: Report, format_name: str, dash: str = "-") -> str:
+    """The level that is usual for a format, where one is known."""
+    note = report.formats.get(format_name)
+    return f"{note.usual_snr_db[0]}{dash}{note.usual_snr_db[-1]}" if note and note.usual_snr_db else "-"
+
+
+def exactly(value: float | None) -> str:
+    """All digits: a rounded value may seem to be inside of a limit when it is not."""
+    return UNDEFINED if value is None else unrounded(value)
+
+
+def gate_words(gate: Gate) -> tuple[str, str]:
+    """What is said of a gate, and how bad that is: pass, warning or fail."""
+    if gate.status == "pass":
+        return "holds", "pass"
+    return ("does not hold", "fail") if gate.severity == "error" else ("does not hold, a warning", "warning")
+
+
+def violation_line(violation: Violation) -> str:
+    """Where a gate does not hold, and by how much."""
+    where = "the whole" if violation.layer is None else display(violation.layer)
+    if violation.observed is None:
+        return f"{where}: {sentence(violation.reason or UNDEFINED)}"
+    margin = "" if violation.margin is None else f", margin {exactly(violation.margin)}"
+    return f"{where}: {exactly(violation.observed)}{margin}"
+
+
+def sentence(text: str) -> str:
+    """A sentence of the report, made harmless."""
+    return display(text, LONG)
+
+
+def coverage_line(report: Report) -> str:
+    """How much of the original was compared, and what became of the rest."""
+    coverage = report.coverage.original
+    n = {bucket: found.tensors for bucket, found in coverage.items()}
+    compared = sum(n.get(bucket, 0) for bucket in COVERED)
+    weights = sum(n.values()) - n.get("filtered_out", 0) - n.get("consumed", 0)
+    fraction = report.coverage.original_compared_fraction
+    share = "" if fraction is None else f" ({100 * fraction:.4g} % of bytes)"
+    parts = [f"{compared:,} of {count(weights, 'original tensor')} compared{share}"]
+    parts.append(f"{len(report.lossless):,} of them identical")
+    left = ("only_in_original", "shape_mismatch", "unsupported", "error", "filtered_out")
+    parts += [f"{n[bucket]:,} {BUCKETS[bucket]}" for bucket in left if bucket in n]
+    if "only_in_quantized" in report.coverage.quantized:
+        parts.append(f"{report.coverage.quantized['only_in_quantized'].tensors:,} only in quantized")
+    parts += [f"prefix {display(s.prefix)} taken away" for s in (report.original, report.quantized) if s.prefix]
+    return "; ".join(parts)
+
+
+def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
+    """The worst first; a layer whose value is undefined is worse than any."""
+    key, _, descending = SORTS[sort_by]
+
+    def badness(layer: Layer) -> float:
+        value = getattr(layer, key)
+        return -float("inf") if value is None else -value if descending else value
+
+    return sorted(layers, key=badness)

@@ -1,0 +1,203 @@
+"""The HTML page as a file: what it may do, what it holds, how large it is. How it behaves: test_html_in_browser.py."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+
+import pytest
+from sample_reports import hostile, large_page, mixed, report_of, tiny
+
+from quanterr.report import as_html, html_data
+from quanterr.report.model import Report
+from quanterr.text import display
+
+LIMIT = 2_000_000  # bytes
+SOURCES = "\n".join(path.read_text() for path in sorted(as_html.FOLDER.glob("*.js")))
+
+
+def page(report):
+    file = io.StringIO()
+    as_html.write(report, file)
+    return file.getvalue()
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the content of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.content, self.policy = [], {}, ""
+        self.text, self.open = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        if "http-equiv" in attributes:
+            self.policy = attributes["content"]
+        self.open = f"{tag} {attributes.get('type', '')}".strip() if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag):
+        self.open = ""
+
+    def handle_data(self, data):
+        if self.open:
+            self.content[self.open] = self.content.get(self.open, "") + data
+        else:
+            self.text.append(data)
+
+
+def unpacked(text):
+    packed = json.loads(Page(text).content["script application/json"])
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+def names(data):
+    """As the page's script puts them together."""
+    numbers = iter(data["numbers"])
+    return [re.sub("\0", lambda _: str(next(numbers)), data["patterns"][n]) for n in data["columns"]["pattern"]]
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_of(mixed())
+
+
+@pytest.fixture(scope="module")
+def evil():
+    return page(hostile())
+
+
+class TestWhatItMayDo:
+    def test_only_its_own_script_and_style_may_run(self, report):
+        found = Page(page(report))
+        allowed = dict(part.split(" ", 1) for part in found.policy.split("; "))
+
+        assert "'none'" == allowed["default-src"] == allowed["base-uri"] == allowed["form-action"]
+        assert {"default-src", "base-uri", "form-action", "style-src", "script-src", "img-src"} == allowed.keys()
+        for element, policy in (("style", "style-src"), ("script module", "script-src")):
+            digest = hashlib.sha256(found.content[element].encode()).digest()
+            assert f"'sha256-{base64.b64encode(digest).decode()}'" == allowed[policy]
+
+    def test_the_policy_comes_before_everything_that_it_is_about(self, report):
+        names = [name for name, _ in Page(page(report)).elements]
+
+        assert ["html", "head", "meta", "meta"] == names[:4]
+
+    def test_it_fetches_nothing(self, report):
+        text = page(report)
+        addresses = [value for _, attributes in Page(text).elements for key, value in attributes.items()
+                     if key in ("src", "href", "action", "srcset", "poster", "data")]  # fmt: skip
+
+        assert ["data:,", "#layers"] == addresses
+        assert "http" not in text.replace("http-equiv", "")
+        assert not re.search(r"@import|url\(", text)
+
+    def test_it_needs_no_style_of_elements_and_no_handlers_in_them(self, report):
+        keys = {key for _, attributes in Page(page(report)).elements for key in attributes}
+
+        assert not [key for key in keys if key == "style" or key.startswith("on")]
+
+    @pytest.mark.parametrize(
+        "word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "setTimeout(",
+                 "createContextualFragment", "DOMParser", "fetch(", "import(", "srcdoc", 'setAttribute("style'],
+    )  # fmt: skip
+    def test_its_script_makes_text_and_no_markup(self, word):
+        assert word not in SOURCES
+
+    def test_every_script_is_part_of_it(self):
+        assert {path.stem for path in as_html.FOLDER.glob("*.js")} == set(as_html.SCRIPTS)
+
+
+class TestHostileNames:
+    def test_make_no_element(self, evil):
+        plain = {name for name, _ in Page(page(report_of(mixed()))).elements}
+        found = Page(evil).elements
+
+        assert {name for name, _ in found} <= plain | {"code"}
+        assert 2 == sum(name == "script" for name, _ in found)
+        assert not [key for _, attributes in found for key in attributes if key.startswith("on") or key == "src"]
+
+    def test_are_text(self, evil):
+        text = "".join(Page(evil).text)
+
+        assert "<img src=x onerror=\"document.title='pwned'\">" in text
+        assert "</script><script>document.title='pwned'</script>" in text
+        assert r"\u202eesrever\u2066" in text
+
+    def test_leave_the_page_and_its_policy_whole(self, evil):
+        found = Page(evil)
+
+        assert found.policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "document.title='pwned'" not in "".join(found.content.values())
+
+    def test_are_cut_to_a_length_that_can_be_shown(self, evil):
+        assert len(evil) < 300_000
+        assert max(map(len, names(unpacked(evil)))) <= 200
+
+
+class TestData:
+    @pytest.mark.parametrize("make", [lambda: report_of(mixed()), hostile], ids=["mixed", "hostile"])
+    def test_names_are_put_together_as_they_were(self, make):
+        report = make()
+        entries = [*report.layers, *report.other_changes, *report.lossless, *report.not_compared]
+
+        assert [display(entry.layer_name) for entry in entries] == names(html_data.page_data(report))
+
+    def test_columns_are_equally_long(self, report):
+        data = html_data.page_data(report)
+        total = sum(len(x) for x in (report.layers, report.other_changes, report.lossless, report.not_compared))
+
+        assert {total} == {len(column) for column in data["columns"].values()}
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [(0.0, 0.0), (1e-300, 1e-300), (0.123456, 0.1235), (-123456.0, -123500.0), (None, None)],
+    )
+    def test_numbers_are_rounded_and_0_is_only_0(self, value, shown):
+        assert shown == html_data.rounded(value, 4)
+
+    def test_everything_is_told_of_the_worst_layers_and_those_with_findings(self, report, monkeypatch):
+        monkeypatch.setattr(html_data, "DETAILED", 2)
+        named = report.findings[0].model_copy(update={"layer": report.layers[-1].layer_name, "severity": "error"})
+        changed = report.model_copy(update={"findings": [named], "other_changes": []})
+        data = html_data.page_data(changed)
+        worst = sorted(range(len(report.layers)), key=lambda n: report.layers[n].snr_db)[:2]
+
+        assert sorted({*worst, len(report.layers) - 1}) == sorted(data["details"]["rows"])
+        assert len(report.layers) - 1 == data["findings"][0]["row"]
+
+    def test_undefined_numbers_are_null(self, report):
+        spoilt = Report.model_validate_json(report.to_json())
+        spoilt.layers[3].snr_db = None
+        data = unpacked(page(spoilt))
+
+        assert data["columns"]["snr_db"][3] is None
+        assert 3 in data["details"]["rows"]
+
+    def test_errors_have_room_before_everything_else(self, report):
+        info, error = (report.findings[0].model_copy(update={"severity": s}) for s in ("info", "error"))
+        many = report.model_copy(update={"findings": [info] * 600 + [error]})
+
+        assert "error" == html_data.shown_findings(many)[0].severity
+        assert "and 401 more findings, in the JSON report" in page(many)
+
+
+def test_a_page_of_47000_layers_is_small():
+    text = large_page()
+    statuses = unpacked(text)["columns"]["status"]
+    print(f"\n{len(statuses):,} tensors: {len(text.encode()):,} bytes")
+
+    assert statuses.count(html_data.DIFFERS) > 47_000
+    assert len(text.encode()) < LIMIT
+
+
+def test_a_page_without_layers_says_so():
+    model = tiny()
+    model.weights, model.floor = [], None
+
+    assert "No layer differs, so there is no error to show." in page(report_of(model))

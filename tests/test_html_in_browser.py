@@ -1,0 +1,413 @@
+"""The HTML page in a real browser: sorted, filtered, by keyboard, in all themes; and no name is more than text."""
+
+import time
+from contextlib import contextmanager
+
+import pytest
+from browsing import BROWSER, DRIVER, started
+from sample_reports import hostile, large_page, mixed, report_of, small
+
+from quanterr.report import as_html
+
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="no Chromium with its driver here (Debian: chromium, chromium-driver)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    pytest.importorskip("selenium", reason="selenium is not installed (pip install -e '.[dev]')")
+    with started() as driver:
+        yield driver
+
+
+class Page:
+    """A report that is open in the browser."""
+
+    def __init__(self, browser, path):
+        self.browser = browser
+        browser.get_log("browser")  # what others left
+        started = time.monotonic()
+        browser.get(path.as_uri())
+        self.wait("return document.querySelectorAll('#rows tr[data-place]').length > 0")
+        self.seconds = time.monotonic() - started
+
+    def run(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def wait(self, script, seconds=20):
+        deadline = time.monotonic() + seconds
+        while not (found := self.run(script)):
+            assert time.monotonic() < deadline, f"never true: {script}; {self.complaints()}"
+            time.sleep(0.02)
+        return found
+
+    def complaints(self):
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+    def press(self, *keys):
+        self.browser.switch_to.active_element.send_keys(*keys)
+
+    def click(self, selector):
+        self.run("document.querySelector(arguments[0]).click()", selector)
+
+    def text(self, selector):
+        return self.run("return document.querySelector(arguments[0]).textContent", selector)
+
+    def column(self, n):
+        """Cells of the rows that are elements now."""
+        rows = "[...document.querySelectorAll('#rows tr[data-place]')]"
+        return self.run(f"return {rows}.map(row => row.cells[arguments[0]].textContent)", n)
+
+    def type(self, text):
+        self.set("#search", text, "input")
+
+    def choose(self, selector, value):
+        self.set(selector, value, "change")
+
+    def set(self, selector, value, event):
+        script = "const e = document.querySelector(arguments[0]); e.value = arguments[1]; "
+        self.run(script + "e.dispatchEvent(new Event(arguments[2]))", selector, value, event)
+
+
+@contextmanager
+def opened(browser, path):
+    """A page; no test may leave anything in the console, such as a violation of the policy."""
+    page = Page(browser, path)
+    yield page
+    assert [] == page.complaints()
+
+
+def written(folder, report):
+    path = folder / "report.html"
+    with path.open("w", encoding="utf-8") as file:
+        as_html.write(report, file)
+    return path
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    """A small model with one bad layer."""
+    with opened(browser, written(tmp_path, report_of(small()))) as page:
+        yield page
+
+
+@pytest.fixture
+def partial(browser, tmp_path):
+    """A model of two formats and two stacks of which two tensors were not compared."""
+    with opened(browser, written(tmp_path, report_of(mixed()))) as page:
+        yield page
+
+
+@pytest.fixture
+def evil(browser, tmp_path):
+    with opened(browser, written(tmp_path, hostile())) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def many(browser, tmp_path_factory):
+    path = tmp_path_factory.mktemp("many") / "report.html"
+    path.write_text(large_page(), encoding="utf-8")
+    with opened(browser, path) as page:
+        yield page
+
+
+class TestTable:
+    def test_the_worst_come_first(self, page):
+        assert "model.layers.11.mlp.down_proj.weight" == page.column(0)[0]
+        assert "145 tensors, the worst first by SNR" == page.text("#count")
+        assert "ascending" == page.run("return document.querySelector('th[aria-sort]').getAttribute('aria-sort')")
+
+    def test_what_was_not_compared_comes_before_the_worst(self, partial):
+        assert ["not compared", "not compared"] == partial.column(4)[:2]
+        assert partial.column(4)[2].startswith("26.")
+
+    def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(self, page):
+        page.click("#columns [data-key=max_absolute_error] button")
+        falling = [float(text) for text in page.column(7)]
+        page.click("#columns [data-key=max_absolute_error] button")
+
+        assert falling == sorted(falling, reverse=True)
+        assert "ascending" == page.run("return document.querySelector('th[aria-sort]').getAttribute('aria-sort')")
+        assert "identical" == page.column(4)[0]
+
+    def test_names_are_sorted_by_their_numbers(self, page):
+        page.click("#columns [data-key=name] button")
+        page.type("q_proj")
+
+        assert [f"model.layers.{n}.self_attn.q_proj.weight" for n in range(16)] == page.column(0)
+
+    def test_words_filter_and_a_word_with_a_mark_leaves_out(self, page):
+        page.type("layers.3. !mlp !norm")
+
+        assert {f"model.layers.3.self_attn.{x}_proj.weight" for x in "qkvo"} == set(page.column(0))
+        assert page.text("#count").startswith("4 of 145 tensors")
+
+    def test_nothing_found_is_said(self, page):
+        page.type("nothing like that")
+
+        assert [] == page.column(0)
+        assert page.text("#count").startswith("0 of 145 tensors")
+        assert "None." in page.text("#rows")
+
+    def test_status_role_and_format_filter(self, partial):
+        partial.choose("#status", "3")
+        lost = partial.column(0)
+        partial.choose("#status", "")
+        partial.choose("#format", "int8_row")
+        partial.choose("#role", "other")
+
+        assert ["double_blocks.7.txt_mlp.2.weight", "final_layer.linear.weight"] == lost
+        assert all("mod" in name for name in partial.column(0))
+        partial.click("#reset")
+        assert partial.text("#count").startswith("609 tensors")
+
+    def test_only_the_rows_that_are_seen_are_elements(self, partial):
+        assert len(partial.column(0)) < 60
+        assert "610" == partial.run("return document.getElementById('table').getAttribute('aria-rowcount')")
+
+        partial.run("document.getElementById('viewport').scrollTop = 1e9")
+        partial.wait("return document.querySelector('#rows tr[aria-rowindex=\"610\"]')")
+
+        assert "identical" == partial.column(4)[-1]
+
+
+class TestKeyboard:
+    def focused(self, page):
+        return page.run("return document.activeElement.textContent")
+
+    def test_a_slash_leads_to_the_filter_and_down_to_the_rows(self, page):
+        from selenium.webdriver.common.keys import Keys
+
+        page.press("/")
+        assert "search" == page.run("return document.activeElement.id")
+        page.press("k_proj")
+        page.press(Keys.ARROW_DOWN)
+        first = self.focused(page)
+        page.press(Keys.ARROW_DOWN)
+
+        assert first != self.focused(page)
+        assert "k_proj" in self.focused(page)
+
+    def test_end_home_and_pages_scroll_and_keep_the_focus(self, partial):
+        from selenium.webdriver.common.keys import Keys
+
+        partial.run("document.querySelector('#rows button').focus()")
+        partial.press(Keys.END)
+        assert "609" == partial.run("return String(Number(document.activeElement.closest('tr').dataset.place) + 1)")
+        partial.press(Keys.PAGE_UP)
+        assert int(partial.run("return document.activeElement.closest('tr').dataset.place")) < 608
+        partial.press(Keys.HOME)
+        assert partial.column(0)[0] == self.focused(partial)
+
+    def test_enter_opens_the_details_and_escape_leads_back(self, page):
+        from selenium.webdriver.common.keys import Keys
+
+        page.run("document.querySelector('#rows button').focus()")
+        page.press(Keys.ENTER)
+        page.wait("return document.getElementById('details').open")
+        page.press("j")
+        page.press(Keys.ESCAPE)
+        page.wait("return !document.getElementById('details').open")
+
+        assert "model.layers.15.mlp.down_proj.weight" == self.focused(page)
+
+    def test_arrows_move_in_the_map_and_enter_shows_the_layer(self, page):
+        from selenium.webdriver.common.keys import Keys
+
+        page.run("document.querySelector('.map td.cell[tabindex=\"0\"]').focus()")
+        assert "model.layers.0 mlp.down_proj: 29.29 dB" == page.text("#place-readout")
+        page.press(Keys.ARROW_RIGHT)
+        page.press(Keys.ARROW_DOWN)
+        assert page.text("#place-readout").startswith("model.layers.1 mlp.gate_proj: 3")
+        page.press(Keys.ENTER)
+        page.wait("return document.getElementById('details').open")
+
+        assert "model.layers.1.mlp.gate_proj.weight" == page.text("#details-name")
+        page.press(Keys.ESCAPE)
+        page.wait("return document.activeElement.matches('.map td.cell')")
+        assert page.text("#count").startswith("145 tensors")
+
+    def test_arrows_move_along_the_bars(self, page):
+        from selenium.webdriver.common.keys import Keys
+
+        page.run("document.querySelector('.bars button[tabindex=\"0\"]').focus()")
+        assert "fp8_row, 4 to 5 dB: 1 layer" == page.text("#bar-readout")
+        page.press(Keys.ARROW_RIGHT)
+        assert page.text("#bar-readout").startswith("fp8_row, 28 to")
+
+    def test_every_control_has_a_name(self, partial):
+        nameless = partial.run(
+            "return [...document.querySelectorAll('button, select, input')].filter(e => !e.textContent.trim() "
+            "&& !e.getAttribute('aria-label') && !e.labels?.length).map(e => e.outerHTML)"
+        )
+
+        assert [] == nameless
+
+
+class TestDetails:
+    def test_show_every_metric_with_its_definition_and_the_finding(self, page):
+        page.click("#rows button")
+        page.wait("return document.getElementById('details').open")
+        told = page.text("#details-body")
+
+        assert "model.layers.11.mlp.down_proj.weight: 4.1 dB as fp8_row" in told
+        for text in ("cosine similarity", "10·log10(Σx² / Σe²)", "Percentiles of |e|", "Worst rows", "Largest error"):
+            assert text in told
+
+    def test_say_why_a_tensor_was_not_compared(self, partial):
+        partial.click("#rows button")
+
+        assert "its scale double_blocks.7.txt_mlp.2.weight_scale is missing" in partial.text("#details-body")
+
+
+class TestPictures:
+    def test_the_map_has_a_table_for_each_stack_and_shows_the_bad_cell(self, partial):
+        maps = partial.run("return [...document.querySelectorAll('.map figcaption')].map(e => e.textContent.trim())")
+        lost = partial.run("return [...document.querySelectorAll('td.lost')].map(e => e.getAttribute('aria-label'))")
+
+        assert ["double_blocks", "single_blocks"] == maps
+        assert ["double_blocks.7 txt_mlp.2: not compared"] == lost
+
+    def test_the_map_can_show_other_metrics(self, partial):
+        before = partial.text("#place-legend")
+        partial.choose("#place-metric", "max_absolute_error")
+
+        assert before != partial.text("#place-legend")
+        assert "not compared" in partial.text("#place-legend")
+
+    def test_a_bar_filters_the_table_and_the_button_takes_that_away(self, partial):
+        several = "find(bar => / [1-9][0-9]+ layers/.test(bar.ariaLabel))"
+        partial.run(f"[...document.querySelectorAll('.bars button')].{several}.click()")
+        shown = partial.text("#count")
+        partial.click(".chip")
+
+        assert "of 609" in shown
+        assert partial.text("#count").startswith("609 tensors")
+
+    def test_worse_is_darker_in_light_and_lighter_in_dark(self, page):
+        def lightness():
+            return page.run("""
+                return [...Array(9).keys()].map(n => {
+                  const e = document.body.appendChild(document.createElement('i'));
+                  e.className = `h${n}`;
+                  const [r, g, b] = getComputedStyle(e).backgroundColor.match(/[0-9.]+/g).map(Number);
+                  e.remove();
+                  return 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2;
+                });""")
+
+        page.run("document.documentElement.dataset.theme = 'light'")
+        assert lightness() == sorted(lightness(), reverse=True)
+        page.run("document.documentElement.dataset.theme = 'dark'")
+        assert lightness() == sorted(lightness())
+
+
+class TestThemesAndSizes:
+    def ground(self, page):
+        return page.run("return getComputedStyle(document.body).backgroundColor")
+
+    def test_the_button_goes_round_auto_light_and_dark(self, page):
+        seen = []
+        for _ in range(3):
+            page.click("#theme")
+            seen.append((page.text("#theme"), self.ground(page)))
+
+        assert ["Theme: light", "Theme: dark", "Theme: auto"] == [text for text, _ in seen]
+        assert seen[0][1] != seen[1][1]
+
+    def test_auto_is_what_the_system_prefers(self, page):
+        grounds = []
+        for scheme in ("light", "dark"):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            grounds.append(self.ground(page))
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+        assert grounds[0] != grounds[1]
+
+    @pytest.mark.parametrize("width", [400, 760, 1600])
+    def test_nothing_stands_out_of_the_page(self, partial, width):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        partial.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        found = partial.run("return document.documentElement.scrollWidth")
+        partial.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+        assert found <= width
+
+    def test_a_print_has_the_first_rows_and_says_how_many_there_are(self, partial):
+        partial.run("window.dispatchEvent(new Event('beforeprint'))")
+        printed, told = len(partial.column(0)), partial.text("#rows")
+        partial.run("window.dispatchEvent(new Event('afterprint'))")
+
+        assert 60 == printed
+        assert "The first 60 of 609 rows" in told
+
+    def test_without_a_script_the_verdict_and_what_was_not_compared_are_there(self, browser, tmp_path):
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+        browser.get(written(tmp_path, report_of(mixed())).as_uri())
+        text = browser.find_element("tag name", "body").text
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+        assert text.index("Inconclusive") < text.index("SNR, pooled")
+        assert "Not compared: 2 tensors" in text
+        assert "needs JavaScript" in text
+        assert "Colour by" not in text
+
+
+class TestHostileNames:
+    def test_run_nothing_and_make_no_element(self, evil):
+        for place in range(3):
+            evil.run("document.querySelectorAll('#rows button')[arguments[0]].click()", place)
+            evil.click("#close")
+        evil.click("#columns [data-key=name] button")
+        made = evil.run("return [...new Set([...document.body.querySelectorAll('*')].map(e => e.localName))].sort()")
+
+        assert evil.browser.title.startswith("inconclusive: ")
+        assert not {"img", "svg", "iframe", "object", "link", "failure"} & set(made)
+        assert 2 == evil.run("return document.scripts.length")
+
+    def test_are_shown_with_everything_unprintable_escaped(self, evil):
+        shown = "\n".join(evil.column(0))
+
+        assert r"line\x0abreak\x0d::error::title" in shown
+        assert "</script><script>document.title='pwned'</script>" in shown
+        assert all(c.isprintable() or c == "\n" for c in shown)
+
+
+class TestManyLayers:
+    def timed(self, page, script):
+        return page.run(f"const t = performance.now(); {script}; return performance.now() - t")
+
+    def test_the_page_stays_quick(self, many):
+        sorting = self.timed(many, "document.querySelector('[data-key=max_absolute_error] button').click()")
+        naming = self.timed(many, "document.querySelector('[data-key=name] button').click()")
+        typing = "const e = document.getElementById('search'); e.value = 'experts.17.'; "
+        filtering = self.timed(many, typing + "e.dispatchEvent(new Event('input'))")
+        found = many.text("#count")
+        many.click("#reset")
+        print(f"\nopen {many.seconds:.1f} s, sort {sorting:.0f} ms, by name {naming:.0f} ms, filter {filtering:.0f} ms")
+
+        assert found.startswith("183 of 47,489 tensors")
+
+    def test_the_last_of_them_can_be_reached(self, many):
+        many.run("document.getElementById('viewport').scrollTop = 1e9")
+        many.wait("return document.querySelector('#rows tr[aria-rowindex=\"47490\"]')")
+
+    def test_a_cell_of_many_experts_filters_the_table(self, many):
+        many.click('.map td[aria-label^="model.layers.40 mlp.experts.*.up_proj"]')
+
+        assert many.text("#count").startswith("256 of 47,489 tensors")
+        assert many.text("#picked").startswith("model.layers.40 mlp.experts.*.up_proj")
+
+    def test_a_layer_without_details_says_where_they_are(self, many):
+        many.click("#reset")
+        many.choose("#status", "0")
+        for key in ("name", "snr_db", "snr_db"):  # the best first
+            many.click(f"#columns [data-key={key}] button")
+        many.click("#rows button")
+        told = many.text("#details-body")
+        many.click("#close")
+
+        assert "The other metrics of this layer are in the JSON and CSV reports." in told
+        assert "mean absolute error" in told
