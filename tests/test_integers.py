@@ -340,7 +340,8 @@ class TestShapesOfQweight:
     """GPTQ and AWQ store tensors of the same names and dtypes: a square weight is the hard case."""
 
     @pytest.mark.parametrize("n", [64, 256])  # 256: gemv as GPTQ would have 8 times the columns
-    def test_tell_the_format_of_a_square_weight(self, tmp_path, n, size=32):
+    def test_tell_the_format_of_a_square_weight(self, tmp_path, n):
+        size = 32
         made = Made(n, n, size, 4)
         gemv = {
             "a.qweight": packing.dense(made.codes, 4),

@@ -22,6 +22,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import diffusion
 import ml_dtypes
 import numpy as np
 import packed_integers
@@ -516,6 +517,13 @@ def main() -> None:
             stored |= weight.stored
             values |= weight.values
         save(name, stored, values, {}, HAND | {"how": how})
+    for made in diffusion.every():
+        stored = {name: as_torch(array) for name, array in made.stored.items()}
+        values = {name: as_torch(array) for name, array in made.values.items()}
+        more = {"tolerance": made.tolerance, "also": made.also}
+        save(
+            made.case, stored, values, {}, HAND | {"how": made.how} | {key: said for key, said in more.items() if said}
+        )
     for made in packed_integers.every(lambda name: Fixture(fixtures / name)):
         save(made.case, made.stored, made.values, {}, made.origin, made.config)
     save("fp8_cast/handmade_codes", *casts(), {}, HAND | {"how": "every code once, widened by ml_dtypes"})
