@@ -165,7 +165,7 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = targets(outputs or [], [*sides, *([baseline] if baseline else [])])
+    to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])])
     judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
     with Interrupt() as interrupt:
         report = _compared(sides, layers or [], device, outlier_threshold, quiet, interrupt)

@@ -1,8 +1,12 @@
 """``quanterr diff``: two stored reports side by side, without the models."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
+
+from quanterr.errors import ResourceError, Status
 
 HELP = """Compare two stored reports of the same original: which layers got better, worse, new or lost.
 
@@ -37,7 +41,17 @@ def diff(
     reports = [read_extract(path, METRICS, AGGREGATES) for path in (old, new)]
     found = compared(reports[0], reports[1], (old, new), force)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), allow_nan=False, indent=1))
-        return
-    for line in diff_lines(found, top_layers):
-        typer.echo(safe(line))
+        _print(json.dumps(found.to_dict(), allow_nan=False, indent=1))
+    else:
+        _print("\n".join(map(safe, diff_lines(found, top_layers))))
+
+
+def _print(text: str) -> None:
+    """Here and not by typer, which exits with 1 when nobody reads on: that would say that a gate does not hold."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be flushed either
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(Status.BROKEN_PIPE) from error
+        raise ResourceError(f"standard output: {error.strerror}") from error

@@ -107,6 +107,7 @@ def gate(
     """Judge a stored report."""
     import gc
 
+    from quanterr.gates.as_text import REASON_LENGTH, safe
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.judging import exit_status, judge_values, needed
     from quanterr.gates.rules import check_baseline_use, read_rules
@@ -119,17 +120,17 @@ def gate(
         raise UsageError("--update-baseline writes the file that --baseline names: name one")
     rules = read_rules(thresholds, require or [], fail_if or [])
     check_baseline_use(rules, baseline is not None, update_baseline)
-    to = targets(outputs or [], [report, *([baseline] if baseline else [])])
+    to = targets(outputs or [], [report, *([] if baseline is None else [baseline])])
     values = Values(read_extract(report, *needed(rules)))
-    before = Values(read_extract(baseline, *needed(rules))) if baseline else None
+    before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
     judged = judge_values(values, rules, before)
     if explain is not None:
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-        print("\n".join(explained(values, rules, explain, before)), file=stream)
+        print("\n".join(map(safe, explained(values, rules, explain, before))), file=stream)
     tell(judged)
     print(f"verdict: {judged.verdict}", file=sys.stderr)
     for reason in values.unreliable:
-        print(f"  {display(reason, 2000)}", file=sys.stderr)
+        print(f"  - {safe(display(reason, REASON_LENGTH))}", file=sys.stderr)
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)
     raise typer.Exit(exit_status(judged, allow_partial))
@@ -150,7 +151,7 @@ def prepared(
 
     rules = read_rules(thresholds, require, fail_if)
     check_baseline_use(rules, baseline is not None)
-    before = Values(read_extract(baseline, *needed(rules))) if baseline is not None else None
+    before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
     return lambda report: judged(report, rules, before)
 
 
@@ -183,10 +184,10 @@ def _write(path: str, judged: "Verdict", to: "list[Target]", baseline: str | Non
     from quanterr.report.reading import read_report
 
     report = read_report(path).model_copy(update=judged._asdict())
-    if baseline and judged.verdict == "pass":
+    if baseline is not None and judged.verdict == "pass":
         to = [*to, Target(OUTPUTS[0], Path(os.path.realpath(baseline)))]
     for target in to:
         write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
-    if baseline:
+    if baseline is not None:
         done = "is now this report" if judged.verdict == "pass" else f"is left as it was: {judged.verdict}"
         print(f"baseline {display(baseline)} {done}", file=sys.stderr)

@@ -1,6 +1,8 @@
 """Two reports side by side: every layer of either ends in exactly one place."""
 
 import json
+import subprocess
+import sys
 from math import inf
 
 import pytest
@@ -188,6 +190,16 @@ class TestCommand:
         assert ("quanterr.diff", "1.0") == (fields["schema"], fields["schema_version"])
         assert -3 == pytest.approx(fields["worse"][0]["change_db"])
         assert ["##[error]new"] == fields["added"]
+
+    def test_a_closed_pipe_and_a_full_disk_are_told_apart(self, reports):
+        words = " ".join(map(str, reports))
+        script = f"{sys.executable} -m quanterr diff {words} --json"
+        pipe = subprocess.run(["bash", "-c", f"{script} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True)
+        full = subprocess.run(["bash", "-c", f"{script} > /dev/full"], capture_output=True, text=True)
+
+        assert pipe.returncode in (Status.OK, Status.BROKEN_PIPE)
+        assert Status.ENVIRONMENT == full.returncode
+        assert "standard output: No space left" in full.stderr
 
     def test_2_for_reports_that_do_not_compare_and_3_for_what_is_no_report(self, reports, tmp_path):
         fields = json.loads(reports[0].read_text())

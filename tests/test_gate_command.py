@@ -70,7 +70,7 @@ class TestStatus:
 
         assert (Status.OK, "") == (done.returncode, done.stdout)
         assert done.stderr.startswith(
-            "2 gates held\npass: gate snr_db >= 20 holds: 3 layers, 1 of them identical, the nearest"
+            "gates: 2 of 2 hold\npass: gate snr_db >= 20 holds: 3 layers (1 identical), the nearest"
         )
         assert done.stderr.endswith("verdict: pass\n")
 
@@ -79,7 +79,7 @@ class TestStatus:
 
         assert Status.GATE_FAILED == done.returncode
         assert done.stderr.startswith(
-            "1 of 2 gates not held\nFAIL: gate snr_db >= 99 does not hold: 2 of 3 layers, 1 of them identical"
+            "gates: 1 of 2 hold\nFAIL: gate snr_db >= 99 does not hold: 2 of 3 layers (1 identical), the worst"
         )
         assert done.stderr.endswith("verdict: fail\n")
 
@@ -129,7 +129,7 @@ class TestStatus:
         done = gate(stored, "--require", rule)
 
         assert Status.INCONCLUSIVE == done.returncode
-        assert done.stderr.endswith("verdict: inconclusive\n  the run was interrupted\n")
+        assert done.stderr.endswith("verdict: inconclusive\n  - the run was interrupted\n")
 
     def test_a_partial_report_may_be_allowed_and_is_then_judged(self, stored):
         fields = json.loads(stored.read_text())
@@ -142,11 +142,14 @@ class TestStatus:
 
 class TestWhatIsTold:
     def test_of_a_layer_is_its_value_the_limit_and_the_margin_unrounded(self, stored, report):
-        value = min(layer.snr_db for layer in report.layers)
-        limit = value + 1e-12
-        done = gate(stored, "--require", f"snr_db >= {limit!r}")
+        lower, higher = sorted(layer.snr_db for layer in report.layers)
+        limit = lower + 1e-12
+        one = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
+        both = gate(stored, "--require", "snr_db >= 99").stderr
 
-        assert f"{value!r}, limit {limit!r}, margin {value - limit!r}" in done.stderr
+        assert f"gate snr_db >= {limit!r} does not hold" in one
+        assert f"{lower!r} (margin {lower - limit!r})" in one
+        assert f"{higher!r}, limit 99, margin {higher - 99!r}" in both
 
     def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):
         path = tmp_path / "thresholds.toml"
@@ -248,7 +251,7 @@ class TestCompare:
 
         assert Status.GATE_FAILED == done.returncode
         assert "verdict: fail" in done.stdout
-        assert "1 of 4 gates not held\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
+        assert "gates: 3 of 4 hold\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
         assert (["layers", "model", "coverage", "snr_db >= 99"], "fail") == (
             [found["id"] for found in fields["gates"]],
             fields["verdict"],
@@ -341,6 +344,27 @@ class TestGitHub:
         assert text.replace("\n", "").isprintable()
         assert "```" in text
         assert all(line[0] in "#|`-" for line in text.splitlines() if line)
+
+    def test_a_reason_is_no_command_either(self, hostile, tmp_path):
+        fields = json.loads(hostile.read_text())
+        fields["findings"].append(
+            {
+                "code": "x",
+                "severity": "error",
+                "layer": HOSTILE[0],
+                "message": HOSTILE[0],
+                "remedy": None,
+                "evidence": {},
+            }
+        )
+        path = tmp_path / "report.json"
+        path.write_text(json.dumps(fields))
+        done = gate(path, "--require", "snr_db >= 1", "--explain", HOSTILE[1])
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert not [line for line in (done.stdout + done.stderr).splitlines() if line.lstrip().startswith("::")]
+        assert "##[" not in done.stdout + done.stderr
+        assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
     def test_a_code_span_cannot_be_ended_by_what_it_holds(self):
         assert "`a`" == code("a")

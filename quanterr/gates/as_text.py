@@ -9,9 +9,7 @@ REASON_LENGTH = 2000
 
 def gate_lines(gates: list[Gate]) -> list[str]:
     """A line for each gate, what stands against it below; first those that do not hold."""
-    failed = [gate for gate in gates if gate.status == "fail"]
-    head = f"{len(failed)} of {count(len(gates), 'gate')} not held" if failed else f"{count(len(gates), 'gate')} held"
-    lines = [head]
+    lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
         mark = "pass" if gate.status == "pass" else {"error": "FAIL", "warn": "warn"}[gate.severity]
         lines.append(f"{mark}: {gate.message}")
