@@ -358,7 +358,7 @@ REFUSED = {
     ),
     "exponents as the scale of int8": (
         {"a.weight": INT8, "a.weight_scale": torch.full((4, 1), 120, dtype=torch.uint8)},
-        "its scale a.weight_scale (U8 [4, 1]) should be one of BF16, F16, F32",
+        "its scale a.weight_scale (U8 [4, 1]) does not fit a.weight (I8 [4, 40])",
     ),
     "two scales": (
         {"a.weight": CODES, "a.weight_scale": ONE, "a.scale_weight": ONE},

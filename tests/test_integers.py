@@ -199,7 +199,7 @@ class TestZeroPointsOfGptq:
         assert len(weight.doubts) == 1
         assert "config.json says checkpoint_format gptq, but all its zero points are 8" in weight.doubts[0]
 
-    def test_that_are_equal_in_the_first_block_alone_tell_nothing(self, tmp_path):
+    def test_that_are_equal_in_one_block_alone_tell_nothing(self, tmp_path):
         made = Made(64, 96, 32, 4)
         made.zeros[:, 0] = 7
         weight, actual = read(tmp_path, torch.zeros(64, 96), gptq(made), GPTQ_V2)
@@ -339,9 +339,9 @@ class TestAwq:
 class TestShapesOfQweight:
     """GPTQ and AWQ store tensors of the same names and dtypes: a square weight is the hard case."""
 
-    @pytest.mark.parametrize("n", [64, 128, 256])
-    @pytest.mark.parametrize("size", [32, 64])
-    def test_tell_the_format_of_a_square_weight(self, tmp_path, n, size):
+    @pytest.mark.parametrize("n", [64, 256])  # 256: gemv as GPTQ would have 8 times the columns
+    def test_tell_the_format_of_a_square_weight(self, tmp_path, n):
+        size = 32
         made = Made(n, n, size, 4)
         gemv = {
             "a.qweight": packing.dense(made.codes, 4),
@@ -423,6 +423,17 @@ class TestCtPack:
         weight, actual = read(tmp_path, torch.zeros(40, 192), ct_pack(made, "floor"), config)
 
         assert (7, ()) == (weight.code_bits, weight.doubts)
+        assert same_bits(made.values, actual)
+
+    @pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:.*.*.*.*b", "re:(", "re:a{9999999999}", "re:" + 600 * "a"])
+    def test_does_not_try_a_pattern_that_may_take_for_ever(self, tmp_path, pattern):
+        made, name = Made(40, 192, 32, 7), 60 * "a" + ".weight"
+        config = ct_config(7, 32, "0.13.0", [pattern])
+        config["config_groups"]["group_1"] = ct_config(8, 32, targets=[pattern])["config_groups"]["group_0"]
+        arrays = {key.replace("a.", 60 * "a" + ".", 1): array for key, array in ct_pack(made, "floor").items()}
+        weight, actual = read(tmp_path, made.values, arrays, config, name)
+
+        assert 7 == weight.code_bits  # as the original tells
         assert same_bits(made.values, actual)
 
     def test_tells_of_a_configuration_that_says_other_bits(self, tmp_path):
@@ -838,6 +849,27 @@ class TestRefused:
             arrays |= {"a.compressed": np.ones(40 * 48, np.float16), "a.row_offsets": np.arange(40) * 48}
         with pytest.raises(CheckpointError, match=r"marks 50 elements in row 7, .* holds 48: damaged"):
             compared(tmp_path, {"a.weight": MADE.values}, tensors_of(arrays))
+
+
+class TestBias:
+    """AutoGPTQ writes a bias beside every weight, of zeros where the model has none."""
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    def test_of_zeros_changes_nothing(self, tmp_path, dtype):
+        original, arrays = rounded(64, 256, 32, 4, less_one=True)
+        tensors = tensors_of(arrays) | {"a.bias": torch.zeros(64, dtype=dtype)}
+        report = compared(tmp_path, {"a.weight": original}, tensors, config={"quantization_config": GPTQ_V1})
+
+        assert ("pass", []) == (report.verdict, report.not_compared)
+
+    def test_of_other_numbers_is_told(self, tmp_path):
+        original, arrays = rounded(64, 256, 32, 4, less_one=True)
+        bias = torch.zeros(64)
+        bias[63] = 1e-30
+        tensors = tensors_of(arrays) | {"a.bias": bias}
+        report = compared(tmp_path, {"a.weight": original}, tensors, config={"quantization_config": GPTQ_V1})
+
+        assert ("inconclusive", ["a.bias"]) == (report.verdict, [item.layer_name for item in report.not_compared])
 
 
 class TestTold:

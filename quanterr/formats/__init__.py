@@ -15,8 +15,10 @@ from quanterr.formats import (
     asym_w4a8,
     awq,
     awq_w4a16,
+    bnb,
     convrot_w4a4,
     ct_int,
+    ct_nvfp4,
     ct_pack,
     ct_sparse,
     ctq_4bit,
@@ -29,17 +31,23 @@ from quanterr.formats import (
     gguf_k,
     gguf_low,
     gptq,
+    hqq,
     int8_convrot,
     int8_scaled,
     marlin,
+    mlx,
     modelopt_int4,
+    mx,
     mxfp8,
     nunchaku,
     nunchaku_awq,
     nunchaku_bias,
     nvfp4,
+    nvfp4_experts,
+    quanto,
     quark_int4,
     svdquant,
+    torchao,
     verbatim,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
@@ -64,6 +72,13 @@ NO_HINTS = Hints()
 FORMATS: tuple[Format, ...] = (
     *nunchaku_bias.FORMATS,
     *dense.FORMATS,
+    *bnb.FORMATS,
+    *ct_nvfp4.FORMATS,
+    *hqq.FORMATS,
+    *mlx.FORMATS,
+    *mx.FORMATS,
+    *quanto.FORMATS,
+    *torchao.FORMATS,
     *nunchaku.FORMATS,
     *nunchaku_awq.FORMATS,
     *mxfp8.FORMATS,
@@ -73,6 +88,7 @@ FORMATS: tuple[Format, ...] = (
     *awq_w4a16.FORMATS,
     *int8_convrot.FORMATS,
     *int8_scaled.FORMATS,
+    *nvfp4_experts.FORMATS,
     *convrot_w4a4.FORMATS,
     *nvfp4.FORMATS,
     *ctq_4bit.FORMATS,
@@ -195,7 +211,7 @@ def recognize(
         Misfit: no format fits; says what was found, what the nearest one lacks or has over.
     """
     refuse_by_name(codes, hints)
-    nearest, reason = (0, 0), ""
+    nearest, reason = (0, 0, False), ""
     gathered: dict[int, _Gathered] = {}
     siblings = list(siblings)
     for format in _formats_of(_template(name, codes.name), codes.dtype):
@@ -209,7 +225,7 @@ def recognize(
                 _refuse_unused(weight, siblings)
                 return weight
         except Misfit as misfit:
-            near = len(found.parts), found.named
+            near = len(found.parts), found.named, not found.problem
             if near >= nearest:  # of equals the last: it needs the least
                 nearest, reason = near, str(misfit)
     if reason:

@@ -12,7 +12,8 @@ from typing import Any
 
 from quanterr.formats.base import WEIGHT_SUFFIX, Parts
 
-MAX_PATTERN = 512  # characters
+# A pattern comes with the file, and one with many repetitions may take for ever to match.
+MAX_PATTERN, MAX_REPETITIONS = 512, 3
 
 
 def said(parts: Parts, key: str) -> int | None:
@@ -38,9 +39,13 @@ def _names(target: str, module: str) -> bool:
     """Whether a target is that module: by its name or a pattern; by its class nobody knows here."""
     if not target.startswith("re:"):
         return target == module
+    pattern = target.removeprefix("re:")
+    repetitions = sum(pattern.count(sign) for sign in "*+?{")
+    if len(pattern) > MAX_PATTERN or repetitions > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):
+        return False
     try:
-        return len(target) <= MAX_PATTERN and re.match(target.removeprefix("re:"), module) is not None
-    except re.error:
+        return re.match(pattern, module) is not None
+    except (re.error, OverflowError):
         return False
 
 

@@ -177,6 +177,6 @@ FORMATS = (
         needs=NEEDS,
         fit=fit,
         specification=__doc__ or "",
-        usual_db=(17, 42),
+        usual_db=(6, 42),
     ),
 )

@@ -13,9 +13,10 @@
     gptq_p     as gptq_v2, in planes: quanterr/formats/packed.py; all of 5, 6 and 7 bits but AutoRound's
 
 Which of them a file is, is told by config.json (checkpoint_format; AutoRound's packing_format) and often
-told wrong. Where all zero points are equal it is told by them: 2^(b-1) as they are, 2^(b-1) - 1 less one.
-Otherwise the configuration is believed, and the others are tried on the original, from which the wrong one
-lies a whole step away. Columns may be padded, to a multiple of 32 or of the block.
+told wrong. Where zero points are all equal, in the first block and in the last, it is told by them: 2^(b-1) is
+stored as it is, 2^(b-1) - 1 less one. Otherwise the configuration is believed, and the others are tried on the
+original, from which the wrong one lies a whole step away. Columns may be padded, to a multiple of 32 or of the
+block.
 
 Reference: AutoGPTQ/AutoGPTQ auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel
 gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_v1_to_v2_format_module;
@@ -35,7 +36,7 @@ from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.formats.packed import WORD, Packing, cropped, unpack_columns, unpack_rows, unpack_turned
+from quanterr.formats.packed import WORD, Packing, cropped, unpack_columns, unpack_turned
 from quanterr.formats.qweight import (
     ORDER,
     SCALE,
@@ -206,15 +207,14 @@ def _configured(config: Mapping[str, Any], bits: int) -> tuple[Variant, str]:
 
 
 def _common_zero_point(parts: Parts, packing: Packing) -> int | None:
-    """What all zero points are stored as, if they are equal."""
+    """What zero points are stored as, if those of the first and of the last block are all equal."""
     entry = parts["zero_point"]
     blocks, width = entry.shape
-    first = entry.file.read(entry.offset, entry.nbytes // blocks)
-    containers = torch.frombuffer(bytearray(first), dtype=TORCH_DTYPES[entry.dtype]).view(width, 1)
-    found = unpack_rows(containers, packing, Workspace(torch.device("cpu")))[: parts.codes.shape[1]]
-    if not bool((found == found[0]).all()) or (blocks > 1 and entry.read() != first * blocks):
-        return None
-    return int(found[0])
+    size = entry.nbytes // blocks
+    stored = entry.file.read(entry.offset, size) + entry.file.read(entry.offset + (blocks - 1) * size, size)
+    containers = torch.frombuffer(bytearray(stored), dtype=TORCH_DTYPES[entry.dtype]).view(2, width)
+    found = unpack_columns(containers, packing, Workspace(torch.device("cpu")))[:, : parts.codes.shape[1]]
+    return int(found[0, 0]) if bool((found == found[0, 0]).all()) else None
 
 
 def dequantize(parts: Parts, blocks: Blocks, variant: Variant, chunk: Chunk, workspace: Workspace) -> Values:
@@ -254,11 +254,11 @@ FORMATS = tuple(
         needs=NEEDS,
         fit=partial(fit, name),
         specification=__doc__ or "",
-        usual_db=(17, 42),
+        usual_db=usual_db,
     )
-    for name, bits, stored in (
-        ("gptq", "2, 3, 4 or 8", "zero points less one"),
-        ("gptq_v2", "2, 3, 4 or 8", "zero points as they are"),
-        ("gptq_p", "3, 5, 6 or 7", "in planes of bits"),
+    for name, bits, stored, usual_db in (
+        ("gptq", "2, 3, 4 or 8", "zero points less one", (6, 42)),
+        ("gptq_v2", "2, 3, 4 or 8", "zero points as they are", (6, 42)),
+        ("gptq_p", "3, 5, 6 or 7", "in planes of bits", (12, 38)),
     )
 )
