@@ -175,7 +175,7 @@ def fit_scaled(
     try:
         grid = fit_grid(scale, codes.shape, hints(parts))
     except Misfit:
-        if not _all_zero(codes):
+        if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
         return _zeros(parts, family, comfy_format, doubts) if granularity in (None, "tensor") else None
     if granularity not in (None, grid.granularity):
