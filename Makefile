@@ -36,7 +36,8 @@ types: install ## mypy, strict
 tests: install ## pytest
 	$(BIN)/python -m pytest -q
 
-bench: install ## speed and memory, beside a plain script and beside plain reading (takes minutes)
+bench: install ## weights/s of each format; speed and memory beside a plain script and plain reading (minutes)
+	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/bench.py
 
 clean: ## what the other targets made

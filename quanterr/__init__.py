@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quanterr.checkpoints import open_checkpoint
-    from quanterr.comparison import compare
+    from quanterr.comparison import compare, rank
     from quanterr.errors import QuanterrError
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
@@ -32,6 +32,7 @@ _HOMES = {
     "open_checkpoint": "quanterr.checkpoints",
     "judge": "quanterr.gates",
     "measure": "quanterr.measuring",
+    "rank": "quanterr.comparison",
     "read_report": "quanterr.report.reading",
     "theoretical_sqnr": "quanterr.metrics",
     "Report": "quanterr.report.model",
@@ -50,6 +51,7 @@ __all__ = [
     "judge",
     "measure",
     "open_checkpoint",
+    "rank",
     "read_report",
     "theoretical_sqnr",
 ]

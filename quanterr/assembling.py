@@ -56,6 +56,7 @@ TORCH_NAMES = {
     "F64": "float64",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
+    "F4": "float4_e2m1fn_x2",
 }
 
 # Buckets of what was selected and yet not compared: any of it makes the result inconclusive.

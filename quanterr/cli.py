@@ -2,27 +2,22 @@
 
 import gc
 import os
-import signal
 import sys
-import threading
 import traceback
-from contextlib import contextmanager
 from enum import StrEnum
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr import __version__, diff_command, gate_command
-from quanterr.errors import QuanterrError, ResourceError, Status, UsageError
+from quanterr import __version__, diff_command, gate_command, rank_command
+from quanterr.commands import Color, Interrupt, printing, watching
+from quanterr.errors import QuanterrError, Status, UsageError
 from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
 from quanterr.metrics import OUTLIER
 from quanterr.text import unicode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
     from quanterr.report.files import Target
     from quanterr.report.model import Report
 
@@ -56,14 +51,6 @@ class SortBy(StrEnum):
     MAE = "mae"
     RELATIVE = "relative"
     MAX = "max"
-
-
-class Color(StrEnum):
-    """When to use colours."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 def _version(wanted: bool) -> None:
@@ -209,14 +196,12 @@ def _compared(
     threshold: float,
     importance: str | None,
     quiet: bool,
-    interrupt: "Interrupt",
+    interrupt: Interrupt,
 ) -> "Report":
     from quanterr.comparison import compare as run
-    from quanterr.progress import Bar, Heartbeat
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
-    watch = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
-    try:
+    with watching(quiet) as watch:
         return run(
             *sides,
             layers=layers,
@@ -227,9 +212,6 @@ def _compared(
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],
         )
-    finally:
-        if watch is not None:
-            watch.close()
 
 
 def _print(
@@ -245,7 +227,7 @@ def _print(
     """The table first, so that it is seen even if a file cannot be written."""
     from quanterr.report.as_table import brief, console, show
 
-    with _standard_output():
+    with printing():
         if quiet:
             print(brief(report), file=sys.stderr)
         else:
@@ -263,25 +245,7 @@ def _write(report: "Report", to: "list[Target]") -> None:
         write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
 
 
-@contextmanager
-def _standard_output() -> "Iterator[None]":
-    """Turn what goes wrong there into exit statuses."""
-    try:
-        yield
-    except BrokenPipeError as error:
-        _abandon_stdout()
-        raise typer.Exit(Status.BROKEN_PIPE) from error
-    except OSError as error:
-        _abandon_stdout()
-        raise ResourceError(f"standard output: {error.strerror}") from error
-
-
-def _abandon_stdout() -> None:
-    """Nothing more can be written there, nor flushed at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _status(report: "Report", allow_partial: bool, interrupt: "Interrupt") -> Status:
+def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
     from quanterr.gates.judging import exit_status
 
     if interrupt.signal is not None and not report.complete:
@@ -289,28 +253,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: "Interrupt") -> St
     return exit_status(report, allow_partial)
 
 
-class Interrupt:
-    """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program."""
-
-    def __init__(self) -> None:
-        """Nothing has happened yet."""
-        self.stop = threading.Event()
-        self.signal: int | None = None
-
-    def __enter__(self) -> "Interrupt":
-        self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _caught(self, number: int, _: "FrameType | None") -> None:
-        if self.stop.is_set():
-            os._exit(128 + number)
-        self.signal = number
-        self.stop.set()
-        os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+app.command(help=rank_command.HELP)(rank_command.rank)
 
 
 RENDER_HELP = """Write other outputs of a stored report, without the models.
@@ -361,7 +304,7 @@ def render(
     from quanterr.report.reading import read_report
 
     report = read_report(stored)
-    with _standard_output():
+    with printing():
         if document:
             update(document, report)
         _write(report, targeted)

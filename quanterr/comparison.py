@@ -4,7 +4,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
@@ -16,10 +16,13 @@ from quanterr.folding import unfold
 from quanterr.importance import architecture_of, attach, read_importance
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
+from quanterr.ranking import names_of, ranked
 from quanterr.readings import settle
 from quanterr.report.model import Report, RunInfo, Settings
+from quanterr.report.ranking import Ranking
 from quanterr.running import Progress, Run, pick_device
 from quanterr.selection import Selection
+from quanterr.tasks import together
 
 Path = str | os.PathLike[str]
 
@@ -56,21 +59,57 @@ def compare(
         CheckpointError: an input that is missing, damaged, or changes while it is read.
         ResourceError: no such device, or no memory.
     """
+    return compare_each(
+        original,
+        [quantized],
+        layers=layers,
+        device=device,
+        outlier_threshold=outlier_threshold,
+        importance=importance,
+        watch=watch,
+        stop=stop,
+        command=command,
+    )[0]
+
+
+def compare_each(
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint],
+    *,
+    layers: Iterable[str] = (),
+    device: str = "auto",
+    outlier_threshold: float = OUTLIER,
+    importance: str | os.PathLike[str] | None = None,
+    watch: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    command: Iterable[str] = (),
+) -> list[Report]:
+    """The reports that :func:`compare` would make of each candidate, from one pass over the original.
+
+    Arguments and errors are those of :func:`compare`; ``report.run`` is of the whole pass.
+    """
     started, clock = datetime.now(UTC), time.monotonic()
     with ExitStack() as stack:
-        before, after = _opened(original, stack), _opened(quantized, stack)
+        before, *after = (_opened(side, stack) for side in (original, *candidates))
         selection = Selection(layers)
-        plan = pair(before, after, selection)
-        settle(plan.pairs)
-        folded = unfold(plan.pairs)
-        covered = None
-        if importance is not None:
-            covered = attach(plan.pairs, read_importance(importance), architecture_of(before, after))
-        assembly = Assembly(plan, folded, covered)
-        run = Run(plan.pairs, pick_device(device), assembly.add, outlier_threshold, stop or threading.Event())
+        plans = [pair(before, quantized, selection) for quantized in after]
+        matters = None if importance is None else read_importance(importance)
+        assemblies = []
+        for plan, quantized in zip(plans, after, strict=True):
+            settle(plan.pairs)
+            folded = unfold(plan.pairs)
+            covered = None if matters is None else attach(plan.pairs, matters, architecture_of(before, quantized))
+            assemblies.append(Assembly(plan, folded, covered))
+        run = Run(
+            together([plan.pairs for plan in plans]),
+            pick_device(device),
+            lambda candidate, done: assemblies[candidate].add(done),
+            outlier_threshold,
+            stop or threading.Event(),
+        )
         complete = run.run(watch or (lambda progress: None))
-        before.check_unchanged()
-        after.check_unchanged()
+        for checkpoint in (before, *after):
+            checkpoint.check_unchanged()
         info = RunInfo(
             started=started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - clock,
@@ -84,7 +123,34 @@ def compare(
         settings = Settings(
             outlier_threshold=outlier_threshold, importance=None if importance is None else os.fspath(importance)
         )
-        return assembly.report(before, after, selection.patterns, settings, complete, info)
+        return [
+            assembly.report(before, quantized, selection.patterns, settings, complete, info)
+            for assembly, quantized in zip(assemblies, after, strict=True)
+        ]
+
+
+def rank(
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint],
+    *,
+    layers: Iterable[str] = (),
+    device: str = "auto",
+    watch: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    command: Iterable[str] = (),
+) -> Ranking:
+    """Which of several quantized checkpoints is best for its size, and which layers could come from another?
+
+    Arguments are those of :func:`compare`; the original is read once. A candidate whose report would be
+    inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
+
+    Raises:
+        UsageError: fewer than two candidates, one that is given twice, or as :func:`compare`.
+        CheckpointError, ResourceError: as :func:`compare`.
+    """
+    names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
+    reports = compare_each(original, candidates, layers=layers, device=device, watch=watch, stop=stop, command=command)
+    return ranked(names, reports)
 
 
 def _opened(side: Path | Checkpoint, stack: ExitStack) -> Checkpoint:

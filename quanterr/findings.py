@@ -154,7 +154,8 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
     only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]
     if not (snr < DOUBTFUL_DB.get(bits, USUALLY[0]) or only_length or abs(cosine) < UNRELATED):
         return
-    broken = snr < BROKEN_DB.get(bits, USUALLY[1]) or only_length or abs(cosine) < UNRELATED
+    unrelated = abs(cosine) < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
+    broken = snr < BROKEN_DB.get(bits, USUALLY[1]) or only_length or unrelated
     yield finding(
         "far_off",
         "error" if broken else "warning",

@@ -31,6 +31,7 @@ from quanterr.views import rows_of, transposed
 SIDES = ("original", "quantized")
 
 MOST_PADDING = 1024  # rows that writers append to a vocabulary
+LONGEST_BIAS = 1 << 22  # bytes
 
 
 class Bucket(StrEnum):
@@ -157,7 +158,7 @@ def _pair_weights(
         if translation and translation.made(own):
             _leave(plan, quantized, shared, own, Bucket.CONSUMED, "worked out by the converter")
         elif own not in composer.used:
-            _leave(plan, quantized, shared, own, *_why_extra(shared, own, names, there, selection))
+            _leave(plan, quantized, shared, own, *_why_extra(shared, quantized.codes[own], names, there, selection))
     for side in (original, quantized):
         for name in sorted(side.labels.consumed):
             plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
@@ -234,15 +235,17 @@ def _add(plan: Plan, original: Side, quantized: Side, own: str, x: Weight, y: We
 
 
 def _why_extra(
-    shared: str, own: str, names: dict[str, str], there: dict[str, str], selection: Selection
+    shared: str, entry: Entry, names: dict[str, str], there: dict[str, str], selection: Selection
 ) -> tuple[Bucket, str]:
     """Where a quantized tensor ends that no weight of the original uses."""
-    if is_auxiliary(own):
+    if is_auxiliary(entry.name):
         return Bucket.CONSUMED, "changes no weight"
     if not selection.takes(shared):
         return Bucket.FILTERED_OUT, "not selected"
     if weight := _part_of(shared, names, there):
         return Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
+    if shared.endswith(".bias") and entry.nbytes <= LONGEST_BIAS and not entry.read().strip(b"\0"):  # AutoGPTQ
+        return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
     return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
 
 

@@ -16,6 +16,9 @@ from quanterr.sampling import BETTER, SUSPICIOUS, relative_error
 from quanterr.tensors import Workspace
 from quanterr.views import transposed
 
+# Readings that differ by one step of the codes: rounding is a third of a step, and one step more thrice as much.
+CLEARLY = 1.5
+
 # Of a square weight and its transpose: one is below the first, the other above the second.
 RELATED, UNRELATED = 0.7, 1.2
 
@@ -34,11 +37,11 @@ def settle(pairs: list[Pair]) -> None:
 def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
     first = pair.quantized
     error = relative_error(pair.original, first, workspaces)
-    if error <= SUSPICIOUS:
+    if error <= SUSPICIOUS and not first.alike:
         return first
     errors = [(relative_error(pair.original, weight, workspaces), weight) for weight in first.readings]
     least, best = min(errors, key=lambda found: found[0])
-    if not BETTER * least <= error:
+    if not least < error or (CLEARLY if first.alike else BETTER) * least > error:
         return first
     told = f"{error:.3g}" if isfinite(error) else "not finite"
     doubt = (

@@ -9,7 +9,7 @@ with another's arithmetic. What a weight's sums are does not depend on who compu
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from quanterr.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut
 from quanterr.errors import ResourceError, UsageError
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
-from quanterr.pairing import Pair
+from quanterr.tasks import Job
 from quanterr.text import display
 from quanterr.worker import Finished, Worker
 
@@ -41,7 +41,7 @@ class Progress:
 
 
 class Go(NamedTuple):
-    """Chunks ``first:stop`` of a pair: what a thread takes in one go."""
+    """Chunks ``first:stop`` of a task: what a thread takes in one go."""
 
     number: int
     first: int
@@ -50,10 +50,10 @@ class Go(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A pair that is being worked on."""
+    """A task that is being worked on."""
 
     missing: int  # goes
-    sums: Sums = field(default_factory=Sums)
+    sums: list[Sums]  # of each of its pairs
 
 
 def pick_device(name: str) -> torch.device:
@@ -78,35 +78,40 @@ def pick_device(name: str) -> torch.device:
 
 
 class Run:
-    """Compares pairs on a device; :meth:`run` calls back once a pair is finished."""
+    """Compares the pairs of tasks on a device; :meth:`run` calls back once a pair is finished.
+
+    A task is the pairs of one weight of the original: one in a comparison, one a candidate in a ranking.
+    """
 
     def __init__(
         self,
-        pairs: Sequence[Pair],
+        tasks: Sequence[Sequence[Job]],
         device: torch.device,
-        finish: Callable[[Finished], None],
+        finish: Callable[[int, Finished], None],
         outlier: float,
         stop: threading.Event,
     ) -> None:
-        """``finish`` is called by worker threads, one at a time."""
-        self.device, self.outlier, self._pairs, self._stop = device, outlier, pairs, stop
+        """``finish`` is called with the candidate and its finished pair, by worker threads, one at a time."""
+        self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
         self._finish, self._lock = finish, threading.Lock()
         self._ended = threading.Event()  # ours: the caller's stop is only read
         self._open: dict[int, _Open] = {}
-        order = sorted(range(len(pairs)), key=lambda number: _place(pairs[number]))
-        self._large = [number for number in order if pairs[number].original.n >= SMALL]
-        self._small = [number for number in order if pairs[number].original.n < SMALL]
+        self._originals = [jobs[0].pair.original for jobs in tasks]
+        order = sorted(range(len(tasks)), key=lambda number: _place(self._originals[number]))
+        self._large = [number for number in order if self._originals[number].n >= SMALL]
+        self._small = [number for number in order if self._originals[number].n < SMALL]
         self._large_goes, self._small_goes = self._goes(self._large), self._goes(self._small)
         self._taken = 0  # of the large ones
         self._error: BaseException | None = None
-        self.progress = Progress(sum(p.original.nbytes + p.quantized.nbytes for p in pairs))
+        self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
+        self.progress = Progress(sum(self._nbytes))
         self.threads = CUDA_THREADS if device.type == "cuda" else min(usable_cores(), MAX_CPU_THREADS)
         if not self._large:
             self.threads = 1
 
     def run(self, watch: Callable[[Progress], None]) -> bool:
-        """Compare all pairs, or until stopped; ``watch`` is called ten times a second.
+        """Compare all, or until stopped; ``watch`` is called ten times a second.
 
         Returns whether all are compared. Raises what went wrong in a worker.
         """
@@ -133,7 +138,7 @@ class Run:
         return complete
 
     def _chunks(self, go: Go) -> list[Chunk]:
-        return Cut(*self._pairs[go.number].original.matrix, self.size)[go.first : go.stop]
+        return Cut(*self._originals[go.number].matrix, self.size)[go.first : go.stop]
 
     def _goes(self, numbers: Iterable[int]) -> Iterator[Go]:
         for number in numbers:
@@ -142,7 +147,7 @@ class Run:
                 yield Go(number, first, min(first + CHUNKS_AT_ONCE, n))
 
     def _n_chunks(self, number: int) -> int:
-        return len(Cut(*self._pairs[number].original.matrix, self.size))
+        return len(Cut(*self._originals[number].matrix, self.size))
 
     def _next_go(self, small_too: bool) -> Go | None:
         with self._lock:
@@ -153,14 +158,14 @@ class Run:
                 go = next(self._large_goes, None)
                 self._taken += 1
             if go is not None:
-                self.progress.name = self._pairs[go.number].name
+                self.progress.name = self._tasks[go.number][0].pair.name
             return go
 
     def _work(self, small_too: bool) -> None:
         """What a thread does. Small weights are one thread's: several would only wait for the interpreter."""
         try:
             torch.set_num_threads(1)  # of this thread: torch's own would only wait for each other
-            worker = Worker(self.device, self.size, self.outlier)
+            worker = Worker(self.device, self.size, self.outlier, max(map(len, self._tasks), default=1))
             with torch.inference_mode(), worker.stream():
                 while (go := self._next_go(small_too)) is not None:
                     self._do(worker, go)
@@ -169,28 +174,27 @@ class Run:
             self._ended.set()
 
     def _do(self, worker: Worker, go: Go) -> None:
-        pair, chunks = self._pairs[go.number], self._chunks(go)
-        sums = worker.compare(pair, chunks)
-        share = sum(chunk.n for chunk in chunks) / max(pair.original.n, 1)
-        self.progress.done_bytes += int(share * (pair.original.nbytes + pair.quantized.nbytes))
-        whole = self._merged(go, sums)
-        if whole is not None:
-            finished = worker.finish(go.number, pair, whole)
+        jobs, chunks = self._tasks[go.number], self._chunks(go)
+        sums = worker.compare([job.pair for job in jobs], chunks)
+        share = sum(chunk.n for chunk in chunks) / max(self._originals[go.number].n, 1)
+        self.progress.done_bytes += int(share * self._nbytes[go.number])
+        for place, whole in enumerate(self._merged(go, sums)):
+            job = jobs[place]
+            finished = worker.finish(job.number, job.pair, whole, place)
             with self._lock:
-                self._finish(finished)
+                self._finish(job.candidate, finished)
 
-    def _merged(self, go: Go, sums: Sums) -> Sums | None:
-        """The sums of the whole weight, once all of it is there."""
+    def _merged(self, go: Go, sums: list[Sums]) -> list[Sums]:
+        """The sums of the whole weights, once all of them is there; nothing before."""
         n = self._n_chunks(go.number)
         if go.first == 0 and go.stop == n:
             return sums
         with self._lock:
-            state = self._open.setdefault(go.number, _Open(-(-n // CHUNKS_AT_ONCE)))
-            state.sums.add(sums)
+            state = self._open.setdefault(go.number, _Open(-(-n // CHUNKS_AT_ONCE), [Sums() for _ in sums]))
+            for whole, part in zip(state.sums, sums, strict=True):
+                whole.add(part)
             state.missing -= 1
-            if state.missing:
-                return None
-            return self._open.pop(go.number).sums
+            return [] if state.missing else self._open.pop(go.number).sums
 
     def _read_ahead(self) -> None:
         """Tell the kernel what will be read next, a little before it is; on a warm cache this costs nothing."""
@@ -198,10 +202,9 @@ class Run:
             while n > self._taken + READ_AHEAD:
                 if self._ended.wait(LOOK_AGAIN):
                     return
-            pair = self._pairs[go.number]
-            chunks = Cut(*pair.original.matrix, self.size)
+            chunks = Cut(*self._originals[go.number].matrix, self.size)
             if go.stop > go.first:
-                for weight in (pair.original, pair.quantized):
+                for weight in _weights(self._tasks[go.number]):
                     _will_need(weight, chunks[go.first], chunks[go.stop - 1])
 
 
@@ -210,9 +213,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _place(pair: Pair) -> tuple[str, int]:
-    """Sorts pairs as the original's files hold them, so that files are read front to back."""
-    return str(pair.original.codes.file.path), pair.original.codes.offset
+def _weights(jobs: Sequence[Job]) -> list[Weight]:
+    """The weight of the original, and those of the candidates."""
+    return [jobs[0].pair.original, *(job.pair.quantized for job in jobs)]
+
+
+def _place(original: Weight) -> tuple[str, int]:
+    """Sorts weights as the original's files hold them, so that files are read front to back."""
+    return str(original.codes.file.path), original.codes.offset
 
 
 def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:

@@ -109,6 +109,8 @@ def _owner(name: str, weights: Collection[str]) -> str | None:
         return None
     words = last.split("_")
     prefix = module + "." if module else ""
+    if words[-1] == "bias" and last != "weight_bias" and name.removesuffix("_bias") in weights:
+        return None  # experts.down_proj_bias is the bias of experts.down_proj
     # experts.down_proj_scale belongs to experts.down_proj, X.scale to X.weight, X.weight.absmax to X.weight;
     # X.weight_scale_2 belongs to X.weight and not to X.weight_scale: the shortest stem
     stems = [prefix + "_".join(words[:n]) for n in range(1, len(words))]

@@ -66,6 +66,7 @@ class Workspace:
         self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
         self._held: dict[str, tuple[Entry, int, Tensor]] = {}
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
+        self._copied: dict[str, torch.cuda.Event] = {}  # when a host buffer was last copied to the device
 
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The buffer of that name, on the device, with undefined contents; valid until asked for again."""
@@ -100,18 +101,24 @@ class Workspace:
 
     def _fetch(self, key: str, entry: Entry, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
-        self._held.pop(key, None)
+        self._held.pop(key, None)  # what was held there is overwritten
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
             host = self._hosts[key] = _host_buffer(n_bytes, pinned=self.device.type == "cuda")
         if self.device.type == "cpu" and self._buffers.get(key) is not host[0]:
             self._buffers[key] = host[0]
             self._views.clear()
+        if key in self._copied:
+            self._copied[key].synchronize()
         entry.file.read_into(host[1][:n_bytes], entry.offset + begin)
         view = self.buffer(key, shape, dtype)
         if self.device.type == "cpu":
             return view
-        return view.copy_(host[0][:n_bytes].view(dtype).view(shape), non_blocking=True)
+        view.copy_(host[0][:n_bytes].view(dtype).view(shape), non_blocking=True)
+        if key not in self._copied:
+            self._copied[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied[key].record()
+        return view
 
     def whole(self, key: str, entry: Entry) -> Tensor:
         """All elements of an entry, in its shape, on the device: for small parts, and what cannot be cut by rows.

@@ -1,15 +1,20 @@
 """Text for people: names made harmless, sizes and counts made short."""
 
 MAX_SHOWN = 200
+COMMANDS = ("::", "##[")  # of GitHub Actions and Azure Pipelines
 
 
 def display(name: str, limit: int = MAX_SHOWN) -> str:
     """A name from a checkpoint as it may be printed anywhere.
 
     Whatever is not printable (control characters, escape sequences, bidirectional overrides, line
-    separators, lone surrogates) becomes ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``; a long name loses its middle.
+    separators, lone surrogates) becomes ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``, and so does the first
+    character of what a CI runner would obey at the beginning of a line; a long name loses its middle.
     """
     shown = name if name.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in name)
+    if shown.lstrip().startswith(COMMANDS):
+        start = len(shown) - len(shown.lstrip())
+        shown = shown[:start] + _escaped(shown[start]) + shown[start + 1 :]
     if not shown:
         return '""'
     if len(shown) > limit:

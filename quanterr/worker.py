@@ -1,6 +1,6 @@
 """One worker: its buffers, and what it does with chunks of a pair."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf, isfinite
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from quanterr.metrics.sums import Sums, exact
 from quanterr.pairing import Pair
 from quanterr.tensors import Workspace
 
+LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
 MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
 
 
@@ -80,11 +81,12 @@ class _Kept(NamedTuple):
 class Worker:
     """One thread's buffers, and what it does with them."""
 
-    def __init__(self, device: torch.device, size: int, outlier: float) -> None:
+    def __init__(self, device: torch.device, size: int, outlier: float, candidates: int = 1) -> None:
         """Start without any buffer; ``size`` is that of the chunks."""
         self.device, self.size, self.outlier = device, size, outlier
-        self._original, self._quantized, self._kernel = (Workspace(device) for _ in range(3))
-        self._kept: _Kept | None = None
+        self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
+        self._quantized = [Workspace(device) for _ in range(candidates)]  # each may hold parts from go to go
+        self._kept: dict[int, _Kept] = {}  # by the place of the pair
 
     def stream(self) -> AbstractContextManager[object]:
         """Its own CUDA stream as a context; on the CPU nothing."""
@@ -95,20 +97,42 @@ class Worker:
     @property
     def nbytes(self) -> int:
         """Bytes of all its buffers."""
-        return self._original.nbytes + self._quantized.nbytes + self._kernel.nbytes
+        return sum(w.nbytes for w in (self._original, self._copies, self._kernel, *self._quantized))
 
-    def compare(self, pair: Pair, chunks: Sequence[Chunk]) -> Sums:
-        """Sums of a few chunks of a pair."""
+    def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
+        """Sums of a few chunks of each of the pairs, which have one weight of the original in common."""
+        load = self._load(pairs[0].original) if len(pairs) == 1 else self._load_once(pairs[0].original)
+        return [self._compare(pair, chunks, load, place) for place, pair in enumerate(pairs)]
+
+    def _load(self, original: Weight) -> LoadOriginal:
+        return lambda chunk: original.dequantize(chunk, self._original).weight
+
+    def _load_once(self, original: Weight) -> LoadOriginal:
+        """Reads and dequantizes a chunk when it is first asked for; later gives copies, which are overwritten too."""
+        kept: dict[Chunk, torch.Tensor] = {}
+
+        def load(chunk: Chunk) -> torch.Tensor:
+            if chunk in kept:
+                values = kept[chunk]
+                return self._copies.buffer("copy", tuple(values.shape), values.dtype).copy_(values)
+            values = original.dequantize(chunk, self._original).weight
+            kept[chunk] = self._copies.buffer(f"{len(kept)}", tuple(values.shape), values.dtype).copy_(values)
+            return values
+
+        return load
+
+    def _compare(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
         saturated: list[torch.Tensor] = []
 
         def load(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-            x = pair.original.dequantize(chunk, self._original).weight
-            y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized)
+            x = load_original(chunk)
+            y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized[place])
             if at_end is not None:
                 saturated.append(at_end)
             if len(chunks) == 1 and chunk.n <= MOST_KEPT:
-                buffers = (self._kernel.buffer(key, chunk.shape, v.dtype) for key, v in (("kept_x", x), ("kept_y", y)))
-                self._kept = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
+                keys = f"kept_x{place}", f"kept_y{place}"
+                buffers = (self._kernel.buffer(key, chunk.shape, v.dtype) for key, v in zip(keys, (x, y), strict=True))
+                self._kept[place] = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
             return x, y, zeros
 
         if not chunks:
@@ -123,25 +147,28 @@ class Worker:
             sums.saturated = int(torch.stack(saturated).sum())
         return sums
 
-    def finish(self, number: int, pair: Pair, sums: Sums) -> Finished:
-        """What is told of a weight besides its sums."""
-        return Finished(number, sums, self._scales(pair.quantized), self._worst(pair, sums))
+    def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> Finished:
+        """What is told of a weight besides its sums; ``place`` is that of the pair among those of its original."""
+        scales = _scales(pair.quantized, self._quantized[place])
+        return Finished(number, sums, scales, self._worst(pair, sums, place))
 
-    def _worst(self, pair: Pair, sums: Sums) -> Element | None:
+    def _worst(self, pair: Pair, sums: Sums, place: int) -> Element | None:
         """From the row with the largest |e|, read again if need be: its place costs more to remember."""
         if sums.worst is None:
             return None
         _, row, col = sums.worst
-        if self._kept is not None and self._kept.pair is pair:
-            x, y = self._kept.x[row].double(), self._kept.y[row].double()
+        kept = self._kept.get(place)
+        if kept is not None and kept.pair is pair:
+            x, y = kept.x[row].double(), kept.y[row].double()
         else:
             chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
             x = pair.original.dequantize(chunk, self._original).weight[0].double()
-            y = pair.quantized.dequantize(chunk, self._quantized).weight[0].double()
+            y = pair.quantized.dequantize(chunk, self._quantized[place]).weight[0].double()
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return Element(row, col + at, float(x[at]), float(y[at]))
 
-    def _scales(self, weight: Weight) -> Scales | None:
-        if weight.scale is None:
-            return None
-        return Scales.of(chunks_of_scale(weight.scale, self._quantized))
+
+def _scales(weight: Weight, workspace: Workspace) -> Scales | None:
+    if weight.scale is None:
+        return None
+    return Scales.of(chunks_of_scale(weight.scale, workspace))

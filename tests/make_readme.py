@@ -31,11 +31,16 @@ def sessions() -> dict[str, str]:
         save_file(make_model(), original)
         for recipe, stem in (("int8_block", "quantized"), ("int8_row", "older")):
             write_quantized(original, folder / f"{stem}.safetensors", Recipe.named(recipe))
+        for recipe in ("fp8_tensor", "int8_block", "int8_row"):
+            write_quantized(original, folder / f"{recipe}.safetensors", Recipe.named(recipe))
         run("quanterr compare original.safetensors older.safetensors -q -o last-release.json", folder)
         commands = {
             "session": "quanterr compare original.safetensors quantized.safetensors --top-layers 5 -o report.json",
             "gate-session": "quanterr gate report.json --thresholds int8 --require 'share(snr_db >= 26) >= 0.75'",
             "diff-session": "quanterr diff last-release.json report.json --top-layers 2",
+            "inspect-session": "quanterr inspect quantized.safetensors",
+            "rank-session": "quanterr rank original.safetensors fp8_tensor.safetensors int8_block.safetensors "
+            "int8_row.safetensors --top-layers 2",
         }
         made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in commands.items()}
     # What is not rounded ends otherwise on another machine.
@@ -99,9 +104,9 @@ def formats() -> str:
     rows = ["| format | what it is | codes | scale | usual SNR |", "|---|---|---|---|---|"]
     for row in FORMATS:
         parts = list(row.needs.values())
-        names = ", ".join(
-            f"`{name.format(weight='X.weight', module='X')}`" for part in parts[1:] for name in part.names
-        )
+        names = [name.format(weight="X.weight", module="X") for part in parts[1:] for name in part.names]
+        shown = [f"`{name}`" for name in names if "weight_weight" not in name]  # X_weight_scale of stacked experts
+        names = ", ".join([*shown[:6], "…"] if len(shown) > 6 else shown)
         usual = f"{row.usual_db[0]}–{row.usual_db[1]} dB" if row.usual_db else ""
         codes = ", ".join(sorted(parts[0].dtypes))
         rows.append(f"| `{row.name}` | {row.summary} | {codes} | {names} | {usual} |")
@@ -160,6 +165,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "session": lambda: sessions()["session"],
     "gate-session": lambda: sessions()["gate-session"],
     "diff-session": lambda: sessions()["diff-session"],
+    "inspect-session": lambda: sessions()["inspect-session"],
+    "rank-session": lambda: sessions()["rank-session"],
     "functions": functions,
     "report-metrics": report_metrics,
     "thresholds": thresholds,

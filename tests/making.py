@@ -160,11 +160,11 @@ def summed_by_chunk(
     """The sums of the chunks of two tensors, as a run makes them; with ``wide`` by the exact way alone."""
     pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
     with torch.inference_mode():
-        return [worker.compare(pair, [chunk]) for chunk in Cut(*pair.original.matrix, size)]
+        return [worker.compare([pair], [chunk])[0] for chunk in Cut(*pair.original.matrix, size)]
 
 
 def summed(x: Tensor, y: Tensor, size: int = CPU_CHUNK, wide: bool = False, outlier: float = OUTLIER) -> Sums:
     """The same of all chunks at once."""
     pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
     with torch.inference_mode():
-        return worker.compare(pair, list(Cut(*pair.original.matrix, size)))
+        return worker.compare([pair], list(Cut(*pair.original.matrix, size)))[0]

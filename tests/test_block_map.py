@@ -60,6 +60,17 @@ class TestCells:
         assert ["00!0", "!", "2"] == [line(text, "module0")[n] for n in (1, -2, -1)]
         assert "! undefined" in text
 
+    @pytest.mark.parametrize("bad", [0, 1, 2])
+    def test_a_cell_of_experts_shows_the_worst_of_them(self, bad):
+        weights = [
+            (f"layers.{n}.experts.{expert}.up.weight", (8, 8), "fp8_row", 3.0 if (n, expert) == (1, bad) else 30.0)
+            for n in range(3)
+            for expert in range(3)
+        ]
+        text = shown(report_of(Model("experts", weights)))
+
+        assert ["606", "3.00", "1"] == [line(text, "experts.*.up")[n] for n in (1, 3, 4)]
+
     def test_modules_that_are_the_same_everywhere_have_no_line(self):
         assert "input_layernorm" not in shown(report_of(small()))
 

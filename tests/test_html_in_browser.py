@@ -173,6 +173,36 @@ class TestTable:
         assert "identical" == partial.column(4)[-1]
 
 
+class TestUndefined:
+    @pytest.fixture
+    def spoilt(self, browser, tmp_path):
+        report = report_of(mixed())
+        layer = report.layers[20]
+        layer.snr_db, layer.nonfinite = None, {"snr_db": "nan"}
+        with opened(browser, written(tmp_path, report)) as page:
+            yield page, layer.layer_name
+
+    def test_a_number_is_worse_than_any_other_and_only_what_was_not_compared_comes_before(self, spoilt):
+        page, name = spoilt
+
+        assert ["not compared", "not compared", "undefined"] == page.column(4)[:3]
+        assert name == page.column(0)[2]
+
+    def test_a_number_is_seen_in_the_map_and_beside_the_bars(self, spoilt):
+        page, _ = spoilt
+        cells = page.run("return [...document.querySelectorAll('td.unsound')].map(e => e.textContent)")
+        bars = page.run("return [...document.querySelectorAll('.bars .undefined')].map(e => e.ariaLabel)")
+
+        assert ["!"] == cells
+        assert ["fp8_row, undefined: 1 layer"] == bars
+
+    def test_a_number_is_told_as_what_it_is(self, spoilt):
+        page, _ = spoilt
+        page.run("document.querySelectorAll('#rows button')[2].click()")
+
+        assert "nan" in page.text("#details-body table")
+
+
 class TestKeyboard:
     def focused(self, page):
         return page.run("return document.activeElement.textContent")

@@ -16,6 +16,7 @@ from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.pairing import pair
 from quanterr.running import Run, pick_device
 from quanterr.selection import Selection
+from quanterr.tasks import together
 from quanterr.worker import Worker
 
 CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ class TestDigits:
             whole = Chunk(0, 70, 0, 100)
             found = quanterr.measure(
                 weights.original.dequantize(whole, worker._original).weight.clone(),
-                weights.quantized.dequantize(whole, worker._quantized).weight.clone(),
+                weights.quantized.dequantize(whole, worker._quantized[0]).weight.clone(),
             )
 
         assert found["snr_db"] == layer.snr_db
@@ -77,8 +78,11 @@ class TestDigits:
 
 
 class TestMemory:
+    @pytest.mark.parametrize("candidates", [1, 3])
     @pytest.mark.parametrize("shape", [(64, 4096), (2048, 4096), (2, 1 << 21)])
-    def test_largest_read_and_buffers_do_not_depend_on_the_size_of_a_weight(self, tmp_path, monkeypatch, shape):
+    def test_largest_read_and_buffers_do_not_depend_on_the_size_of_a_weight(
+        self, tmp_path, monkeypatch, shape, candidates
+    ):
         reads, workers = [], []
         files = stored(tmp_path, a=shape)
         monkeypatch.setattr(running, "CPU_CHUNK", 1 << 15)
@@ -91,10 +95,11 @@ class TestMemory:
         make = Worker.__init__
         monkeypatch.setattr(Worker, "__init__", lambda self, *a: workers.append(self) or make(self, *a))
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
-            Run(pair(x, y, Selection()).pairs, CPU, lambda done: None, 0.01, threading.Event()).run(lambda p: None)
+            tasks = together([pair(x, y, Selection()).pairs] * candidates)
+            Run(tasks, CPU, lambda candidate, done: None, 0.01, threading.Event()).run(lambda p: None)
 
         assert max(reads) <= 2 * (1 << 15)
-        assert max(worker.nbytes for worker in workers) < 64 * (1 << 15)
+        assert max(worker.nbytes for worker in workers) < (64 if candidates == 1 else 128) * (1 << 15)
 
     def test_chunks_cover_a_matrix_once_and_in_order(self):
         for rows, cols, size in [(7, 5, 12), (3, 100, 30), (1, 1, 1), (0, 5, 3), (5, 0, 3), (4, 4, 4)]:

@@ -42,6 +42,19 @@ def test_no_control_character_stays(code):
     assert chr(code) not in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("::error::x", "\\x3a:error::x"),
+        ("  ::set-output", "  \\x3a:set-output"),
+        ("##[error]x", "\\x23#[error]x"),
+        ("a::b", "a::b"),
+    ],
+)
+def test_a_name_is_no_command_of_a_ci_runner(name, shown):
+    assert shown == display(name)
+
+
 def test_a_name_as_long_as_the_limit_is_shown_whole():
     name = "x" * 200
 

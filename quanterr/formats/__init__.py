@@ -14,9 +14,15 @@ from quanterr.errors import Misfit
 from quanterr.formats import (
     aqlm,
     asym_w4a8,
+    awq,
     awq_w4a16,
     bitnet,
+    bnb,
     convrot_w4a4,
+    ct_int,
+    ct_nvfp4,
+    ct_pack,
+    ct_sparse,
     ctq_4bit,
     dense,
     eetq,
@@ -30,16 +36,26 @@ from quanterr.formats import (
     gguf_iq,
     gguf_k,
     gguf_low,
+    gptq,
+    hqq,
     int8_convrot,
     int8_scaled,
+    marlin,
+    mlx,
+    modelopt_int4,
+    mx,
     mxfp8,
     nunchaku,
     nunchaku_awq,
     nunchaku_bias,
     nvfp4,
+    nvfp4_experts,
+    quanto,
+    quark_int4,
     quip_sharp,
     spqr,
     svdquant,
+    torchao,
     verbatim,
     vptq,
 )
@@ -67,6 +83,13 @@ NO_HINTS = Hints()
 FORMATS: tuple[Format, ...] = (
     *nunchaku_bias.FORMATS,
     *dense.FORMATS,
+    *bnb.FORMATS,
+    *ct_nvfp4.FORMATS,
+    *hqq.FORMATS,
+    *mlx.FORMATS,
+    *mx.FORMATS,
+    *quanto.FORMATS,
+    *torchao.FORMATS,
     *nunchaku.FORMATS,
     *nunchaku_awq.FORMATS,
     *mxfp8.FORMATS,
@@ -76,6 +99,7 @@ FORMATS: tuple[Format, ...] = (
     *awq_w4a16.FORMATS,
     *int8_convrot.FORMATS,
     *int8_scaled.FORMATS,
+    *nvfp4_experts.FORMATS,
     *convrot_w4a4.FORMATS,
     *nvfp4.FORMATS,
     *ctq_4bit.FORMATS,
@@ -88,6 +112,14 @@ FORMATS: tuple[Format, ...] = (
     *quip_sharp.FORMATS,
     *spqr.FORMATS,
     *vptq.FORMATS,
+    *gptq.FORMATS,
+    *awq.FORMATS,
+    *marlin.FORMATS,
+    *ct_pack.FORMATS,
+    *ct_int.FORMATS,
+    *ct_sparse.FORMATS,
+    *modelopt_int4.FORMATS,
+    *quark_int4.FORMATS,
     *fp8_cast.FORMATS,
     *gguf_basic.FORMATS,
     *gguf_k.FORMATS,
@@ -154,6 +186,8 @@ def _named_by(template: str, stored: str) -> str | None:
     if not ending or not stored.endswith(ending):
         return None
     stem = stored.removesuffix(ending)
+    if kind == "{module" and stem.endswith(WEIGHT_SUFFIX):
+        return None
     return stem + WEIGHT_SUFFIX if kind == "{module" else stem
 
 
@@ -197,7 +231,7 @@ def recognize(
         Misfit: no format fits; says what was found, what the nearest one lacks or has over.
     """
     refuse_by_name(codes, hints)
-    nearest, reason = (0, 0), ""
+    nearest, reason = (0, 0, False), ""
     gathered: dict[int, _Gathered] = {}
     siblings = list(siblings)
     for format in _formats_of(_template(name, codes.name), codes.dtype):
@@ -211,7 +245,7 @@ def recognize(
                 _refuse_unused(weight, siblings)
                 return weight
         except Misfit as misfit:
-            near = len(found.parts), found.named
+            near = len(found.parts), found.named, not found.problem
             if near >= nearest:  # of equals the last: it needs the least
                 nearest, reason = near, str(misfit)
     module = name.removesuffix(WEIGHT_SUFFIX) + "."

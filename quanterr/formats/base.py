@@ -117,6 +117,7 @@ class Weight:
     comfy_format: str | None = None
     share: float = 1.0  # of its parts' bytes, where they are those of several weights
     readings: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
+    alike: bool = False  # its readings lie close to each other: the clearly nearest is right, however near the first
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as further readings."""

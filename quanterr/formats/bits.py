@@ -80,6 +80,10 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
 UINT4 = tuple(map(float, range(16)))
 
+# E2M3 values by code: sign, two exponent bits, three mantissa bits (the same, 5.3.2)
+_E2M3 = (*(m / 8 for m in range(8)), *(2.0**e * (1 + m / 8) for e in range(3) for m in range(8)))
+E2M3 = (*_E2M3, *(-value for value in _E2M3))
+
 
 def nibble_pairs(values: Sequence[float], high_first: bool) -> Tensor:
     """What each byte of two 4-bit codes stands for: (256, 2) float32, given the values of the 16 codes."""
@@ -101,13 +105,31 @@ def int4_pairs(device: torch.device) -> Tensor:
 
 
 def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
-    """Several codes a byte, (r, w) of uint8 or int8, looked up in a table of (256, n): (r, n · w) float32.
+    """Several codes a byte, (r, w) of uint8 or int8, looked up in a table of (256, v): (r, v · w) float32.
 
-    ``table`` is that of :func:`nibble_pairs`, or of four codes a byte; ``key`` names the buffer of the result.
+    ``table`` is that of :func:`nibble_pairs`, or of other numbers of codes a byte; ``key`` names the buffer of
+    the result.
     """
     indices = workspace.buffer("indices", tuple(codes.shape), torch.int32).copy_(codes.view(torch.uint8))
-    values = workspace.buffer(key, (codes.numel(), table.shape[1]), torch.float32)
-    return torch.index_select(table, 0, indices.view(-1), out=values).view(codes.shape[0], -1)
+    return look_up(indices, table, workspace, key)
+
+
+WHOLE_ROWS = {1: torch.float32, 2: torch.int64, 4: torch.complex128}  # by numbers in a row: a dtype as wide
+
+
+def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
+    """Rows of a table, (n, v) float32, by their number, (r, w) int32, one after the other: (r, v · w).
+
+    A row is moved as one element of a dtype as wide: torch moves rows of several six times as slowly.
+    """
+    n, (_, v) = indices.numel(), table.shape
+    values = workspace.buffer(key, (n, v), torch.float32)
+    if v in WHOLE_ROWS:
+        whole = workspace.buffer(key, (n,), WHOLE_ROWS[v])
+        torch.index_select(table.view(WHOLE_ROWS[v]).view(-1), 0, indices.view(-1), out=whole)
+    else:
+        torch.index_select(table, 0, indices.view(-1), out=values)
+    return values.view(indices.shape[0], -1)
 
 
 def e4m3_scales(codes: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """NVFP4: E2M1 codes, an E4M3 scale for each 16 columns, and one float32 scale for the tensor.
 
     weight            u8              (rows, cols / 2), two codes a byte; or (experts, rows, cols / 2)
+                      f4              (rows, cols), or (experts, rows, cols)
     weight_scale      f8_e4m3 or u8   (rows, cols / 16), or that in tiles: quanterr/formats/tiled.py
     weight_scale_2    f32             one, or one an expert
     pre_quant_scale   floating        (cols,), where the layer multiplies its input by it; optional
@@ -21,13 +22,12 @@ pre_quant_scale.
 
 from functools import partial
 
-import torch
-
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.comfy import FLOATS, NVFP4_LABELS, check_labels
+from quanterr.formats.microscaled import of_rows
 from quanterr.formats.padded import Padded, fit_padded
 from quanterr.formats.scaled import multiply
 from quanterr.formats.tiled import BlockScales, fit_block_scales
@@ -35,9 +35,9 @@ from quanterr.tensors import Workspace
 
 MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"U8"})),
-    "scale": Part(("{weight}_scale",), frozenset({"F8_E4M3", "U8"})),
-    "global_scale": Part(("{weight}_scale_2",), frozenset({"F32"})),
+    "codes": Part(("{weight}",), frozenset({"U8", "F4"})),
+    "scale": Part(("{weight}_scale", "{weight}_weight_scale"), frozenset({"F8_E4M3", "U8"})),
+    "global_scale": Part(("{weight}_scale_2", "{weight}_weight_scale_2"), frozenset({"F32"})),
     "pre_quant_scale": Part(("{module}.pre_quant_scale",), FLOATS, optional=True),
 }
 
@@ -52,7 +52,7 @@ def fit(parts: Parts) -> Weight:
     if len(codes.shape) not in (2, 3):
         raise Misfit(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
     comfy_format, doubts = check_labels(parts, NVFP4_LABELS)
-    stored = (*codes.shape[:-1], 2 * codes.shape[-1])
+    stored = (*codes.shape[:-1], codes.shape[-1] * (1 if codes.dtype == "F4" else 2))
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     block, layouts = _layouts(parts, stored, experts)
     if parts["global_scale"].n not in (1, experts):
@@ -117,15 +117,12 @@ def _block(
     parts: Parts, padded: Padded, scales: BlockScales, high_first: bool, chunk: Chunk, workspace: Workspace
 ) -> Values:
     first = (chunk.row * padded.stored_cols + chunk.col) // 2
-    codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
+    codes = workspace.read_bytes("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
     values = bits.unpack(codes, bits.e2m1_pairs(high_first, workspace.device), workspace)
     block = padded.step
     stored = scales.read(chunk.row, chunk.stop_row, workspace)
     scale = bits.e4m3_scales(stored[:, chunk.col // block : -(-chunk.stop_col // block)])
-    global_scale = workspace.whole("global_scale", parts["global_scale"]).view(-1)
-    if len(global_scale) > 1:
-        experts = torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // padded.stored_rows
-        global_scale = global_scale[experts, None]
+    global_scale = of_rows(parts["global_scale"], padded.stored_rows, chunk, workspace)
     multiply(values, scale.mul_(global_scale), chunk.col, block)
     if pre_quant_scale := parts.get("pre_quant_scale"):
         factors = workspace.whole("pre_quant_scale", pre_quant_scale).view(-1).float()

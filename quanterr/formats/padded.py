@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
+from quanterr.chunks import KERNEL_WIDTH, Chunk, as_matrix
 from quanterr.errors import Misfit
 from quanterr.formats.base import Parts, Values
 from quanterr.tensors import Workspace
@@ -68,6 +68,17 @@ def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
     return cropped.copy_(values[:, chunk.col : chunk.stop_col])
 
 
+def unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
+    """A weight of that shape, (rows, cols) or (experts, rows, cols), which is stored as it is.
+
+    Raises:
+        Misfit: experts are so narrow that they could be the kernels of a convolution.
+    """
+    if as_matrix(shape)[1] != shape[-1]:
+        raise Misfit(f"{parts.codes}: experts of fewer than {KERNEL_WIDTH} columns are not read")
+    return Padded(shape, shape[-2], shape[-1], shape[-2], shape[-1], step)
+
+
 def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
     """Where the weight lies in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
 
@@ -75,15 +86,16 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
     A shape of the original that fits neither is left to be told as a mismatch.
 
     Raises:
-        Misfit: the label's orig_shape is not the original's shape.
+        Misfit: as :func:`unpadded`; the label's orig_shape is not the original's shape.
     """
+    as_stored = unpadded(parts, stored, step)
     multiple = multiple or step
     labelled = labelled_shape(parts)
     shape = parts.hints.shape or labelled or stored
     if labelled and labelled != shape:
         raise Misfit(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
     if not _fits(shape, stored, multiple):
-        shape = stored
+        return as_stored
     return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
 
 

@@ -96,17 +96,24 @@ class Grid:
 
 def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
     """``values``, (r, c) from column ``col`` on, times ``scale``, (1 or r, blocks of columns), in place."""
-    n_blocks = scale.shape[1]
+    return by_block(Tensor.mul_, values, scale, col, block_cols)
+
+
+def by_block(
+    change: Callable[[Tensor, Tensor], Tensor], values: Tensor, of_block: Tensor, col: int, block_cols: int
+) -> Tensor:
+    """``change(values, of_block)`` in place, where each block has a value, as the scale in :func:`multiply`."""
+    n_blocks = of_block.shape[1]
     if n_blocks == 1:
-        return values.mul_(scale)
+        return change(values, of_block)
     if col % block_cols:  # a piece of a very wide row that starts inside a block
         columns = torch.arange(col, col + values.shape[1], device=values.device)
-        return values.mul_(scale.index_select(1, columns // block_cols - col // block_cols))
+        return change(values, of_block.index_select(1, columns // block_cols - col // block_cols))
     whole = values.shape[1] // block_cols
     inside = values.narrow(1, 0, whole * block_cols)
-    inside.view(-1, whole, block_cols).mul_(scale[:, :whole].unsqueeze(2))
+    change(inside.view(-1, whole, block_cols), of_block[:, :whole].unsqueeze(2))
     if whole < n_blocks:
-        values.narrow(1, whole * block_cols, values.shape[1] - whole * block_cols).mul_(scale[:, whole:])
+        change(values.narrow(1, whole * block_cols, values.shape[1] - whole * block_cols), of_block[:, whole:])
     return values
 
 
@@ -168,7 +175,7 @@ def fit_scaled(
     try:
         grid = fit_grid(scale, codes.shape, hints(parts))
     except Misfit:
-        if not _all_zero(codes):
+        if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
         return _zeros(parts, family, comfy_format, doubts) if granularity in (None, "tensor") else None
     if granularity not in (None, grid.granularity):

@@ -189,7 +189,12 @@ def fitted(
     table = _table(title, plain)
     table.add_column(first, overflow="fold", min_width=name)
     for n in kept:
-        table.add_column(columns[n].header, justify="right" if columns[n].right else "left", no_wrap=True)
+        table.add_column(
+            columns[n].header,
+            justify="right" if columns[n].right else "left",
+            no_wrap=len(kept) > 1,
+            overflow="fold",
+        )
     for shown, row in rows:
         table.add_row(Text(display(shown)), *(row[n] for n in kept))
     return table

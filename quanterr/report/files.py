@@ -107,7 +107,7 @@ def _special(path: Path) -> bool:
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
 
-def write(target: Target, render: Callable[[IO[str]], object]) -> None:
+def write(target: Target, render: Callable[[IO[str]], object], option: str = "--output-report") -> None:
     """Write an output; a file that was there stays untouched until the new one is whole.
 
     Raises:
@@ -126,8 +126,7 @@ def write(target: Target, render: Callable[[IO[str]], object]) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = display(str(target.path or "standard output"))
-        raise ResourceError(f"{where}: {error.strerror}") from error
+        raise ResourceError(f"{option} {display(str(target.path or STDOUT))}: {error.strerror}") from error
 
 
 def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
@@ -181,4 +180,4 @@ def update(given: str, report: "Report") -> None:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{where}: {reason}") from error
     made = updated(text, report, where)
-    write(Target(output_named("md"), Path(os.path.realpath(given))), lambda file: file.write(made))
+    write(Target(output_named("md"), Path(os.path.realpath(given))), lambda file: file.write(made), "--update")

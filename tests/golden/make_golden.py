@@ -9,6 +9,7 @@ here, with values worked out by numpy and ml_dtypes alone; its origin says "hand
 quanterr.
 
     <format>/<case>.safetensors             what is stored: codes, scales, labels
+    <format>/<case>/                        the same with its config.json, where that says what tensors do not
     <format>/<case>.expected.safetensors    the values of its weights, float32 (what is no number: as it is);
                                             __metadata__["origin"] tells producer, version and how
 """
@@ -25,6 +26,7 @@ import codebooks
 import diffusion
 import ml_dtypes
 import numpy as np
+import packed_integers
 import safetensors
 import torch
 from safetensors.torch import load, save_file
@@ -166,6 +168,19 @@ CASES = (
     Case("quip_sharp", "llm/quip_sharp_e8p", (Piece(DOWN),), tolerance="1e-6"),
     Case("spqr", "llm/spqr_handmade", (Piece(DOWN), Piece(Q_PROJ))),
     Case("vptq", "llm/vptq_synthetic", (Piece(Q_PROJ),)),
+    Case("ct_nvfp4", "llm/ct_nvfp4", (Piece(DOWN),)),
+    Case("ct_mxfp4", "llm/ct_mxfp4", (Piece(DOWN),)),
+    Case("ct_mxfp6", "llm/ct_mxfp6", (Piece(DOWN),)),
+    Case("mxfp4", "llm/modelopt_mxfp4", (Piece(K_PROJ, 9),)),
+    Case("mxfp4", "llm/quark_mxfp4", (Piece(DOWN, 9),)),
+    Case("mxfp4", "llm/deepseek_v4_fp8_fp4experts", (Piece("layers.0.ffn.experts.0.w2", 21),)),
+    Case("bnb_nf4", "llm/bnb_nf4_double_quant", (Piece(DOWN),)),
+    Case("bnb_nf4", "llm/bnb_nf4_storage_bf16", (Piece(DOWN),)),
+    Case("bnb_fp4", "llm/bnb_fp4_double_quant", (Piece(DOWN),)),
+    Case("bnb_int8", "llm/bnb_int8", (Piece(DOWN),)),
+    Case("quanto_int4", "llm/quanto_int4", (Piece(DOWN),)),
+    Case("mlx_affine", "llm/mlx_moe_mixed", (Piece("model.embed_tokens"),)),
+    Case("torchao_int4", "llm/torchao_int4_handmade", (Piece(DOWN), Piece(Q_PROJ))),
     Case("fp8_cast", "comfy/fp8_plain_cast_e4m3fn", (Piece(QKV, 5), Piece(PROJ, 9))),
     Case("fp8_cast", "comfy/fp8_plain_cast_e5m2", (Piece(QKV, 5), Piece(PROJ, 9))),
 )
@@ -184,12 +199,14 @@ class Fixture:
                 self.tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
                 self.header |= opened.metadata() or {}
         self.values = load(lzma.decompress((folder / self.case["dequantized"]).read_bytes()))
+        config = stored / "config.json"
+        self.config = json.loads(config.read_text()) if config.exists() else {}
 
     @property
     def prefix(self) -> str:
         """What the quantized names have before the original's."""
         first = min(name for name in self.values if name.endswith(".weight"))
-        return min((name for name in self.tensors if name.endswith(first)), default="").removesuffix(first)
+        return min((name for name in self.tensors if name.endswith(first)), default=first).removesuffix(first)
 
     @property
     def origin(self) -> dict[str, str]:
@@ -222,7 +239,7 @@ class Fixture:
                 if piece.block:
                     grid = ceil((rows or 0) / piece.block[0]), ceil((cols or 0) / piece.block[1])
                     stored[name] = first(stored[name], *grid)
-                elif stored[name].shape[0] == self.tensors[weight].shape[0]:
+                elif weight in stored and stored[name].shape[0] == self.tensors[weight].shape[0]:
                     stored[name] = first(stored[name], rows, None)
         return stored, values
 
@@ -259,13 +276,25 @@ def cut_from(fixture: Fixture, case: Case) -> tuple[Tensors, Tensors, dict[str, 
         kept = {piece.layer for piece in case.pieces}
         said["layers"] = {layer: fields for layer, fields in said["layers"].items() if layer in kept}
         header[HEADER_KEY] = json.dumps(said)
+    header |= {name: said for name, said in fixture.header.items() if name in values}  # torchao
     return stored, values, header
 
 
-def save(case: str, stored: Tensors, values: Tensors, header: dict[str, str], origin: dict[str, Any]) -> None:
+def save(
+    case: str,
+    stored: Tensors,
+    values: Tensors,
+    header: dict[str, str],
+    origin: dict[str, Any],
+    config: dict[str, Any] | None = None,
+) -> None:
     path = HERE / f"{case}.safetensors"
-    path.parent.mkdir(exist_ok=True)
     expected = path.with_suffix(".expected.safetensors")
+    if config:
+        path = HERE / case / "model.safetensors"
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if config:
+        (path.parent / "config.json").write_text(json.dumps({"quantization_config": config}) + "\n")
     save_file(dict(sorted(stored.items())), path, header or None)
     save_file(dict(sorted(values.items())), expected, {"origin": json.dumps(origin)})  # one key has one order
     for file in (path, expected):
@@ -453,6 +482,210 @@ def by_hand() -> Iterator[tuple[str, str, list[Hand]]]:
     )
 
 
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """4-bit codes, two a byte, the first in the low bits."""
+    return (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+
+
+def sextets(codes: np.ndarray) -> np.ndarray:
+    """6-bit codes, four in three bytes, the first in the lowest bits."""
+    words = (codes.astype(np.uint32).reshape(*codes.shape[:-1], -1, 4) << np.array([0, 6, 12, 18], np.uint32)).sum(
+        -1, dtype=np.uint32
+    )
+    bytes_ = (words[..., None] >> np.array([0, 8, 16], np.uint32)) & 255
+    return bytes_.astype(np.uint8).reshape(*codes.shape[:-1], -1)
+
+
+def small_floats(kind: str, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of every value, and the values, by ml_dtypes."""
+    dtype = {"e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn}[kind]
+    codes = RNG.integers(0, 16 if kind == "e2m1" else 64, shape).astype(np.uint8)
+    return codes, codes.view(dtype).astype(np.float32)
+
+
+def each_block(scale: np.ndarray, size: int) -> np.ndarray:
+    return np.repeat(scale.astype(np.float32), size, -1)
+
+
+def exponents(*shape: int) -> np.ndarray:
+    return scales("e8m0", *shape).view(np.uint8)
+
+
+def power(scale: np.ndarray) -> np.ndarray:
+    return scale.view(ml_dtypes.float8_e8m0fnu)
+
+
+def of_prefix(prefix: str, tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def describe(kind: str, **data: object) -> str:
+    """What torchao's header says of a tensor."""
+    return json.dumps({"_type": kind, "_data": data})
+
+
+def as_f4(codes: np.ndarray) -> Tensor:
+    """The dtype F4, whose shape counts codes."""
+    return torch.from_numpy(nibbles(codes)).view(torch.float4_e2m1fn_x2)
+
+
+def microscaled_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
+    """(case, how, stored, values) of MX and NVFP4 layouts that no fixture has."""
+    stored, values = {}, {}
+    for name, kind, shape in (("2d", "e2m1", (5, 96)), ("3d", "e2m1", (3, 5, 64)), ("ragged", "e2m1", (3, 80))):
+        codes, plain = small_floats(kind, *shape)
+        scale = exponents(*shape[:-1], -(-shape[-1] // 32))
+        for packed, prefix in (("weight_packed", "ct"), ("weight", "plain")):
+            stored[f"{prefix}.{name}.{packed}"] = as_torch(nibbles(codes))
+            stored[f"{prefix}.{name}.weight_scale"] = as_torch(scale)
+            values[f"{prefix}.{name}.weight"] = torch.from_numpy(plain * each_block(power(scale), 32)[..., : shape[-1]])
+    how = "code * 2^(scale - 127), codes and exponents widened by ml_dtypes; experts, and a last block that is short"
+    yield "ct_mxfp4/handmade_shapes", how, of_prefix("ct.", stored), of_prefix("ct.", values)
+    stored, values = of_prefix("plain.", stored), of_prefix("plain.", values)
+    codes, plain = small_floats("e2m1", 2, 3, 64)
+    scale = exponents(2, 3, 2)
+    for name, code, part, dtype in (
+        ("f4.weight", as_f4(codes), "f4.weight_scale", torch.uint8),
+        ("i8.weight", as_torch(nibbles(codes).view(np.int8)), "i8.scale", torch.float8_e8m0fnu),
+        ("mlp.experts.gate_up_proj", as_torch(nibbles(codes)), "mlp.experts.gate_up_proj_weight_scale", torch.uint8),
+        ("mlp.experts.down_proj", as_torch(nibbles(codes)), "mlp.experts.down_proj_scale", torch.uint8),
+    ):
+        stored |= {name: code, part: as_torch(scale).view(dtype)}
+        values[name] = torch.from_numpy(plain * each_block(power(scale), 32))
+    yield "mxfp4/handmade_names", how, stored, values
+    stored, values = {}, {}
+    for name, shape in (("2d", (5, 96)), ("3d", (3, 5, 64))):
+        codes, plain = small_floats("e2m3", *shape)
+        scale = exponents(*shape[:-1], shape[-1] // 32)
+        stored |= {f"{name}.weight_packed": as_torch(sextets(codes)), f"{name}.weight_scale": as_torch(scale)}
+        values[f"{name}.weight"] = torch.from_numpy(plain * each_block(power(scale), 32))
+    yield "ct_mxfp6/handmade_shapes", how, stored, values
+
+
+def nvfp4_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
+    """(case, how, stored, values)."""
+    stored, values = {}, {}
+    for name, shape, number in (("2d", (5, 80), (1,)), ("3d", (3, 5, 64), (3,)), ("one", (3, 5, 64), ())):
+        codes, plain = small_floats("e2m1", *shape)
+        scale = fp8_codes(*shape[:-1], shape[-1] // 16)
+        divisor = (100 + 1000 * RNG.random(number)).astype(np.float32)
+        stored |= {f"{name}.weight_packed": as_torch(nibbles(codes)), f"{name}.weight_scale": as_torch(scale)}
+        stored[f"{name}.weight_global_scale"] = as_torch(divisor)
+        whole = divisor.reshape(-1, 1, 1) if len(shape) == 3 else divisor
+        values[f"{name}.weight"] = torch.from_numpy(plain * each_block(scale.astype(np.float32) / whole, 16))
+    how = "code * (scale / global scale), each rounded; codes and scales widened by ml_dtypes"
+    yield "ct_nvfp4/handmade_shapes", how, stored, values
+    stored, values = {}, {}
+    for name, shape, block, number, dtype in (
+        ("f4.weight", (5, 80), 16, (), "F4"),
+        ("block32.weight", (5, 96), 32, (1,), "U8"),
+        ("experts.weight", (3, 5, 64), 16, (3,), "U8"),
+        ("experts_three.weight", (3, 5, 64), 16, (3, 1, 1), "F4"),
+        ("mlp.experts.gate_up_proj", (3, 5, 64), 16, (), "U8"),
+    ):
+        codes, plain = small_floats("e2m1", *shape)
+        scale = fp8_codes(*shape[:-1], shape[-1] // block)
+        factor = (0.001 + 0.01 * RNG.random(number)).astype(np.float32)
+        part = f"{name}_scale" if name.endswith(".weight") else f"{name}_weight_scale"
+        stored |= {name: as_f4(codes) if dtype == "F4" else as_torch(nibbles(codes)), part: as_torch(scale)}
+        stored[f"{part}_2"] = as_torch(factor)
+        whole = factor.reshape(-1, 1, 1) if len(shape) == 3 else factor
+        values[name] = torch.from_numpy(plain * each_block(scale.astype(np.float32) * whole, block))
+    how = "code * (scale * global scale), each rounded; codes and scales widened by ml_dtypes"
+    yield "nvfp4/handmade_blocks_and_experts", how, stored, values
+    stored, values = {}, {}
+    for name, shape, number in (
+        ("mlp.experts.down_proj", (3, 48, 40), (3,)),
+        ("one.experts.down_proj", (2, 32, 33), ()),
+    ):
+        codes, plain = small_floats("e2m1", *shape)
+        scale = fp8_codes(shape[0], shape[1] // 16, shape[2])
+        factor = (0.001 + 0.01 * RNG.random(number)).astype(np.float32)
+        stored[name] = as_torch(codes[:, ::2] | codes[:, 1::2] << 4)
+        stored |= {f"{name}_weight_scale": as_torch(scale), f"{name}_weight_scale_2": as_torch(factor)}
+        of_row = np.repeat(scale.astype(np.float32) * factor.reshape(-1, 1, 1), 16, 1)
+        values[name] = torch.from_numpy(plain * of_row)
+    how = "code * (scale * global scale), blocks of 16 rows; codes and scales widened by ml_dtypes"
+    yield "nvfp4_experts/handmade_experts", how, stored, values
+
+
+def integers_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors, dict[str, str]]]:
+    """(case, how, stored, values, header)."""
+    stored, values = {}, {}
+    for name, bits, rows, cols in (("int4", 4, 5, 96), ("int2", 2, 6, 40)):
+        codes, per = RNG.integers(0, 1 << bits, (rows, cols)).astype(np.uint8), 8 // bits
+        packed = np.zeros((-(-rows // per), cols), np.uint8)
+        for row, values_of_row in enumerate(codes):
+            packed[row % len(packed)] |= values_of_row << (bits * (row // len(packed)))
+        scale, shift = scales("bf16", rows, 1), RNG.integers(0, 1 << bits, (rows, 1)).astype(np.int8)
+        stored = {"a.weight._data._data": as_torch(packed), "a.weight._scale": as_torch(scale)}
+        stored["a.weight._shift"] = as_torch(shift)
+        plain = (codes.astype(np.float32) - shift.astype(np.float32)) * scale.astype(np.float32)
+        how = "(code - shift) * scale, where the shift is an integer"
+        yield f"quanto_{name}/handmade_integer_shift", how, stored, {"a.weight": torch.from_numpy(plain)}, {}
+    words = RNG.integers(0, 1 << 32, (3, 12), np.uint64).astype(np.uint32)
+    scale, bias = scales("f16", 3, 3), -scales("f16", 3, 3)
+    codes = ((words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 15).reshape(3, 96)
+    plain = codes.astype(np.float32) * each_block(scale, 32) + each_block(bias, 32)
+    stored = {"a.weight": torch.from_numpy(words), "a.scales": as_torch(scale), "a.qbiases": as_torch(bias)}
+    values = {"a.weight": torch.from_numpy(plain)}
+    yield "mlx_affine/handmade_qbiases", "code * scale + qbias, each rounded", stored, values, {}
+    yield from torchao_by_hand()
+
+
+def torchao_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors, dict[str, str]]]:
+    """(case, how, stored, values, header) of types whose writers need CUDA, and of scaled inputs."""
+    pre_scale = (0.5 + RNG.random(64)).astype(np.float32)
+    codes, scale, zero = int8_codes(4, 64), scales("f32", 4, 2), RNG.integers(-5, 5, (4, 2)).astype(np.int8)
+    plain = (codes.astype(np.float32) - each_block(zero, 32)) * each_block(scale, 32) * pre_scale
+    stored = {f"a._weight_{name}": as_torch(part) for name, part in (("qdata", codes), ("scale", scale))}
+    stored |= {"a._weight_zero_point": as_torch(zero), "a._weight_act_pre_scale": as_torch(pre_scale)}
+    stored["a._weight_act_quant_scale"] = torch.ones(1)
+    header = {"a.weight": describe("Int8Tensor", block_size=[1, 32])}
+    how = "(code - zero_point) * scale * act_pre_scale, the products rounded"
+    yield "torchao_int8/handmade_pre_scale", how, stored, {"a.weight": torch.from_numpy(plain)}, header
+
+    stored, values, header = {}, {}, {}
+    for name, shape in (("a", (4, 64)), ("b", (3, 4, 64))):
+        codes = RNG.integers(-8, 8, shape)
+        scale, zero = scales("bf16", *shape[:-1], 4), scales("f32", *shape[:-1], 4)
+        plain = codes.astype(np.float32) * each_block(scale, 16) + each_block(zero, 16)
+        parts = {"qdata": nibbles((codes & 15).astype(np.uint8)).view(np.int8)}
+        parts |= {"scale": np.swapaxes(scale, -1, -2), "zero_point": np.swapaxes(zero, -1, -2)}
+        if name == "a":
+            parts["act_pre_scale"], plain = pre_scale, plain * pre_scale
+        stored |= {f"{name}._weight_{part}": as_torch(array) for part, array in parts.items()}
+        values[f"{name}.weight"] = torch.from_numpy(plain)
+        header[f"{name}.weight"] = describe("Int4Tensor", block_size=[1] * (len(shape) - 1) + [16], shape=shape)
+    rows, cols, group = 13, 160, 64  # padded to 16 × 1024
+    codes, scale, zero = RNG.integers(0, 16, (16, 1024)), scales("bf16", 16, 16), scales("bf16", 16, 16)
+    words = np.zeros((2, 8, 32, 4), np.uint32)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    for n, k, lane, j, p in np.ndindex(2, 8, 32, 4, 8):
+        i = order[p]
+        col = 128 * k + 32 * j + 16 * (i // 4) + 8 * (i % 4 // 2) + i % 2 + 2 * (lane % 4)
+        words[n, k, lane, j] |= np.uint32(codes[8 * n + lane // 4, col]) << np.uint32(4 * p)
+    plain = (codes.astype(np.float32) - 8) * each_block(scale, group) + each_block(zero, group)
+    stored["c._weight_qdata"] = as_torch(words.view(np.int32))
+    stored["c._weight_scale_and_zero"] = as_torch(np.stack([scale.T, zero.T], -1))
+    values["c.weight"] = as_torch(plain[:rows, :cols])
+    header["c.weight"] = describe("Int4TilePackedTo4dTensor", block_size=[1, group], shape=[rows, cols])
+    how = "code * scale + zero, each rounded, and * act_pre_scale; tiles as the index formula of int4mm.cu puts them"
+    yield "torchao_int4/handmade_layouts", how, stored, values, header
+
+
+def gpt_oss(folder: Path) -> tuple[Tensors, Tensors, dict[str, str]]:
+    """The first expert of a layer, [out, in] as it is stored: its producer gives it [in, out]."""
+    fixture, layer = Fixture(folder), "model.layers.0.mlp.experts.down_proj"
+    other, values = "block.0.mlp.mlp2_weight", fixture.values[layer][:1].transpose(1, 2).contiguous()
+    stored = {}
+    for part in ("blocks", "scales"):
+        for name in (f"{layer}_{part}", f"{other}.{part}"):
+            stored[name] = fixture.tensors[f"{layer}_{part}"][:1].clone()
+    how = f"the first expert of {layer} of the fixture gpt_oss_mxfp4, turned from [in, out]; again as OpenAI names it"
+    return stored, {layer: values, other: values.clone()}, fixture.origin | {"how": how}
+
+
 def casts() -> tuple[Tensors, Tensors]:
     """Every FP8 code, NaN and infinity too, in several shapes."""
     codes = np.arange(256, dtype=np.uint8)
@@ -515,6 +748,8 @@ def main() -> None:
             if said:
                 origin[key] = said
         save(f"{case.format}/{case.name}", stored, values, header, origin)
+    stored, values, origin = gpt_oss(fixtures / "llm/gpt_oss_mxfp4")
+    save("gpt_oss_mxfp4/gpt_oss_mxfp4", stored, values, {}, origin)
     for name, how, weights in by_hand():
         stored, values = {}, {}
         for weight in weights:
@@ -528,11 +763,17 @@ def main() -> None:
         save(
             made.case, stored, values, {}, HAND | {"how": made.how} | {key: said for key, said in more.items() if said}
         )
+    for made in packed_integers.every(lambda name: Fixture(fixtures / name)):
+        save(made.case, made.stored, made.values, {}, made.origin, made.config)
     save("fp8_cast/handmade_codes", *casts(), {}, HAND | {"how": "every code once, widened by ml_dtypes"})
     producer = {"producer": f"torch {torch.__version__}"}
     how = "torch.Tensor.to(torch.float32); float64 as it is"
     save("dense/torch_floats", *dense(), {}, producer | {"how": how})
     save("verbatim/torch_integers", integers(), integers(), {}, producer | {"how": "the same tensors again"})
+    for name, how, stored, values in (*microscaled_by_hand(), *nvfp4_by_hand()):
+        save(name, stored, values, {}, HAND | {"how": how})
+    for name, how, stored, values, header in integers_by_hand():
+        save(name, stored, values, header, HAND | {"how": how})
 
 
 if __name__ == "__main__":

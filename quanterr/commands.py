@@ -1,0 +1,86 @@
+"""What the commands that read checkpoints share: signals, progress, standard output."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import typer
+
+from quanterr.errors import ResourceError, Status
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from quanterr.progress import Bar, Heartbeat
+
+
+class Color(StrEnum):
+    """When to use colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Interrupt:
+    """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program."""
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self.stop = threading.Event()
+        self.signal: int | None = None
+
+    def __enter__(self) -> "Interrupt":
+        self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _caught(self, number: int, _: "FrameType | None") -> None:
+        if self.stop.is_set():
+            os._exit(128 + number)
+        self.signal = number
+        self.stop.set()
+        os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+
+
+@contextmanager
+def watching(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
+    """Progress on stderr, unless it is to be quiet there."""
+    from quanterr.progress import Bar, Heartbeat
+
+    watch = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
+    try:
+        yield watch
+    finally:
+        if watch is not None:
+            watch.close()
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Around whatever writes to standard output: a closed pipe and a full disk end the command.
+
+    Raises:
+        ResourceError: standard output cannot be written.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        _abandon_stdout()
+        raise typer.Exit(Status.BROKEN_PIPE) from error
+    except OSError as error:
+        _abandon_stdout()
+        raise ResourceError(f"standard output: {error.strerror}") from error
+
+
+def _abandon_stdout() -> None:
+    """Nothing more can be written there, nor flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,220 @@
+"""AWQ: integers of mostly 4 bits, a scale and a zero point for each block of columns.
+
+    gemm         qweight    i32               (cols, rows · b / 32), codes of a column packed: interleaved for
+                                              4 bits, dense for the others; see quanterr/formats/packed.py
+                 qzeros     i32               (blocks, rows · b / 32), packed alike; where it is missing all
+                                              zero points are 2^(b-1)
+                 scales     f16, bf16, f32    (blocks, rows)
+    gemv         qweight    i32               (rows, cols / 8), codes of a row packed, dense
+                 qzeros     i32               (rows, w), packed alike
+                 scales     f16, bf16, f32    (rows, 8 · w); what is over the number of blocks is not used
+    gemv_fast    qweight    i16               (rows / 4, cols), four rows and 64 columns shuffled; see below
+                 qzeros     f16, bf16, f32    (8 · w, rows), minus scale times zero point; llm-awq: scaled_zeros
+                 scales     f16, bf16, f32    (8 · w, rows)
+
+    weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]    exact for 16-bit scales
+    gemv_fast:     code[r, c] * scale[r, block of c] + qzeros[block of c, r]          the sum is rounded
+
+A block is c // group_size. w is the number of blocks divided by 8, rounded up to a multiple of 4 for
+blocks of 32 columns, of 2 for 64, of 1 for more.
+
+gemv_fast: nibble i of element (a, 64 b + c) is number s = 4 c + i of 256. It is row 4 a + s // 64 and column
+64 b + 32 (s % 64 // 32) + 8 (s % 4) + 2 (s % 32 // 8) + s % 8 // 4.
+
+What is gemm, what gemv, and what GPTQ is told from the shapes.
+
+Reference: casper-hansen/AutoAWQ awq/modules/linear/gemm.py, gemv.py, gemv_fast.py, awq/utils/packing_utils.py;
+ModelCloud/GPTQModel gptqmodel/quantization/awq/utils/packing_utils.py for other bits; mit-han-lab/llm-awq
+awq/quantize/qmodule.py.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.blocks import Blocks, fit_blocks
+from quanterr.formats.packed import Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.qweight import (
+    FLOATS,
+    SCALE,
+    WORDS,
+    contradictions,
+    gemm_bits,
+    is_gemv,
+    said_bits,
+    said_size,
+    turned_scale,
+)
+from quanterr.tensors import Workspace
+
+SIZES = (128, 64, 32)  # of blocks, the likeliest first
+NIBBLES = Packing("dense", 4)
+ROWS, COLS = 4, 64  # that gemv_fast shuffles
+
+Dequantize = Callable[[Chunk, Workspace], Values]
+
+CODES = Part(("{module}.qweight",), WORDS)
+GEMM = {"codes": CODES, "scale": SCALE, "zero_point": Part(("{module}.qzeros",), WORDS, optional=True)}
+GEMV = {"codes": CODES, "scale": SCALE, "zero_point": Part(("{module}.qzeros",), WORDS)}
+FAST = {
+    "codes": Part(("{module}.qweight",), frozenset({"I16"})),
+    "scale": SCALE,
+    "offset": Part(("{module}.qzeros", "{module}.scaled_zeros"), FLOATS),
+}
+
+
+def fit_gemm(parts: Parts) -> Weight | None:
+    """The weight, if shapes are those of gemm.
+
+    Raises:
+        Misfit: its blocks fit no size.
+    """
+    fitting, zero_point = gemm_bits(parts.codes, parts["scale"]), parts.get("zero_point")
+    bits = said_bits(parts) if said_bits(parts) in fitting else next(iter(fitting), None)
+    if bits is None:
+        return None
+    (cols, width), (n_blocks, rows) = parts.codes.shape, parts["scale"].shape
+    if zero_point is not None and zero_point.shape != (n_blocks, width):
+        raise Misfit(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
+    packing = Packing("interleaved" if bits == 4 else "dense", bits)
+    blocks = fit_blocks(n_blocks, cols, said_size(parts))
+    return _weight(parts, "awq_gemm", (rows, cols), blocks, packing, partial(dequantize_gemm, parts, blocks, packing))
+
+
+def fit_gemv(parts: Parts) -> Weight | None:
+    """The weight, if shapes are those of gemv; other sizes of blocks that fit as further readings."""
+    if not is_gemv(parts):
+        return None
+    (rows, width), stored = parts.codes.shape, parts["scale"].shape[1]
+    cols = 8 * width
+    readings = [
+        _weight(parts, "awq_gemv", (rows, cols), blocks, NIBBLES, partial(dequantize_gemv, parts, blocks))
+        for blocks in _padded_blocks(parts, cols, stored)
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def fit_fast(parts: Parts) -> Weight:
+    """The weight of codes in 16 bits; other sizes of blocks that fit as further readings.
+
+    Raises:
+        Misfit: the shapes of codes, scales and zero points do not belong together.
+    """
+    codes, scale, offset = parts.codes, parts["scale"], parts["offset"]
+    if len(codes.shape) != 2 or scale.shape[1:] != (ROWS * codes.shape[0],) or scale.shape != offset.shape:
+        raise Misfit(f"{scale} and {offset} should have {ROWS} columns for each row of {codes}")
+    if codes.shape[1] % COLS:
+        raise Misfit(f"{codes} should have a multiple of {COLS} columns")
+    rows, cols = ROWS * codes.shape[0], codes.shape[1]
+    readings = [
+        _weight(parts, "awq_gemv_fast", (rows, cols), blocks, NIBBLES, partial(dequantize_fast, parts, blocks))
+        for blocks in _padded_blocks(parts, cols, scale.shape[0])
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def _padded_blocks(parts: Parts, cols: int, stored: int) -> list[Blocks]:
+    """The blocks that fit in so many stored ones, the likeliest first.
+
+    Raises:
+        Misfit: none fit.
+    """
+    said = said_size(parts) or 0
+    sizes = dict.fromkeys((said if said > 0 else cols if said else 0, *SIZES, cols))
+    fitting = [size for size in sizes if size and stored == _stored_blocks(cols, size)]
+    if not fitting:
+        raise Misfit(f"{parts['scale']} fits no size of blocks in {cols} columns")
+    return [Blocks(-(-cols // size), size) for size in fitting]
+
+
+def _stored_blocks(cols: int, size: int) -> int:
+    """Blocks of that size, and the unused ones beside them."""
+    multiple = {32: 4, 64: 2}.get(size, 1)
+    width = -(-(cols // size) // 8)
+    return 8 * -(-width // multiple) * multiple
+
+
+def _weight(
+    parts: Parts, name: str, shape: tuple[int, int], blocks: Blocks, packing: Packing, dequantize: Dequantize
+) -> Weight:
+    stored = parts["scale"]
+    return Weight(
+        parts.name,
+        name,
+        shape,
+        parts.entries,
+        dequantize,
+        block_size=blocks.edges,
+        code_bits=packing.bits,
+        uniform_bits=packing.bits,
+        scale=stored if stored.n == shape[0] * blocks.n else None,  # without unused ones
+        evidence=(f"{packing.bits}-bit codes {parts.codes}, scales {stored}, blocks of {blocks.size} columns",),
+        doubts=(*blocks.doubts, *contradictions(parts, packing.bits, blocks.n, shape[1])),
+    )
+
+
+def dequantize_gemm(parts: Parts, blocks: Blocks, packing: Packing, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - zero point) · scale, (r, c)."""
+    rows = chunk.row, chunk.stop_row
+    stored = workspace.whole("columns", parts.codes)[chunk.col : chunk.stop_col]
+    codes = unpack_turned(stored, packing, rows, workspace, "values")
+    zero_point: Tensor | float = 1 << packing.bits - 1
+    if entry := parts.get("zero_point"):
+        zero_point = unpack_turned(workspace.whole("zeros", entry), packing, rows, workspace, "zero_points")
+    return Values(
+        blocks.dequantize(codes, zero_point, turned_scale(parts["scale"], chunk, workspace), chunk, workspace)
+    )
+
+
+def dequantize_gemv(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - zero point) · scale, (r, c)."""
+    r, width, w = chunk.shape[0], parts.codes.shape[1], parts["zero_point"].shape[1]
+    left, right = chunk.col // 8, -(-chunk.stop_col // 8)
+    containers = workspace.read("containers", parts.codes, chunk.row * width + left, (r, right - left))
+    zero_containers = workspace.read("zero_containers", parts["zero_point"], chunk.row * w, (r, w))
+    zero_points = unpack_columns(zero_containers, NIBBLES, workspace, "zero_points")
+    scale = workspace.read("scale", parts["scale"], chunk.row * 8 * w, (r, 8 * w)).float()
+    codes = unpack_columns(containers, NIBBLES, workspace)
+    codes = cropped(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
+    return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
+
+
+def dequantize_fast(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """code · scale, rounded, plus the offset, rounded: (r, c)."""
+    values = _shuffled(parts.codes, chunk, workspace)
+    scale = turned_scale(parts["scale"], chunk, workspace)
+    offset = turned_scale(parts["offset"], chunk, workspace, "offsets")
+    blocks.change(Tensor.mul_, values, scale, chunk, workspace)
+    return Values(blocks.change(Tensor.add_, values, offset, chunk, workspace))
+
+
+def _shuffled(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Codes of gemv_fast, (r, c) float32, from whole rows of four and tiles of 64 columns."""
+    top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
+    left, right = 0, entry.shape[1]
+    if bottom - top == 1:
+        left, right = chunk.col // COLS * COLS, -(-chunk.stop_col // COLS) * COLS
+    stored = workspace.read("containers", entry, top * entry.shape[1] + left, (bottom - top, right - left))
+    tiles = (right - left) // COLS
+    codes = unpack_columns(stored, NIBBLES, workspace, "shuffled").view(bottom - top, tiles, ROWS, 2, 4, 2, 4)
+    shape = (bottom - top, ROWS, tiles, 2, 4, 4, 2)
+    ordered = workspace.buffer("ordered", shape, torch.float32).copy_(codes.permute(0, 2, 1, 3, 6, 4, 5))
+    rows = ordered.view(-1, right - left)[chunk.row - top * ROWS : chunk.stop_row - top * ROWS]
+    return cropped(rows, chunk.col - left, chunk.stop_col - left, workspace)
+
+
+def _format(name: str, summary: str, needs: Mapping[str, Part], fit: Callable[[Parts], Weight | None]) -> Format:
+    return Format(name, summary, needs, fit, specification=__doc__ or "", usual_db=(18, 22))
+
+
+FORMATS = (
+    _format("awq_gemm", "integers of mostly 4 bits, transposed; a scale and a zero point a block", GEMM, fit_gemm),
+    _format("awq_gemv", "integers of 4 bits; a scale and a zero point for each block of columns", GEMV, fit_gemv),
+    _format("awq_gemv_fast", "integers of 4 bits, shuffled; a scale and an offset a block", FAST, fit_fast),
+)

@@ -1,0 +1,259 @@
+"""bitsandbytes: 4-bit codes of a table, with a scale for each few elements; and LLM.int8().
+
+    bnb_nf4, bnb_fp4
+    weight                      u8                 ceil(elements / 2) bytes, two codes each, the first in the
+                                bf16, f16, f32     high bits; or the same bytes as other numbers
+    weight.quant_map            f32                (16,), the table
+    weight.absmax               f32                (blocks,), for each blocksize elements
+                                u8                 (blocks,), codes of nested_quant_map
+    weight.nested_absmax        f32                for each nested_blocksize of absmax, where that is u8
+    weight.nested_quant_map     f32                (256,), where absmax is u8
+    weight.quant_state.bitsandbytes__nf4, …__fp4    u8    JSON: shape, blocksize, nested_blocksize, nested_offset
+
+    absmax = nested_quant_map[absmax[i]] * nested_absmax[i // nested_blocksize]       rounded
+             + float32(nested_offset)                                                 rounded
+    weight[e] = quant_map[code[e]] * absmax[e // blocksize]                           rounded
+
+    bnb_int8
+    weight           i8     (rows, cols)
+    SCB              f32    (rows,), the largest magnitude of each row
+    weight_format    u8     one: 0, rows as they are; others are tiles for old GPUs, which are not read
+
+    weight[r, c] = float32(code[r, c]) * SCB[r]                                       rounded
+                   * 0.007874015718698502                                             rounded
+
+The table of a kind is always the same, and runtimes have it built in: another one is told as a doubt. The
+elements of 4-bit weights are numbered row by row, and blocks run across the ends of rows.
+
+Reference: bitsandbytes-foundation/bitsandbytes bitsandbytes/functional.py QuantState,
+backends/default/ops.py, nn/modules.py Linear8bitLt.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from quanterr import strict_json
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk, as_matrix
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.flat import Blocks
+from quanterr.tensors import Workspace
+
+MAX_STATE = 1 << 16  # bytes of the JSON
+MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
+INT8_UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
+F32 = frozenset({"F32"})
+
+# bitsandbytes/functional.py get_4bit_type; of FP4 without the codes from 8 on, which are the same negated
+NF4 = (
+    -1.0,
+    -0.6961928,
+    -0.52507305,
+    -0.39491749,
+    -0.28444138,
+    -0.18477343,
+    -0.091050036,
+    0.0,
+    0.0795803,
+    0.1609302,
+    0.2461123,
+    0.33791524,
+    0.44070983,
+    0.562617,
+    0.72295684,
+    1.0,
+)
+FP4 = (0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
+TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
+
+
+def _needs(kind: str) -> dict[str, Part]:
+    return {
+        "codes": Part(("{weight}",), frozenset({"U8", "BF16", "F16", "F32"})),
+        "state": Part((f"{{weight}}.quant_state.bitsandbytes__{kind}",), frozenset({"U8"})),
+        "quant_map": Part(("{weight}.quant_map",), F32),
+        "absmax": Part(("{weight}.absmax",), frozenset({"F32", "U8"})),
+        "nested_absmax": Part(("{weight}.nested_absmax",), F32, optional=True),
+        "nested_quant_map": Part(("{weight}.nested_quant_map",), F32, optional=True),
+    }
+
+
+INT8_NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"I8"})),
+    "absmax": Part(("{module}.SCB",), F32),
+    "format": Part(("{module}.weight_format",), frozenset({"U8"}), optional=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the quant_state tensor says."""
+
+    shape: tuple[int, ...]
+    block: int
+    nested_block: int
+    nested_offset: float
+
+
+def fit(kind: str, parts: Parts) -> Weight:
+    """The weight, of the shape and blocks that its quant_state tells.
+
+    Raises:
+        Misfit: the quant_state cannot be read, or the other tensors have not the sizes it tells.
+    """
+    state = _state(parts["state"], nested="nested_absmax" in parts.entries)
+    n = prod(state.shape)
+    _check(parts.codes, parts.codes.nbytes, -(-n // 2), f"bytes for {n} codes")
+    _check(parts["quant_map"], parts["quant_map"].n, 16, "values")
+    absmax, blocks = parts["absmax"], -(-n // state.block)
+    _check(absmax, absmax.n, blocks, f"numbers, one for each {state.block} of {n} elements")
+    if absmax.dtype == "U8":
+        nested = [parts.get(role) for role in ("nested_absmax", "nested_quant_map")]
+        if not all(nested):
+            raise Misfit(f"{absmax} are codes, but nested_absmax or nested_quant_map is missing")
+        _check(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "values")
+        above = -(-blocks // state.nested_block)
+        _check(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one for each {state.nested_block}")
+    table = torch.frombuffer(bytearray(parts["quant_map"].read()), dtype=torch.float32)
+    usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
+    doubt = f"its table {parts['quant_map']} is not that of {kind}, which runtimes take whatever is stored"
+    nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
+    return Weight(
+        parts.name,
+        f"bnb_{kind}",
+        state.shape,
+        parts.entries,
+        partial(dequantize, parts, state),
+        code_bits=4,
+        block_size=(1, state.block),
+        evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
+        doubts=() if usual else (doubt,),
+    )
+
+
+def _check(entry: Entry, found: int, expected: int, of_what: str) -> None:
+    if found != expected:
+        raise Misfit(f"{entry} should have {expected} {of_what}, not {found}")
+
+
+def _state(entry: Entry, nested: bool) -> State:
+    if entry.nbytes > MAX_STATE:
+        raise Misfit(f"its quant_state {entry} is too large to be one")
+    try:
+        said = strict_json.loads(entry.read())
+    except strict_json.Invalid as error:
+        raise Misfit(f"its quant_state {entry} {error}") from error
+    said = said if isinstance(said, dict) else {}
+    shape = said.get("shape")
+    if not isinstance(shape, list) or not shape or not all(_whole(size) for size in shape):
+        raise Misfit(f"its quant_state {entry} tells no shape")
+    offset = said.get("nested_offset", 0.0)
+    block, nested_block = said.get("blocksize"), said.get("nested_blocksize") if nested else 1
+    if (
+        not _whole(block)
+        or block % 2
+        or block > MAX_BLOCK
+        or not _whole(nested_block)
+        or not isinstance(offset, int | float)
+    ):
+        raise Misfit(f"its quant_state {entry} tells no usable blocksize or nested_offset: {said}")
+    return State(tuple(shape), block, nested_block, float(offset))
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def dequantize(parts: Parts, state: State, chunk: Chunk, workspace: Workspace) -> Values:
+    """quant_map[code] · absmax, (r, c)."""
+    matrix = as_matrix(state.shape)
+    blocks = Blocks.of(chunk, matrix, state.block)
+    n = blocks.end - blocks.begin
+    stored = workspace.read_bytes("codes", parts.codes, blocks.begin // 2, (1, -(-n // 2)))
+    table = _pairs(workspace.whole("quant_map", parts["quant_map"]).view(-1))
+    values = bits.unpack(stored, table, workspace)[0, :n]
+    blocks.multiply(values, _absmax(parts, state, blocks, workspace))
+    return Values(blocks.cut(values, chunk, matrix[1]))
+
+
+def _pairs(table: Tensor) -> Tensor:
+    """What each byte stands for, (256, 2): the high bits first."""
+    return torch.stack([table.repeat_interleave(16), table.repeat(16)], 1)
+
+
+def _absmax(parts: Parts, state: State, blocks: Blocks, workspace: Workspace) -> Tensor:
+    """The scale of each block, (blocks,) float32."""
+    stored = workspace.read("absmax", parts["absmax"], blocks.first, (blocks.stop - blocks.first,))
+    if stored.dtype == torch.float32:
+        return stored
+    scale = workspace.whole("nested_quant_map", parts["nested_quant_map"]).view(-1)[stored.int()]
+    nested = workspace.whole("nested_absmax", parts["nested_absmax"]).view(-1)
+    of_block = torch.arange(blocks.first, blocks.stop, device=workspace.device) // state.nested_block
+    return scale.mul_(nested[of_block]).add_(state.nested_offset)
+
+
+def fit_int8(parts: Parts) -> Weight:
+    """The weight, if its rows are stored as they are.
+
+    Raises:
+        Misfit: rows are stored in tiles, or there is not one scale a row.
+    """
+    codes, absmax = parts.codes, parts["absmax"]
+    if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
+        raise Misfit(f"its SCB {absmax} should have one number for each row of {codes}")
+    tiles = parts.get("format")
+    if tiles and tiles.read() != b"\0" * tiles.nbytes:
+        raise Misfit(f"{tiles} is {tiles.read()[0]}: tiles for old GPUs (col32, turing, ampere), which are not read")
+    return Weight(
+        parts.name,
+        "bnb_int8",
+        codes.shape,
+        parts.entries,
+        partial(dequantize_int8, parts),
+        code_bits=8,
+        uniform_bits=8,
+        evidence=(f"codes {codes}, largest magnitudes {absmax}",),
+    )
+
+
+def dequantize_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · SCB · 0.007874…, (r, c)."""
+    stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
+    codes = bits.int8(stored, workspace)
+    absmax = workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
+    return Values(codes.values.mul_(absmax).mul_(INT8_UNIT), codes.at_end)
+
+
+FORMATS = (
+    Format(
+        name="bnb_nf4",
+        summary="bitsandbytes NF4: 4-bit codes of a table, a scale for each few elements",
+        needs=_needs("nf4"),
+        fit=partial(fit, "nf4"),
+        specification=__doc__ or "",
+        usual_db=(20, 21),
+    ),
+    Format(
+        name="bnb_fp4",
+        summary="bitsandbytes FP4: the same with another table",
+        needs=_needs("fp4"),
+        fit=partial(fit, "fp4"),
+        specification=__doc__ or "",
+        usual_db=(17, 19),
+    ),
+    Format(
+        name="bnb_int8",
+        summary="bitsandbytes LLM.int8(): INT8 codes, the largest magnitude of each row",
+        needs=INT8_NEEDS,
+        fit=fit_int8,
+        specification=__doc__ or "",
+        usual_db=(32, 43),
+    ),
+)

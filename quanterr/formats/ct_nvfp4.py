@@ -1,0 +1,69 @@
+"""NVFP4 of compressed-tensors (nvfp4-pack-quantized): E2M1 codes, an E4M3 scale for each 16 columns, and a divisor.
+
+    weight_packed          u8         (rows, cols / 2), two codes a byte, the first in the low bits; or with
+                                      experts in front
+    weight_scale           f8_e4m3    (rows, cols / 16)
+    weight_global_scale    f32        one, or one an expert: 448 · 6 / amax, by which the other scales are divided
+
+    scale = float32(weight_scale[r, c // 16]) / weight_global_scale                   rounded
+    weight[r, c] = e2m1(code[r, c]) * scale                                           rounded
+
+ModelOpt's weight_scale_2 is the inverse of weight_global_scale and multiplies: see nvfp4.
+
+Reference: vllm-project/compressed-tensors compressors/nvfp4/base.py.
+"""
+
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Weight
+from quanterr.formats.microscaled import Microscaled, divided_by
+from quanterr.formats.padded import unpadded
+from quanterr.formats.tiled import fit_block_scales
+
+BLOCK = 16
+NEEDS = {
+    "codes": Part(("{weight}_packed",), frozenset({"U8"})),
+    "scale": Part(("{weight}_scale",), frozenset({"F8_E4M3"})),
+    "global_scale": Part(("{weight}_global_scale",), frozenset({"F32"})),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight, if there is a scale for each 16 columns.
+
+    Raises:
+        Misfit: the shapes of codes, scales and global scale do not belong together.
+    """
+    codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
+    if len(codes.shape) not in (2, 3):
+        raise Misfit(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
+    stored = (*codes.shape[:-1], 2 * codes.shape[-1])
+    experts = codes.shape[0] if len(codes.shape) == 3 else 1
+    layouts = fit_block_scales(scale, stored[-2], -(-stored[-1] // BLOCK), experts)
+    if not layouts or layouts[0].tiled:
+        expected = [*stored[:-1], -(-stored[-1] // BLOCK)]
+        raise Misfit(f"its scale {scale} does not fit {codes}: expected one for each 16 columns, {expected}")
+    if global_scale.n not in (1, experts):
+        raise Misfit(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
+    padded = unpadded(parts, stored, BLOCK)
+    return Weight(
+        parts.name,
+        "ct_nvfp4",
+        padded.shape,
+        parts.entries,
+        Microscaled(codes, "e2m1", padded, layouts[0], divided_by(global_scale, padded.stored_rows)).dequantize,
+        code_bits=4,
+        block_size=(1, BLOCK),
+        evidence=(f"codes {codes}, scales {scale}, divided by {global_scale}",),
+    )
+
+
+FORMATS = (
+    Format(
+        name="ct_nvfp4",
+        summary="compressed-tensors nvfp4-pack-quantized: E2M1 codes, an E4M3 scale for each 16 columns, one divisor",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(19, 21),
+    ),
+)

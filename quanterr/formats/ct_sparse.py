@@ -1,0 +1,185 @@
+"""compressed-tensors sparse formats: what is not zero, and where; the rest is zero.
+
+    compressed           f32, bf16, f16, f8_e4m3, i8    sparse-24-bitmask: (rows, cols / 2), two of each four columns
+                                                        sparse-bitmask: (n,), row by row
+    bitmask              u8        (rows, cols / 8 rounded up), bit j of byte i is column 8 i + j
+    row_offsets          i64       sparse-bitmask: (rows,), where in compressed a row begins
+    shape                i64       (2,) or (2, 1)
+    weight_scale         f32, bf16, f16    (rows, blocks) or one, where compressed holds codes
+    weight_zero_point    i8        as the scale; optional
+
+    code[r, c] = the next of compressed where the bit is set, else 0
+    weight = code, or (code - zero_point) * scale                    one rounding; as ct_int and fp8_scaled
+
+Reference: vllm-project/compressed-tensors (0.13) compressors/sparse_compressors/sparse_24_bitmask.py,
+sparse_bitmask.py.
+"""
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import CheckpointError, Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.blocks import Blocks
+from quanterr.formats.ct_int import FLOATS, INT8, fit_row_blocks, with_zero_points
+from quanterr.tensors import TORCH_DTYPES, Workspace
+
+CODES = frozenset({"F8_E4M3", "I8"})
+INTEGERS = frozenset({"I64", "I32"})
+
+
+def _beside(name: str) -> tuple[str, ...]:
+    return f"{{module}}.{name}", f"{{weight}}.{name}"
+
+
+SPARSE_24 = {
+    "codes": Part(_beside("compressed"), FLOATS | CODES),
+    "mask": Part(_beside("bitmask"), frozenset({"U8"})),
+    "shape": Part(_beside("shape"), INTEGERS),
+    "scale": Part(("{weight}_scale",), FLOATS, optional=True),
+    "zero_point": Part(("{weight}_zero_point",), INT8, optional=True),
+}
+SPARSE = SPARSE_24 | {"row_offsets": Part(_beside("row_offsets"), frozenset({"I64"}))}
+
+
+def fit_24(parts: Parts) -> Weight:
+    """The weight of which two of each four columns are stored.
+
+    Raises:
+        Misfit: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
+    """
+    rows, cols = _shape(parts)
+    if cols % 4 or parts.codes.shape != (rows, cols // 2):
+        raise Misfit(f"{parts.codes} should hold half of each row of a weight of shape {[rows, cols]}")
+    return _weight(parts, "ct_sparse24_bitmask", (rows, cols))
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight of which any elements are stored.
+
+    Raises:
+        Misfit: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
+    """
+    rows, cols = _shape(parts)
+    if len(parts.codes.shape) != 1 or parts["row_offsets"].shape != (rows,):
+        raise Misfit(f"{parts.codes} and {parts['row_offsets']} should be rows, the second of {rows} elements")
+    return _weight(parts, "ct_sparse_bitmask", (rows, cols))
+
+
+def _shape(parts: Parts) -> tuple[int, int]:
+    entry, mask = parts["shape"], parts["mask"]
+    shape = torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).tolist() if entry.n == 2 else []
+    if len(shape) != 2 or min(shape) < 1 or mask.shape != (shape[0], -(-shape[1] // 8)):
+        raise Misfit(f"{entry} says {shape}, which does not fit {mask}: a bit for each column")
+    return shape[0], shape[1]
+
+
+def _weight(parts: Parts, name: str, shape: tuple[int, int]) -> Weight:
+    scale, are_codes = parts.get("scale"), parts.codes.dtype in CODES
+    if are_codes != (scale is not None):
+        beside = f"beside it {scale}" if scale else "its scale is missing"
+        raise Misfit(f"{parts.codes} is stored as {name}, but {beside}")
+    blocks = fit_row_blocks(parts, shape) if scale else None
+    return Weight(
+        parts.name,
+        name,
+        shape,
+        parts.entries,
+        partial(dequantize, parts, shape, blocks),
+        block_size=blocks.edges if blocks else None,
+        code_bits=8 if are_codes else None,
+        uniform_bits=8 if parts.codes.dtype == "I8" else None,
+        scale=scale,
+        evidence=(f"{parts.codes}, {parts['mask']}",),
+        doubts=blocks.doubts if blocks else (),
+    )
+
+
+def dequantize(
+    parts: Parts, shape: tuple[int, int], blocks: Blocks | None, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """The stored elements in their places, scaled where they are codes: (r, c).
+
+    Raises:
+        CheckpointError: a row of the mask has another number of bits than elements are stored.
+    """
+    stored = _scattered(parts, shape, chunk, workspace)
+    if blocks is None:
+        return Values(stored)
+    codes = bits.int8(stored, workspace) if parts.codes.dtype == "I8" else bits.e4m3(stored, workspace)
+    values = codes.values.mul_(codes.unit)
+    return Values(with_zero_points(values, parts, blocks, chunk, workspace), codes.at_end)
+
+
+def _scattered(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The stored elements and zeros, (r, c): codes as they are stored, numbers as float32."""
+    r, cols = chunk.shape[0], shape[1]
+    width = -(-cols // 8)
+    packed = workspace.read("mask", parts["mask"], chunk.row * width, (r, width))
+    indices = workspace.buffer("indices", (r * width,), torch.int32).copy_(packed.view(-1))
+    flags = workspace.buffer("flags", (r * width, 8), torch.int32)
+    flags = torch.index_select(_bits(workspace.device), 0, indices, out=flags).view(r, 8 * width)
+    first, last = _bounds(parts, shape, chunk, flags.sum(1), workspace)
+    if chunk.shape[1] < cols:
+        first += int(flags[:, : chunk.col].sum())
+        last = first + int(flags[:, chunk.col : chunk.stop_col].sum())
+    elements = workspace.read("elements", parts.codes, first, (last - first,))
+    dtype = torch.int8 if parts.codes.dtype in CODES else torch.float32
+    choices = workspace.buffer("choices", (1 + last - first,), dtype)
+    choices[:1] = 0
+    choices[1:].copy_(elements)
+    flags = flags[:, chunk.col : chunk.stop_col].reshape(-1)
+    places = workspace.buffer("places", (chunk.n,), torch.int32)
+    torch.cumsum(flags, 0, dtype=torch.int32, out=places).mul_(flags)
+    out = workspace.buffer("scattered", (chunk.n,), dtype)
+    return torch.index_select(choices, 0, places, out=out).view(chunk.shape)
+
+
+def _bounds(
+    parts: Parts, shape: tuple[int, int], chunk: Chunk, counts: Tensor, workspace: Workspace
+) -> tuple[int, int]:
+    """Numbers of the first stored element of the rows of a chunk and of the one after the last."""
+    codes, (rows, cols), (top, bottom) = parts.codes, shape, (chunk.row, chunk.stop_row)
+    if entry := parts.get("row_offsets"):
+        offsets = workspace.whole("row_offsets", entry)
+        begins, after = offsets[top:bottom], int(offsets[bottom]) if bottom < rows else codes.n
+        expected = torch.diff(begins, append=begins.new_tensor([after]))
+        first, last = int(begins[0]), after
+    else:
+        expected = torch.full_like(counts, cols // 2)
+        first, last = top * cols // 2, bottom * cols // 2
+    if not torch.equal(counts, expected) or not 0 <= first <= last <= codes.n:
+        row = int((counts != expected).to(torch.uint8).argmax())
+        raise CheckpointError(
+            f"{codes.file}: {parts['mask']} marks {int(counts[row])} elements in row {top + row}, "
+            f"{codes} holds {int(expected[row])}: damaged"
+        )
+    return first, last
+
+
+@cache
+def _bits(device: torch.device) -> Tensor:
+    """The bits of each byte, low first: (256, 8) int32."""
+    return (torch.arange(256)[:, None] >> torch.arange(8) & 1).int().to(device)
+
+
+FORMATS = (
+    Format(
+        name="ct_sparse_bitmask",
+        summary="the elements that are not zero, and a mask that says which; numbers, or codes with a scale",
+        needs=SPARSE,
+        fit=fit,
+        specification=__doc__ or "",
+    ),
+    Format(
+        name="ct_sparse24_bitmask",
+        summary="two of each four columns, and a mask that says which; numbers, or codes with a scale",
+        needs=SPARSE_24,
+        fit=fit_24,
+        specification=__doc__ or "",
+    ),
+)

@@ -1,0 +1,264 @@
+"""GPTQ: integers of 2 to 8 bits, packed down the columns of the transposed weight.
+
+    qweight    i32; i8, i16, i64    (cols · b / 32, rows), codes of a column packed
+    qzeros     as qweight           (blocks, rows · b / 32), codes of a row packed
+    scales     f16, bf16, f32       (blocks, rows)
+    g_idx      i32                  (cols,), optional: quanterr/formats/blocks.py
+
+    weight[r, c] = (code[c, r] - zero_point[block of c, r]) * scale[block of c, r]    exact for 16-bit scales
+
+    gptq       zero points are stored less one: a word with 1 taken from each of its codes, so that a zero
+               point of 0 borrows from the next; of 3, 5, 6 and 7 bits each code by itself, modulo 2^b
+    gptq_v2    zero points are stored as they are
+    gptq_p     as gptq_v2, in planes: quanterr/formats/packed.py; all of 5, 6 and 7 bits but AutoRound's
+
+Which of them a file is, is told by config.json (checkpoint_format; AutoRound's packing_format) and often
+told wrong. Where zero points are all equal, in the first block and in the last, it is told by them: 2^(b-1) is
+stored as it is, 2^(b-1) - 1 less one. Otherwise the configuration is believed, and the others are tried on the
+original, from which the wrong one lies a whole step away. Columns may be padded, to a multiple of 32 or of the
+block.
+
+Reference: AutoGPTQ/AutoGPTQ auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel
+gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_v1_to_v2_format_module;
+intel/auto-round auto_round_extension/torch/qlinear_torch.py, qlinear_torch_zp.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.blocks import Blocks, fit_blocks
+from quanterr.formats.packed import WORD, Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.qweight import (
+    ORDER,
+    SCALE,
+    contradictions,
+    gemm_bits,
+    is_gemv,
+    said_bits,
+    said_size,
+    turned_scale,
+)
+from quanterr.tensors import TORCH_DTYPES, Workspace
+from quanterr.text import display
+
+BITS = (2, 3, 4, 5, 6, 7, 8)
+WHOLE = (2, 4, 8)  # bits of which a word holds whole codes
+CONTAINERS = frozenset({"I32", "I8", "I16", "I64"})
+NEEDS = {
+    "codes": Part(("{module}.qweight",), CONTAINERS),
+    "scale": SCALE,
+    "zero_point": Part(("{module}.qzeros",), CONTAINERS),
+    "order": ORDER,
+}
+CONFIGURED = {  # packing, where it tells, and whether zero points are less one
+    "gptq": (None, True),
+    "gptq_v2": (None, False),
+    "gptq_p": ("planar", False),
+    "auto_round:auto_gptq": ("dense", True),
+    "auto_round:gptq": ("dense", True),
+}
+AUTO_ROUND = "auto_round"  # what else begins so: dense, as they are
+UNTOLD = "config.json names no checkpoint_format"
+NAMES = {("dense", True): "gptq", ("dense", False): "gptq_v2"}  # the others are gptq_p
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How codes are packed, and whether zero points are stored less one."""
+
+    packing: Packing
+    less_one: bool
+
+    @property
+    def name(self) -> str:
+        """The format's."""
+        return NAMES.get((self.packing.name, self.less_one), "gptq_p")
+
+    def __str__(self) -> str:
+        stored = "less one" if self.less_one else "as they are"
+        return f"{self.packing.bits}-bit codes, {self.packing.name}, zero points stored {stored}"
+
+
+def fit(name: str, parts: Parts) -> Weight | None:
+    """The weight, if it is of that variant; the other variants that its tensors allow as further readings.
+
+    Raises:
+        Misfit: the shapes of codes, scales and zero points do not belong together.
+    """
+    codes, scale, zero_point = parts.codes, parts["scale"], parts["zero_point"]
+    if not _is_gptq(codes, scale, zero_point):
+        if gemm_bits(codes, scale) or is_gemv(parts):
+            return None
+        raise Misfit(
+            f"{codes}, {scale} and {zero_point} fit neither GPTQ (scales as wide as qweight, as high as qzeros) "
+            "nor AWQ (gemm: scales 8 times as wide as qweight; gemv: as high as qweight)"
+        )
+    rows = codes.shape[1]
+    bits, cols = _bits_and_cols(parts)
+    if is_gemv(parts) and parts.hints.shape not in ((rows, cols), (cols, rows)):
+        return None  # in GPTQ that would be blocks of 8 columns
+    blocks = fit_blocks(scale.shape[0], cols, said_size(parts), parts.get("order"))
+    variants, told, doubts = _variants(parts, bits)
+    if variants[0].name != name:
+        return None
+    doubts += blocks.doubts + contradictions(parts, bits, blocks.n, cols)
+    readings = [
+        Weight(
+            parts.name,
+            variant.name,
+            (rows, cols),
+            parts.entries,
+            partial(dequantize, parts, blocks, variant),
+            block_size=blocks.edges,
+            code_bits=bits,
+            uniform_bits=bits,
+            scale=scale,
+            evidence=(f"{variant}: {told}" if variant is variants[0] else str(variant),),
+            doubts=doubts,
+            alike=True,
+        )
+        for variant in variants
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:
+    if not len(codes.shape) == len(scale.shape) == len(zero_point.shape) == 2:
+        return False
+    return (
+        codes.shape[1] == scale.shape[1] and scale.shape[0] == zero_point.shape[0] and codes.dtype == zero_point.dtype
+    )
+
+
+def _bits_and_cols(parts: Parts) -> tuple[int, int]:
+    """Bits of a code, from the shape of the zero points; columns, from the order, the original or the codes.
+
+    Raises:
+        Misfit: no number of bits, or several, gives these shapes.
+    """
+    codes, zero_point, order = parts.codes, parts["zero_point"], parts.get("order")
+    rows, container = codes.shape[1], codes.bits
+    held = {bits: codes.shape[0] * container // bits for bits in BITS if bits in WHOLE or container == WORD}
+    known = order.n if order else _original_cols(parts, rows)
+    fitting = [
+        bits
+        for bits, cols in held.items()
+        if zero_point.shape[1] == -(-rows * bits // container) and (known is None or known <= cols)
+    ]
+    if len(fitting) > 1 and known is not None:  # very few rows: how much is held too much?
+        fitting = [bits for bits in fitting if codes.shape[0] == -(-known * bits // container)] or fitting
+    said = said_bits(parts)
+    bits = fitting[0] if len(fitting) == 1 else said
+    if bits not in fitting:
+        raise Misfit(
+            f"{codes} and {zero_point} fit {' or '.join(map(str, fitting)) or 'no number of'} bits a code"
+            + (f" in {known} columns" if known is not None else "")
+        )
+    padding = held[bits] - known if known is not None else 0
+    return bits, known if known is not None and padding < max(WORD, said_size(parts) or 0) else held[bits]
+
+
+def _original_cols(parts: Parts, rows: int) -> int | None:
+    """Columns of the original, which may be stored transposed."""
+    shape = parts.hints.shape
+    if shape is None or len(shape) != 2 or rows not in shape:
+        return None
+    return shape[1] if shape[0] == rows else shape[0]
+
+
+def _variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, ...]]:
+    """The variants that the tensors allow, the likeliest first; what decided; what speaks against it."""
+    configured, told = _configured(parts.hints.config, bits)
+    packings = ("dense",) if bits in WHOLE else ("dense", "planar")
+    variants = [Variant(Packing(packing, bits), less_one) for packing in packings for less_one in (True, False)]
+    if configured in variants:
+        variants.sort(key=lambda v: (v.packing != configured.packing, v.less_one != configured.less_one))
+    for variant in variants:
+        middle = (1 << bits - 1) - variant.less_one
+        if _common_zero_point(parts, variant.packing) != middle:
+            continue
+        doubt = (
+            f"{told}, but all its zero points are {middle}, as {variant.name} stores them: "
+            "a program that obeys the configuration reads every weight a step off"
+        )
+        return [variant], f"all are {middle}", (doubt,) if told != UNTOLD and variant != configured else ()
+    return variants, told, ()
+
+
+def _configured(config: Mapping[str, Any], bits: int) -> tuple[Variant, str]:
+    """The variant that the configuration names, and the words it does so with."""
+    usual = "dense" if bits in (*WHOLE, 3) else "planar"
+    for key in ("packing_format", "checkpoint_format", "format", "backend"):
+        named = config.get(key)
+        if isinstance(named, str) and (named in CONFIGURED or named.startswith(AUTO_ROUND)):
+            packing, less_one = CONFIGURED.get(named, ("dense", False))
+            packing = "dense" if bits in WHOLE else packing or usual
+            return Variant(Packing(packing, bits), less_one), f"config.json says {key} {display(named)}"
+    return Variant(Packing(usual, bits), True), UNTOLD
+
+
+def _common_zero_point(parts: Parts, packing: Packing) -> int | None:
+    """What zero points are stored as, if those of the first and of the last block are all equal."""
+    entry = parts["zero_point"]
+    blocks, width = entry.shape
+    size = entry.nbytes // blocks
+    stored = entry.file.read(entry.offset, size) + entry.file.read(entry.offset + (blocks - 1) * size, size)
+    containers = torch.frombuffer(bytearray(stored), dtype=TORCH_DTYPES[entry.dtype]).view(2, width)
+    found = unpack_columns(containers, packing, Workspace(torch.device("cpu")))[:, : parts.codes.shape[1]]
+    return int(found[0, 0]) if bool((found == found[0, 0]).all()) else None
+
+
+def dequantize(parts: Parts, blocks: Blocks, variant: Variant, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - zero point) · scale, (r, c)."""
+    codes = _codes(parts.codes, variant.packing, chunk, workspace)
+    zero_points = _zero_points(parts["zero_point"], variant, chunk, workspace)
+    scale = turned_scale(parts["scale"], chunk, workspace)
+    return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
+
+
+def _codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Codes of a chunk as float32, (r, c)."""
+    first = chunk.col // WORD * WORD  # containers are whole after so many codes
+    top, bottom = (n * packing.bits // entry.bits for n in (first, -(-chunk.stop_col // WORD) * WORD))
+    containers = workspace.whole("columns", entry)[top:bottom, chunk.row : chunk.stop_row].t()
+    turned = workspace.buffer("turned", tuple(containers.shape), containers.dtype).copy_(containers)
+    codes = unpack_columns(turned, packing, workspace)
+    return cropped(codes, chunk.col - first, chunk.stop_col - first, workspace)
+
+
+def _zero_points(entry: Entry, variant: Variant, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Zero points of the rows of a chunk as float32, (r, blocks)."""
+    (_, bits), rows, key = variant.packing, (chunk.row, chunk.stop_row), "zero_points"
+    stored = workspace.whole("zeros", entry)
+    if not variant.less_one:
+        return unpack_turned(stored, variant.packing, rows, workspace, key)
+    if bits in WHOLE:  # one in each code of a container: what a zero point of 0 has borrowed is given back
+        ones = sum(1 << place for place in range(0, entry.bits, bits))
+        return unpack_turned(stored, variant.packing, rows, workspace, key, lambda containers: containers.add_(ones))
+    return unpack_turned(stored, variant.packing, rows, workspace, key).add_(1).remainder_(1 << bits)
+
+
+FORMATS = tuple(
+    Format(
+        name=name,
+        summary=f"integers of {bits} bits, a scale and a zero point for each block of columns; {stored}",
+        needs=NEEDS,
+        fit=partial(fit, name),
+        specification=__doc__ or "",
+        usual_db=usual_db,
+    )
+    for name, bits, stored, usual_db in (
+        ("gptq", "2, 3, 4 or 8", "zero points less one", (6, 42)),
+        ("gptq_v2", "2, 3, 4 or 8", "zero points as they are", (6, 42)),
+        ("gptq_p", "3, 5, 6 or 7", "in planes of bits", (12, 38)),
+    )
+)

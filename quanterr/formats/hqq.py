@@ -1,0 +1,188 @@
+"""HQQ: packed codes with a zero point and a scale, both floating, for each group.
+
+    W_q                  u8, i32         packed codes, elements of 8 / b codes (u8) or ten of 3 bits (i32): see
+                                         planes.py; the first part of the rows in the high bits
+                         floating        the same bytes, where view_as_float is 1
+    scale, zero          floating        one for each group
+    shape                i64             (2,): rows, cols
+    axis, group_size     i32             as below
+    packing              u8              8bit_u8, 4bit_u8, 3bit_32, 2bit_u8 or 1bit_u8, in ASCII; 5 and 6 bits are
+                                         stored as 8
+    nbits, view_as_float, unpack_view_dtype, compute_dtype and more, which change nothing else
+
+    axis 1    codes (groups, group_size), scale and zero (groups, 1): the elements of a group follow each other
+    axis 0    codes (group_size, groups), scale and zero (1, groups): a group is a column of that matrix
+    weight = (code - zero) * scale                                                    rounded twice
+
+Both matrices hold the elements of the weight row by row. Without group_size a group is a row (axis 1) or a
+column (axis 0) of the weight. A scale or zero that is quantized itself cannot be read.
+
+Reference: mobiusml/hqq hqq/core/quantize.py and bitpack.py.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, prod
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.flat import Blocks
+from quanterr.formats.planes import Planes, pieces
+from quanterr.tensors import Workspace
+from quanterr.text import display
+
+FLOATS = frozenset({"F32", "BF16", "F16"})
+NUMBERS = frozenset({"I32", "I64"})
+BYTES = frozenset({"U8"})
+MAX_TEXT = 64  # bytes
+
+# dtype of an element, bits of a code, place of each part of the rows
+PACKINGS = {
+    "8bit_u8": (torch.uint8, 8, (0,)),
+    "4bit_u8": (torch.uint8, 4, (4, 0)),
+    "3bit_32": (torch.int32, 3, tuple(range(27, -1, -3))),
+    "2bit_u8": (torch.uint8, 2, (6, 4, 2, 0)),
+    "1bit_u8": (torch.uint8, 1, tuple(range(7, -1, -1))),
+}
+FLAGS = (
+    "view_as_float",
+    "quant_scale",
+    "quant_zero",
+    "channel_wise",
+    "round_zero",
+    "optimize",
+    "offload_meta",
+    "encoded_state_dict",
+    "stores_quant_config",
+)
+TEXTS = ("unpack_view_dtype", "compute_dtype")
+NEEDS = {
+    "codes": Part(("{module}.W_q",), FLOATS | {"U8", "I32"}),
+    "scale": Part(("{module}.scale",), FLOATS),
+    "zero": Part(("{module}.zero",), FLOATS),
+    "shape": Part(("{module}.shape",), frozenset({"I64"})),
+    "packing": Part(("{module}.packing",), BYTES),
+    "axis": Part(("{module}.axis",), NUMBERS, optional=True),
+    "group_size": Part(("{module}.group_size",), NUMBERS, optional=True),
+    "nbits": Part(("{module}.nbits",), NUMBERS | {"F32"}, optional=True),
+    **{name: Part((f"{{module}}.{name}",), BYTES, optional=True) for name in (*FLAGS, *TEXTS)},
+}
+NUMPY = {"I32": torch.int32, "I64": torch.int64, "F32": torch.float32, "U8": torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of ``size`` elements along ``axis`` of the codes' matrix."""
+
+    matrix: tuple[int, int]  # of the weight
+    axis: int
+    size: int
+    number: int
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight, by what its own small tensors say.
+
+    Raises:
+        Misfit: scale or zero is quantized, an unknown packing, or sizes that do not belong together.
+    """
+    if any(_flag(parts, name) for name in ("quant_scale", "quant_zero")):
+        raise Misfit("its scale or zero point is quantized itself (quant_scale, quant_zero), which is not read")
+    packing = _text(parts["packing"])
+    if packing not in PACKINGS:
+        raise Misfit(f"its packing {display(packing)} is none of {', '.join(PACKINGS)}")
+    dtype, code_bits, shifts = PACKINGS[packing]
+    stored = {torch.uint8: "U8", torch.int32: "I32"}[dtype]
+    if not (parts.codes.dtype in FLOATS if _flag(parts, "view_as_float") else parts.codes.dtype == stored):
+        raise Misfit(f"its codes {parts.codes} should be {stored}, or floating with view_as_float, for {packing}")
+    shape = tuple(int(size) for size in _numbers(parts["shape"]))
+    if len(shape) != 2 or min(shape) < 1:
+        raise Misfit(f"its shape {parts['shape']} says {list(shape)}, not rows and columns")
+    planes = Planes(parts.codes, dtype, code_bits, shifts)
+    groups = _groups(parts, shape)
+    rows = prod(shape) // groups.number if groups.axis == 0 else groups.number  # of the codes' matrix
+    if planes.codes != -(-rows // len(shifts)) * len(shifts) * (prod(shape) // rows):
+        raise Misfit(f"{parts.codes} holds {planes.codes} codes of {code_bits} bits, not those of {list(shape)}")
+    nbits = _numbers(parts["nbits"])[0] if parts.get("nbits") else code_bits
+    if not 1 <= nbits <= code_bits:
+        raise Misfit(f"{parts['nbits']} says {nbits} bits, but its packing is {packing}")
+    said = ceil(nbits)  # 1.58 bits are stored as 2
+    return Weight(
+        parts.name,
+        "hqq",
+        shape,
+        parts.entries,
+        partial(dequantize, parts, planes, groups),
+        code_bits=said,
+        uniform_bits=said,
+        block_size=(1, groups.size) if groups.axis else None,
+        evidence=(f"{packing}, groups of {groups.size} along axis {groups.axis}",),
+    )
+
+
+def _groups(parts: Parts, shape: tuple[int, ...]) -> Groups:
+    axis = int(_numbers(parts["axis"])[0]) if parts.get("axis") else 1
+    size = int(_numbers(parts["group_size"])[0]) if parts.get("group_size") else shape[min(max(axis, 0), 1)]
+    if axis not in (0, 1) or size < 1 or prod(shape) % size:
+        raise Misfit(f"groups of {size} along axis {axis} do not divide a weight of shape {list(shape)}")
+    number = prod(shape) // size
+    for part in (parts["scale"], parts["zero"]):
+        if part.n != number:
+            raise Misfit(f"{part} should have one number for each of {number} groups")
+    return Groups((shape[0], shape[1]), axis, size, number)
+
+
+def _flag(parts: Parts, name: str) -> bool:
+    entry = parts.get(name)
+    return entry is not None and entry.nbytes == 1 and entry.read() != b"\0"
+
+
+def _text(entry: Entry) -> str:
+    return entry.read().decode("latin-1") if entry.nbytes <= MAX_TEXT else ""
+
+
+def _numbers(entry: Entry) -> list[float]:
+    if not 0 < entry.nbytes <= MAX_TEXT:
+        raise Misfit(f"{entry} should be one number or two")
+    numbers: list[float] = torch.frombuffer(bytearray(entry.read()), dtype=NUMPY[entry.dtype]).tolist()
+    return numbers
+
+
+def dequantize(parts: Parts, planes: Planes, groups: Groups, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - zero) · scale, (r, c)."""
+    if groups.axis == 0:
+        return Values(_across(parts, planes, groups, chunk, workspace).view(chunk.shape))
+    blocks = Blocks.of(chunk, groups.matrix, groups.size)
+    values = planes.read(blocks.begin, blocks.end, workspace)
+    scale, zero = (
+        workspace.read(role, parts[role], blocks.first, (blocks.stop - blocks.first, 1)) for role in ("scale", "zero")
+    )
+    values.view(-1, groups.size).sub_(zero.float()).mul_(scale.float())
+    return Values(blocks.cut(values, chunk, groups.matrix[1]))
+
+
+def _across(parts: Parts, planes: Planes, groups: Groups, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The chunk's elements, (n,), where neighbours belong to neighbouring groups."""
+    begin = chunk.row * groups.matrix[1] + chunk.col
+    values = planes.read(begin, begin + chunk.n, workspace)
+    scale, zero = (workspace.whole(role, parts[role]).view(-1) for role in ("scale", "zero"))
+    for first, stop in pieces(begin, begin + chunk.n, groups.number):
+        left, right = first % groups.number, first % groups.number + stop - first
+        values[first - begin : stop - begin].sub_(zero[left:right].float()).mul_(scale[left:right].float())
+    return values
+
+
+FORMATS = (
+    Format(
+        name="hqq",
+        summary="HQQ: packed codes of 1 to 8 bits, a floating zero point and a scale for each group",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+    ),
+)

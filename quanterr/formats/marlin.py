@@ -1,0 +1,235 @@
+"""Marlin: codes in the order in which the Marlin kernels read them.
+
+    awq_marlin     qweight          i32               (cols / 16, 2 · rows), codes of 4 bits
+                   scales           f16, bf16, f32    (blocks, rows)
+    gptq_marlin    B, s             the same
+    ct_marlin24    weight_packed    i32               (cols / 32, rows · b / 2), codes of 4 or 8 bits
+                   scale_packed     f16, bf16, f32    (blocks, rows)
+                   meta             i16               (cols / 32, 2 · rows): where the codes are
+
+    weight[r, c] = (code[r, c] - 2^(b-1)) * scale[r, c // size]    exact for 16-bit scales
+    ct_marlin24: two of each four columns have a code, the others are 0
+
+Codes, in tiles of 16 columns (kept ones) and 64 rows, as a tensor core wants them. In the order of the words:
+
+    awq, gptq      row % 8, column % 8 // 2, row % 64 // 16; in a word: column % 2, row % 16 // 8, column // 8
+    24, 4 bits     row % 64 // 16, row % 16 // 8, column % 8 // 2, row % 4; in a word: column % 2,
+                   row % 8 // 4, column // 8
+    24, 8 bits     row % 64 // 16, row % 16 // 8, column % 8 // 2, row % 4, row % 8 // 4; in a word:
+                   column % 2, column // 8
+
+Scales, in runs of 64 rows: number 8 i + j is row i + 8 j; where one scale serves a whole row in runs of 32:
+8 i + 2 j + k is row 8 j + 2 i + k. ct_marlin24: 8 i + 2 j + k is row 8 i + j + 4 k, where blocks are shorter
+than half a row, else in order.
+
+meta, 16 bits for 16 columns of a row: each 2 bits are the column of a kept one within its four. For row r and
+its c-th 16 columns they lie, in the order of CUTLASS (reorder_meta), at [c // 2, 2 d + c % 2] with
+d = r // 64 · 64 + r % 64 // 8 · 4 + r % 8 // 4 + r % 4 // 2 · 32 + r % 2 · 2, where d and c first trade their
+last bits if these differ.
+
+Reference: IST-DASLab/marlin marlin/__init__.py; AutoGPTQ/AutoGPTQ nn_modules/qlinear/qlinear_marlin.py;
+casper-hansen/AutoAWQ awq/modules/linear/marlin.py; vllm-project/compressed-tensors (0.13)
+compressors/sparse_quantized_compressors/marlin_24.py, utils/semi_structured_conversions.py.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.blocks import Blocks, fit_blocks
+from quanterr.formats.packed import cropped
+from quanterr.formats.qweight import FLOATS, WORDS, said_size
+from quanterr.tensors import Workspace
+
+ROWS, COLS = 64, 16  # of a tile
+
+NEEDS = {
+    "awq_marlin": {"codes": Part(("{module}.qweight",), WORDS), "scale": Part(("{module}.scales",), FLOATS)},
+    "gptq_marlin": {"codes": Part(("{module}.B",), WORDS), "scale": Part(("{module}.s",), FLOATS)},
+    "ct_marlin24": {
+        "codes": Part(("{weight}_packed",), WORDS),
+        "scale": Part(("{module}.scale_packed",), FLOATS),
+        "meta": Part(("{module}.meta",), frozenset({"I16"})),
+    },
+}
+
+
+class Tiles(NamedTuple):
+    """Sizes of the words' dimensions in a tile, and their order with the rows first.
+
+    Dimensions of ``order``: 0 tiles of columns, 1 tiles of rows, 2 … those of the words.
+    """
+
+    bits: int
+    words: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+DENSE = Tiles(4, (8, 4, 4), (1, 4, 2, 0, 3))
+SPARSE = {4: Tiles(4, (4, 2, 4, 4), (1, 2, 3, 5, 0, 4)), 8: Tiles(8, (4, 2, 4, 4, 2), (1, 2, 3, 6, 5, 0, 4))}
+
+
+def fit_dense(name: str, parts: Parts) -> Weight | None:
+    """The weight, if shapes are those of Marlin.
+
+    Raises:
+        Misfit: its blocks fit no size.
+    """
+    codes, scale = parts.codes, parts["scale"]
+    if len(codes.shape) != 2 or len(scale.shape) != 2 or codes.shape[1] != 2 * scale.shape[1] or scale.shape[1] % ROWS:
+        return None
+    shape = scale.shape[1], COLS * codes.shape[0]
+    blocks = fit_blocks(scale.shape[0], shape[1], said_size(parts))
+    return _weight(parts, name, shape, DENSE, blocks, partial(dequantize_dense, parts, blocks))
+
+
+def fit_sparse(parts: Parts) -> Weight:
+    """The weight whose codes are two of each four columns.
+
+    Raises:
+        Misfit: the shapes of codes, scales and meta do not belong together.
+    """
+    codes, scale, meta = parts.codes, parts["scale"], parts["meta"]
+    shapes = [entry.shape for entry in (codes, scale, meta)]
+    rows, width = scale.shape[-1], codes.shape[-1]
+    tiles = SPARSE.get(2 * width // rows) if rows and rows % ROWS == 0 == 2 * width % rows else None
+    if tiles is None or any(len(shape) != 2 for shape in shapes) or meta.shape != (codes.shape[0], 2 * rows):
+        raise Misfit(
+            f"{codes}, {scale} and {meta} do not belong together: expected (cols / 32, rows · bits / 2) with 4 or 8 "
+            "bits, (blocks, rows) and (cols / 32, 2 · rows), with a multiple of 64 rows"
+        )
+    shape = rows, 2 * COLS * codes.shape[0]
+    blocks = fit_blocks(scale.shape[0], shape[1])
+    return _weight(parts, "ct_marlin24", shape, tiles, blocks, partial(dequantize_sparse, parts, blocks, tiles))
+
+
+def _weight(
+    parts: Parts,
+    name: str,
+    shape: tuple[int, int],
+    tiles: Tiles,
+    blocks: Blocks,
+    dequantize: Callable[[Chunk, Workspace], Values],
+) -> Weight:
+    return Weight(
+        parts.name,
+        name,
+        shape,
+        parts.entries,
+        dequantize,
+        block_size=blocks.edges,
+        code_bits=tiles.bits,
+        uniform_bits=tiles.bits,
+        scale=parts["scale"],
+        evidence=(f"{tiles.bits}-bit codes {parts.codes}, scales {parts['scale']}",),
+        doubts=blocks.doubts,
+    )
+
+
+def dequantize_dense(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - 8) · scale, (r, c)."""
+    top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
+    left, right = chunk.col // COLS, -(-chunk.stop_col // COLS)
+    codes = _codes(parts.codes, DENSE, (top, bottom), (left, right), workspace)
+    codes = codes[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
+    codes = cropped(codes, chunk.col - COLS * left, chunk.stop_col - COLS * left, workspace)
+    stored = workspace.whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
+    if blocks.n > 1:
+        runs = stored.reshape(blocks.n, -1, 8, 8).permute(1, 3, 2, 0)
+    else:
+        runs = stored.reshape(blocks.n, -1, 4, 4, 2).permute(1, 3, 2, 4, 0)
+    return Values(blocks.dequantize(codes, 8.0, _rows_of(runs, chunk, top), chunk, workspace))
+
+
+def dequantize_sparse(parts: Parts, blocks: Blocks, tiles: Tiles, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - 2^(b-1)) · scale where a code is, else 0: (r, c)."""
+    top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
+    left, right = chunk.col // (2 * COLS), -(-chunk.stop_col // (2 * COLS))
+    codes = _codes(parts.codes, tiles, (top, bottom), (left, right), workspace).sub_(1 << tiles.bits - 1)
+    columns = _kept_columns(parts["meta"], (top, bottom), (left, right), workspace)
+    values = workspace.buffer("sparse", (len(codes), 2 * codes.shape[1]), torch.float32)
+    values.zero_().scatter_(1, columns, codes)
+    values = values[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
+    values = cropped(values, chunk.col - 2 * COLS * left, chunk.stop_col - 2 * COLS * left, workspace)
+    stored = workspace.whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
+    runs = stored.reshape(blocks.n, -1, 8, 4, 2)
+    runs = runs.permute(1, 2, 4, 3, 0) if blocks.n > 2 else runs.permute(1, 2, 3, 4, 0)
+    return Values(blocks.change(Tensor.mul_, values, _rows_of(runs, chunk, top), chunk, workspace))
+
+
+def _rows_of(runs: Tensor, chunk: Chunk, top: int) -> Tensor:
+    """Scales of the rows of a chunk, (r, blocks) float32, from whole tiles, (…, blocks) in the order of rows."""
+    scale = runs.float().reshape(-1, runs.shape[-1])
+    return scale[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
+
+
+def _codes(entry: Entry, tiles: Tiles, rows: tuple[int, int], cols: tuple[int, int], workspace: Workspace) -> Tensor:
+    """Codes of whole tiles, given as first and last, as float32: (64 · tiles of rows, 16 · tiles of columns)."""
+    width = 16 * tiles.bits * 2  # words of 64 rows
+    words = workspace.whole("columns", entry)[cols[0] : cols[1], width * rows[0] : width * rows[1]]
+    words = words.view(len(words), rows[1] - rows[0], *tiles.words).permute(tiles.order)
+    turned = workspace.buffer("turned", tuple(words.shape), torch.int32).copy_(words)
+    halves = turned.view(-1, *turned.shape[-3:]).view(torch.int16)
+    many, low_rows, n, _ = halves.shape
+    code = workspace.buffer("code", tuple(halves.shape), torch.int16)
+    codes = workspace.buffer("values", (many, 16 // tiles.bits // 2, low_rows, n, 2, 8), torch.float32)
+    for place in range(16 // tiles.bits):
+        torch.bitwise_right_shift(halves, place * tiles.bits, out=code).bitwise_and_((1 << tiles.bits) - 1)
+        codes[:, place // 2, :, :, place % 2].copy_(code)
+    return codes.view(-1, COLS * n)
+
+
+def _kept_columns(entry: Entry, rows: tuple[int, int], cols: tuple[int, int], workspace: Workspace) -> Tensor:
+    """The column of each code of whole tiles, from the first tile on: (64 · tiles of rows, 16 · tiles of columns)."""
+    width = 2 * ROWS
+    stored = workspace.whole("meta", entry)[cols[0] : cols[1], width * rows[0] : width * rows[1]]
+    order = torch.tensor(_places(), device=stored.device)
+    found = stored.view(len(stored), -1, width).index_select(2, order)  # (tiles of columns, tiles of rows, 64 · 2)
+    words = found.view(*found.shape[:2], ROWS, 2).permute(1, 2, 0, 3).reshape(-1, 2 * stored.shape[0], 1)
+    columns = workspace.buffer("kept_columns", (words.shape[0], words.shape[1], 8), torch.int64)
+    for code in range(8):
+        columns[:, :, code : code + 1].copy_((words >> 2 * code) & 3)
+    starts = torch.arange(0, 8 * words.shape[1], device=stored.device).view(-1, 8) // 2 * 4
+    return columns.add_(starts).view(words.shape[0], -1)
+
+
+@cache
+def _places() -> list[int]:
+    """Where the bits of row r and 16 columns c lie among those of 64 rows and 2 · 16 columns, at 2 r + c."""
+    places = []
+    for row in range(ROWS):
+        for col in range(2):
+            d = row // 8 * 4 + row % 8 // 4 + row % 4 // 2 * 32 + row % 2 * 2
+            c, d = d % 2, d - d % 2 + col
+            places.append(2 * d + c)
+    return places
+
+
+FORMATS = (
+    *(
+        Format(
+            name=name,
+            summary="integers of 4 bits in the order of the Marlin kernels, a scale for each block of columns",
+            needs=NEEDS[name],
+            fit=partial(fit_dense, name),
+            specification=__doc__ or "",
+            usual_db=(17, 21),
+        )
+        for name in ("awq_marlin", "gptq_marlin")
+    ),
+    Format(
+        name="ct_marlin24",
+        summary="integers of 4 or 8 bits in two of each four columns, in the order of the Marlin kernels",
+        needs=NEEDS["ct_marlin24"],
+        fit=fit_sparse,
+        specification=__doc__ or "",
+        usual_db=(17, 41),
+    ),
+)

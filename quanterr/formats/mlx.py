@@ -1,0 +1,212 @@
+"""MLX: codes in 32-bit words, in rows, with a scale and a bias, or just a scale, for each group of columns.
+
+    weight    u32                             (rows, cols·b / 32), or with experts or heads in front;
+                                              codes of b bits follow each other in a stream: see streams.py
+    scales    bf16, f16, f32; u8              (rows, cols / group), or the same with experts or heads
+    biases    bf16, f16, f32                  the same, where codes are integers; transformers: qbiases
+
+    mlx_affine    1 2 3 4 5 6 8 bits, group 32, 64, 128     weight = code * scale           rounded
+                                                                     + bias                 rounded
+    mlx_mxfp4     4 bits, group 32                          weight = e2m1(code) * 2^(scale - 127)
+    mlx_nvfp4     4 bits, group 16                          weight = e2m1(code) * e4m3(scale), rounded
+    mlx_mxfp8     8 bits, group 32                          weight = e4m3(code) * 2^(scale - 127)
+
+Shapes tell only bits times group. The original's number of columns tells both, and is believed over
+config.json, whose names of layers often are not those of the tensors; without an original (`inspect`) what
+config.json says of the layer, or of all layers, or the only possibility.
+
+Reference: ml-explore/mlx mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
+ml-explore/mlx-lm mlx_lm/utils.py; transformers integrations/metal_quantization.py (qbiases).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import streams
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.microscaled import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents
+from quanterr.formats.padded import Padded, unpadded
+from quanterr.formats.tiled import BlockScales
+from quanterr.tensors import Workspace
+
+WORD = 32  # bits
+BITS = (1, 2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128)
+FLOATS = frozenset({"F32", "BF16", "F16"})
+CODES = Part(("{weight}",), frozenset({"U32"}))
+AFFINE = {
+    "codes": CODES,
+    "scale": Part(("{module}.scales",), FLOATS),
+    "bias": Part(("{module}.biases", "{module}.qbiases"), FLOATS),
+}
+FLOAT = {"codes": CODES, "scale": Part(("{module}.scales",), frozenset({"U8"}))}
+
+
+def fit_affine(parts: Parts) -> Weight:
+    """The weight, of the bits and the group that the original's shape tells.
+
+    Raises:
+        Misfit: the shapes do not belong together, or nothing tells the bits.
+    """
+    codes, scale, bias = parts.codes, parts["scale"], parts["bias"]
+    _check_rows(parts)
+    if bias.shape != scale.shape:
+        raise Misfit(f"its biases {bias} should have the shape of its scales {scale}")
+    code_bits, group, source = _bits_and_group(parts)
+    shape = (*codes.shape[:-1], scale.shape[-1] * group)
+    told = set(_told(parts.hints.config))
+    doubt = f"config.json speaks of no layer of {code_bits} bits in groups of {group}, which {source} tells"
+    return Weight(
+        parts.name,
+        "mlx_affine",
+        shape,
+        parts.entries,
+        partial(dequantize, parts, unpadded(parts, shape, group), code_bits),
+        code_bits=code_bits,
+        uniform_bits=code_bits,
+        block_size=(1, group),
+        evidence=(f"{code_bits} bits in groups of {group}: {source}",),
+        doubts=(doubt,) if told and (code_bits, group) not in told else (),
+    )
+
+
+def _check_rows(parts: Parts) -> None:
+    codes, scale = parts.codes, parts["scale"]
+    if len(codes.shape) < 2 or codes.shape[:-1] != scale.shape[:-1] or 0 in (*codes.shape, *scale.shape):
+        raise Misfit(f"its scales {scale} should have the rows of its codes {codes}")
+
+
+def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
+    """Bits of a code, columns of a group, and what tells them."""
+    codes, scale, config = parts.codes, parts["scale"], parts.hints.config
+    ratio = WORD * codes.shape[-1] / scale.shape[-1]  # bits · group
+    possible = {scale.shape[-1] * group: (b, group) for group in GROUPS for b in BITS if b * group == ratio}
+    if not possible:
+        raise Misfit(f"codes {codes} and scales {scale} fit no group of 32, 64 or 128 columns of 1 to 8 bits")
+    for cols in _columns(parts):
+        if cols in possible:
+            return *possible[cols], f"the original's {cols} columns"
+    own = [pair for pair in _told(config, parts.name.removesuffix(".weight")) if pair in possible.values()]
+    everywhere = [pair for pair in _told(config, "") if pair in possible.values()]
+    if own or everywhere:
+        return *(own or everywhere)[0], "config.json"
+    if len(possible) > 1:
+        found = " or ".join(f"{b} bits in groups of {group}" for b, group in possible.values())
+        raise Misfit(f"codes {codes} and scales {scale} could be {found}; only the original or config.json tells")
+    return *next(iter(possible.values())), "the shapes"
+
+
+def _columns(parts: Parts) -> Iterator[int]:
+    """Columns that the weight may have by the original's shape, the likeliest first."""
+    shape, rows = parts.hints.shape, parts.codes.shape[:-1]
+    if shape is None or len(shape) < 2:
+        return
+    if shape[:-1] != rows and (*shape[:-2], shape[-1]) == rows:  # the original has inputs and outputs swapped
+        yield shape[-2]
+    yield shape[-1]
+
+
+def _told(config: Any, layer: str | None = None) -> Iterator[tuple[int, int]]:
+    """Bits and groups that config.json speaks of: of a layer, of all ("") or anywhere (None)."""
+    if not isinstance(config, dict):
+        return
+    places = {"": config} | {key: value for key, value in config.items() if isinstance(value, dict)}
+    for name, said in places.items():
+        bits, group = said.get("bits"), said.get("group_size")
+        if layer in (None, name) and isinstance(bits, int) and isinstance(group, int):
+            yield bits, group
+
+
+def dequantize(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """code · scale + bias, (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, code_bits))
+
+
+def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """Whole groups."""
+    cols, group = padded.stored_cols, padded.step
+    first = (chunk.row * cols + chunk.col) * code_bits // 8
+    shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
+    stored = workspace.read_bytes("codes", parts.codes, first, shape)
+    if code_bits == 8:
+        values = workspace.buffer("values", chunk.shape, torch.float32).copy_(stored)
+    else:
+        values = streams.unpack(stored, streams.integers(code_bits, workspace.device), workspace)
+    scale, bias = (
+        workspace.read(role, parts[role], chunk.row * (cols // group), (chunk.shape[0], cols // group))
+        .narrow(1, chunk.col // group, chunk.shape[1] // group)
+        .float()
+        .unsqueeze(2)
+        for role in ("scale", "bias")
+    )
+    values.view(chunk.shape[0], -1, group).mul_(scale).add_(bias)
+    return Values(values)
+
+
+def fit_float(format: str, element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
+    """The weight, if it has codes of that kind.
+
+    Raises:
+        Misfit: the shapes belong to no kind.
+    """
+    codes, scale = parts.codes, parts["scale"]
+    _check_rows(parts)
+    ratio = WORD * codes.shape[-1] / scale.shape[-1]
+    if ratio not in (4 * 32, 4 * 16, 8 * 32):
+        raise Misfit(f"codes {codes} and scales {scale} are neither MXFP4 nor NVFP4 nor MXFP8")
+    if ratio != CODE_BITS[element] * group:
+        return None
+    shape = (*codes.shape[:-1], scale.shape[-1] * group)
+    scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
+    return Weight(
+        parts.name,
+        format,
+        shape,
+        parts.entries,
+        Microscaled(codes, element, unpadded(parts, shape, group), scales, scale_of).dequantize,
+        code_bits=CODE_BITS[element],
+        block_size=(1, group),
+        scale=scale if scale_of is exponents else None,
+        evidence=(f"codes {codes}, scales {scale}",),
+    )
+
+
+FORMATS = (
+    Format(
+        name="mlx_affine",
+        summary="MLX: integers of 1 to 8 bits, a scale and a bias for each group of columns",
+        needs=AFFINE,
+        fit=fit_affine,
+        specification=__doc__ or "",
+    ),
+    Format(
+        name="mlx_mxfp4",
+        summary="MLX: E2M1 codes, an E8M0 exponent for each 32 columns",
+        needs=FLOAT,
+        fit=partial(fit_float, "mlx_mxfp4", "e2m1", 32, exponents),
+        specification=__doc__ or "",
+        usual_db=(17, 19),
+    ),
+    Format(
+        name="mlx_nvfp4",
+        summary="MLX: E2M1 codes, an E4M3 scale for each 16 columns",
+        needs=FLOAT,
+        fit=partial(fit_float, "mlx_nvfp4", "e2m1", 16, e4m3),
+        specification=__doc__ or "",
+        usual_db=(19, 21),
+    ),
+    Format(
+        name="mlx_mxfp8",
+        summary="MLX: E4M3 codes, an E8M0 exponent for each 32 columns",
+        needs=FLOAT,
+        fit=partial(fit_float, "mlx_mxfp8", "e4m3", 32, exponents),
+        specification=__doc__ or "",
+        usual_db=(30, 32),
+    ),
+)

@@ -1,0 +1,93 @@
+"""ModelOpt INT4 (W4A16_AWQ, W4A8_AWQ): signed integers of 4 bits, two rows in a byte.
+
+    weight             u8       (rows / 2, cols), or (experts, rows / 2, cols): the even row in the low nibble
+    weight_scale       f32      (rows, blocks), or (experts, rows, blocks)
+    pre_quant_scale    floating (cols,), where the layer multiplies its input by it; optional
+    weight_scale_2     f32      one, with which a runtime scales the weight to FP8; not read, optional
+
+    weight[r, c] = float32(code[r, c]) * weight_scale[r, block of c]                    rounded
+                   * pre_quant_scale[c], where there is one                             rounded
+
+Reference: NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py pack_int4_in_uint8.
+"""
+
+from functools import partial
+
+import torch
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.blocks import Blocks, fit_blocks
+from quanterr.tensors import Workspace
+
+FLOATS = frozenset({"F32", "BF16", "F16"})
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"U8"})),
+    "scale": Part(("{weight}_scale",), FLOATS),
+    "pre_quant_scale": Part(("{module}.pre_quant_scale",), FLOATS, optional=True),
+    "runtime_scale": Part(("{weight}_scale_2",), frozenset({"F32"}), optional=True),
+}
+
+
+def fit(parts: Parts) -> Weight | None:
+    """The weight, if there are twice as many rows of scales as of codes.
+
+    Raises:
+        Misfit: blocks fit no size, or the input's scales are not one a column.
+    """
+    codes, scale = parts.codes, parts["scale"]
+    if len(codes.shape) not in (2, 3) or len(scale.shape) != len(codes.shape):
+        return None
+    shape = (*codes.shape[:-2], 2 * codes.shape[-2], codes.shape[-1])
+    if scale.shape[:-1] != shape[:-1]:
+        return None
+    pre_quant_scale = parts.get("pre_quant_scale")
+    if pre_quant_scale and pre_quant_scale.n != shape[-1]:
+        raise Misfit(f"{pre_quant_scale} should have one for each of {shape[-1]} columns")
+    size = parts.hints.config.get("group_size")
+    blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
+    return Weight(
+        parts.name,
+        "modelopt_int4",
+        shape,
+        parts.entries,
+        partial(dequantize, parts, blocks),
+        block_size=blocks.edges,
+        code_bits=4,
+        uniform_bits=4,
+        scale=scale,
+        evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),
+        doubts=blocks.doubts,
+    )
+
+
+def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """code · scale, (r, c)."""
+    cols = parts.codes.shape[-1]
+    top, bottom, c = chunk.row // 2, -(-chunk.stop_row // 2), chunk.shape[1]
+    rows = bottom - top
+    stored = workspace.read("codes", parts.codes, top * cols + chunk.col, (rows, c if rows == 1 else cols))
+    nibbles = workspace.buffer("nibbles", (rows, c), torch.int8)
+    values = workspace.buffer("values", (rows, 2, c), torch.float32)
+    signed = stored.view(torch.int8)
+    values[:, 0].copy_(torch.bitwise_left_shift(signed, 4, out=nibbles).bitwise_right_shift_(4))
+    values[:, 1].copy_(torch.bitwise_right_shift(signed, 4, out=nibbles))
+    codes = values.view(2 * rows, c)[chunk.row - 2 * top : chunk.stop_row - 2 * top]
+    scale = workspace.read("scale", parts["scale"], chunk.row * blocks.n, (chunk.shape[0], blocks.n))
+    weight = blocks.dequantize(codes, 0.0, scale.float(), chunk, workspace)
+    if entry := parts.get("pre_quant_scale"):
+        weight.mul_(workspace.whole("pre_quant_scale", entry).view(-1)[chunk.col : chunk.stop_col].float())
+    return Values(weight)
+
+
+FORMATS = (
+    Format(
+        name="modelopt_int4",
+        summary="signed integers of 4 bits, two rows a byte; a scale for each block of columns",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(17, 22),
+    ),
+)

@@ -1,0 +1,170 @@
+"""MXFP4 and MXFP6: small floats, and an E8M0 exponent for each 32 columns.
+
+    mxfp4           weight           u8, i8 (rows, cols / 2), or f4 (rows, cols)
+                    weight_scale     u8 or f8_e8m0    (rows, cols / 32); also called scale
+    ct_mxfp4        weight_packed    u8               (rows, cols / 2)
+                    weight_scale     u8               (rows, cols / 32)
+    ct_mxfp6        weight_packed    u8               (rows, 3·cols / 4)
+                    weight_scale     u8               (rows, cols / 32)
+    gpt_oss_mxfp4   X_blocks         u8               (experts, rows, cols / 32, 16)
+                    X_scales         u8               (experts, rows, cols / 32); also X.blocks and X.scales
+
+    weight[r, c] = e2m1(code[r, c]) * 2^(scale[r, c // 32] - 127)                     exact, but for underflow
+
+E2M1 codes lie two in a byte, the first in the low bits; E2M3 codes (MXFP6) four in three bytes, the first in
+the lowest bits. Each may have experts in front. mxfp4 is what ModelOpt, Quark and MiMo write, and
+DeepSeek-V4 for its experts, as int8 with a scale called scale. gpt-oss has rows of outputs in this form, while
+its unquantized checkpoints have them as columns. compressed-tensors 0.13 wrote MXFP4 exponents that are 2 too
+small.
+
+Reference: OCP Microscaling Formats (MX) 1.0; NVIDIA/Model-Optimizer modelopt/torch/quantization/qtensor/
+mxfp4_tensor.py; vllm-project/compressed-tensors compressors/mxfp4/base.py and mxfp6/base.py; openai/gpt-oss
+gpt_oss/torch/weights.py; transformers integrations/mxfp4.py and integrations/finegrained_fp8.py (DeepSeek-V4).
+"""
+
+from functools import partial
+from math import prod
+
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Weight
+from quanterr.formats.microscaled import CODE_BITS, Element, Microscaled, exponents
+from quanterr.formats.padded import Padded, unpadded
+from quanterr.formats.tiled import BlockScales, fit_block_scales
+
+BLOCK = 32
+BYTES = frozenset({"U8"})
+EXPONENTS = frozenset({"U8", "F8_E8M0"})
+SCALES = ("{weight}_scale", "{weight}_weight_scale", "{module}.scale")
+
+MXFP4 = {"codes": Part(("{weight}",), frozenset({"U8", "I8", "F4"})), "scale": Part(SCALES, EXPONENTS)}
+PACKED = {"codes": Part(("{weight}_packed",), BYTES), "scale": Part(("{weight}_scale",), EXPONENTS)}
+GPT_OSS = {
+    "codes": Part(("{weight}_blocks", "{weight}.blocks"), BYTES),
+    "scale": Part(("{weight}_scales", "{weight}.scales"), BYTES),
+}
+OLD_EXPONENTS = "0.13"  # of compressed-tensors
+
+
+def fit_mxfp4(parts: Parts) -> Weight:
+    """The weight, if there is an exponent for each 32 columns.
+
+    Raises:
+        Misfit: the shapes of codes and scale do not belong together.
+    """
+    codes = parts.codes
+    if len(codes.shape) not in (2, 3):
+        raise Misfit(f"MXFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
+    cols = codes.shape[-1] if codes.dtype == "F4" else 2 * codes.shape[-1]
+    return _fit("mxfp4", parts, "e2m1", (*codes.shape[:-1], cols))
+
+
+def fit_packed(format: str, element: Element, parts: Parts) -> Weight | None:
+    """The weight of compressed-tensors, if it has codes of that kind.
+
+    Raises:
+        Misfit: the shapes of codes and scale belong to neither kind.
+    """
+    codes, scale = parts.codes, parts["scale"]
+    if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
+        raise Misfit(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")
+    kinds = {kind: codes.shape[-1] * 8 // CODE_BITS[kind] for kind in ("e2m1", "e2m3")}
+    fitting = [kind for kind, cols in kinds.items() if scale.shape == (*codes.shape[:-1], -(-cols // BLOCK))]
+    if not fitting:
+        raise Misfit(
+            f"its scale {scale} has an exponent for each 32 columns neither of MXFP4 nor of MXFP6 in {codes}: "
+            f"expected {' or '.join(str([*codes.shape[:-1], -(-cols // BLOCK)]) for cols in kinds.values())}"
+        )
+    if element not in fitting:
+        return None
+    old = format == "ct_mxfp4" and str(parts.hints.config.get("version", "")).startswith(OLD_EXPONENTS)
+    doubts = (
+        "written by compressed-tensors 0.13, whose MXFP4 exponents are 2 too small: readers get a quarter of "
+        "each weight; quantize it again with a later version",
+    )
+    return _fit(format, parts, element, (*codes.shape[:-1], kinds[element]), doubts if old else ())
+
+
+def fit_gpt_oss(parts: Parts) -> Weight:
+    """The weight, [experts, out, in].
+
+    Raises:
+        Misfit: the shapes of blocks and scales do not belong together.
+    """
+    codes = parts.codes
+    if len(codes.shape) < 3 or codes.shape[-1] != BLOCK // 2 or parts["scale"].shape != codes.shape[:-1]:
+        raise Misfit(
+            f"its blocks {codes} should be (experts, rows, cols / 32, 16), "
+            f"and its scales {parts['scale']} the same without the last axis"
+        )
+    shape = (*codes.shape[:-2], codes.shape[-2] * BLOCK)
+    scales = BlockScales(parts["scale"], prod(shape[:-1]), codes.shape[-2], 1, tiled=False)
+    return _weight("gpt_oss_mxfp4", parts, "e2m1", unpadded(parts, shape, BLOCK), scales)
+
+
+def _fit(format: str, parts: Parts, element: Element, stored: tuple[int, ...], doubts: tuple[str, ...] = ()) -> Weight:
+    experts = stored[0] if len(stored) == 3 else 1
+    layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // BLOCK), experts)
+    if not layouts or layouts[0].tiled:
+        raise Misfit(
+            f"its scale {parts['scale']} does not fit {parts.codes}: expected an exponent for each 32 columns, "
+            f"{[*stored[:-1], -(-stored[-1] // BLOCK)]}"
+        )
+    return _weight(format, parts, element, unpadded(parts, stored, BLOCK), layouts[0], doubts)
+
+
+def _weight(
+    format: str,
+    parts: Parts,
+    element: Element,
+    padded: Padded,
+    scales: BlockScales,
+    doubts: tuple[str, ...] = (),
+) -> Weight:
+    return Weight(
+        parts.name,
+        format,
+        padded.shape,
+        parts.entries,
+        Microscaled(parts.codes, element, padded, scales, exponents).dequantize,
+        code_bits=CODE_BITS[element],
+        block_size=(1, BLOCK),
+        scale=parts["scale"],
+        evidence=(f"codes {parts.codes}, exponents {parts['scale']}",),
+        doubts=doubts,
+    )
+
+
+FORMATS = (
+    Format(
+        name="mxfp4",
+        summary="MXFP4: E2M1 codes, an E8M0 exponent for each 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
+        needs=MXFP4,
+        fit=fit_mxfp4,
+        specification=__doc__ or "",
+        usual_db=(17, 19),
+    ),
+    Format(
+        name="ct_mxfp4",
+        summary="compressed-tensors mxfp4-pack-quantized: the same",
+        needs=PACKED,
+        fit=partial(fit_packed, "ct_mxfp4", "e2m1"),
+        specification=__doc__ or "",
+        usual_db=(17, 19),
+    ),
+    Format(
+        name="ct_mxfp6",
+        summary="compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent for each 32 columns",
+        needs=PACKED,
+        fit=partial(fit_packed, "ct_mxfp6", "e2m3"),
+        specification=__doc__ or "",
+        usual_db=(27, 29),
+    ),
+    Format(
+        name="gpt_oss_mxfp4",
+        summary="gpt-oss: MXFP4 in blocks of 16 bytes, with their exponents",
+        needs=GPT_OSS,
+        fit=fit_gpt_oss,
+        specification=__doc__ or "",
+        usual_db=(17, 19),
+    ),
+)

@@ -1,0 +1,98 @@
+"""NVFP4 of stacked experts whose rows are inputs: two codes a byte lie below each other, 16 share a scale.
+
+    X                     u8         (experts, rows / 2, cols), the first row in the low bits
+    X_weight_scale        f8_e4m3    (experts, rows / 16, cols)
+    X_weight_scale_2      f32        one, or one an expert
+
+    scale = float32(weight_scale[e, r // 16, c]) * weight_scale_2                     rounded
+    weight[e, r, c] = e2m1(code[e, r, c]) * scale                                     rounded
+
+ModelOpt writes it for models that keep their experts as (experts, in, out), as Llama 4 and gpt-oss: it turns
+them, quantizes along the inputs and turns codes and scales back.
+
+Reference: NVIDIA/Model-Optimizer modelopt/torch/export/unified_export_hf.py and
+quant_utils.py maybe_transpose_expert_weight_dimensions.
+"""
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits, nvfp4
+from quanterr.formats.base import Format, Parts, Values, Weight
+from quanterr.formats.microscaled import of_rows
+from quanterr.formats.padded import unpadded
+from quanterr.tensors import Workspace
+
+BLOCK = 16
+
+
+def fit(parts: Parts) -> Weight | None:
+    """The weight, if its scales lie below each other.
+
+    Raises:
+        Misfit: its global scale is neither one nor one an expert; or what :func:`unpadded` says.
+    """
+    codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
+    if codes.dtype != "U8" or len(codes.shape) != 3 or parts.get("pre_quant_scale"):
+        return None
+    experts, pairs, cols = codes.shape
+    if pairs % (BLOCK // 2) or scale.shape != (experts, 2 * pairs // BLOCK, cols):
+        return None
+    if global_scale.n not in (1, experts):
+        raise Misfit(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
+    padded = unpadded(parts, (experts, 2 * pairs, cols), 1)
+    return Weight(
+        parts.name,
+        "nvfp4_experts",
+        padded.shape,
+        parts.entries,
+        partial(dequantize, parts, padded.rows, cols),
+        code_bits=4,
+        block_size=(BLOCK, 1),
+        evidence=(f"codes {codes}, scales {scale}: blocks of 16 rows",),
+    )
+
+
+def dequantize(parts: Parts, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """e2m1(code) · (scale · global scale), (r, c); experts have ``rows`` rows, a multiple of 16."""
+    top, bottom = chunk.row // 2, -(-chunk.stop_row // 2)
+    stored = workspace.read_bytes("codes", parts.codes, top * cols, (bottom - top, cols))
+    indices = workspace.buffer("indices", (bottom - top, 2, cols), torch.int32)
+    indices[:, 0].copy_(stored)
+    torch.bitwise_right_shift(indices[:, 0], 4, out=indices[:, 1])
+    indices[:, 0].bitwise_and_(15)
+    values = bits.look_up(indices.view(-1, cols), _table(workspace.device), workspace)
+    values = values[chunk.row % 2 : chunk.row % 2 + chunk.shape[0]]
+    first, last = chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)
+    scale = bits.e4m3_scales(workspace.read("scale", parts["scale"], first * cols, (last - first, cols)))
+    blocks = chunk._replace(row=first, stop_row=last)
+    scale.mul_(of_rows(parts["global_scale"], rows // BLOCK, blocks, workspace))
+    of_row = torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // BLOCK - first
+    of_element = workspace.buffer("of_element", (chunk.shape[0], cols), torch.float32)
+    values.mul_(torch.index_select(scale, 0, of_row, out=of_element))
+    if chunk.shape[1] == cols:
+        return Values(values)
+    cropped = workspace.buffer("cropped", chunk.shape, torch.float32)
+    return Values(cropped.copy_(values[:, chunk.col : chunk.stop_col]))
+
+
+@cache
+def _table(device: torch.device) -> Tensor:
+    """What a code stands for, (16, 1)."""
+    return torch.tensor(bits.E2M1, device=device).unsqueeze(1)
+
+
+FORMATS = (
+    Format(
+        name="nvfp4_experts",
+        summary="NVFP4 of stacked experts, (experts, in, out), with blocks of 16 inputs",
+        needs=nvfp4.NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(19, 21),
+    ),
+)

@@ -1,0 +1,165 @@
+"""optimum-quanto: codes with a scale a row, or packed codes with a scale and a shift for each group.
+
+    quanto_int8, quanto_float8
+    weight._data     i8, f8_e4m3, f8_e5m2    (rows, cols)
+    weight._scale    floating                (rows, 1), or one
+
+    weight[r, c] = float32(code[r, c]) * float32(scale[r])                            rounded
+
+    quanto_int4, quanto_int2
+    weight._data._data    u8          (groups / codes of a byte, rounded up, group): see planes.py, low bits first
+    weight._scale         floating    (groups, 1)
+    weight._shift         floating    (groups, 1)
+                          integer     (groups, 1), of very old files
+
+    weight[e] = scale[e // group] * code[e] - shift[e // group]                       rounded twice
+                (code[e] - shift[e // group]) * scale[e // group]                     where the shift is an integer
+
+A group is 128 columns, or fewer where that does not divide them, or a row. The shape of packed weights is
+not stored: the original tells it; without one (`inspect`) they are told as (groups, group).
+
+Reference: huggingface/optimum-quanto optimum/quanto/tensor/qbits.py, packed.py, grouped.py and
+nn/qmodule.py.
+"""
+
+from functools import partial
+from math import prod
+
+import torch
+
+from quanterr.chunks import Chunk, as_matrix
+from quanterr.errors import Misfit
+from quanterr.formats import bits
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.flat import Blocks
+from quanterr.formats.planes import Planes
+from quanterr.formats.scaled import Grid, fit_grid
+from quanterr.tensors import Workspace
+
+FLOATS = frozenset({"F32", "BF16", "F16"})
+INTEGERS = frozenset({"I8", "U8", "I16", "I32"})
+SCALE = Part(("{weight}._scale",), FLOATS)
+INT8 = {"codes": Part(("{weight}._data",), frozenset({"I8"})), "scale": SCALE}
+FLOAT8 = {"codes": Part(("{weight}._data",), frozenset({"F8_E4M3", "F8_E5M2"})), "scale": SCALE}
+PACKED = {
+    "codes": Part(("{weight}._data._data",), frozenset({"U8"})),
+    "scale": SCALE,
+    "shift": Part(("{weight}._shift",), FLOATS | INTEGERS),
+}
+
+
+def fit_bytes(format: str, parts: Parts) -> Weight:
+    """The weight of codes of a byte.
+
+    Raises:
+        Misfit: the scale is neither one nor one a row.
+    """
+    grid = fit_grid(parts["scale"], parts.codes.shape, [])
+    if grid.granularity == "block":
+        raise Misfit(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
+    return Weight(
+        parts.name,
+        format,
+        parts.codes.shape,
+        parts.entries,
+        partial(dequantize_bytes, parts, grid),
+        code_bits=8,
+        uniform_bits=8 if format == "quanto_int8" else None,
+        scale=parts["scale"],
+        evidence=(f"codes {parts.codes}, scale {parts['scale']}: {grid.reason}",),
+    )
+
+
+def dequantize_bytes(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · float32(scale), (r, c)."""
+    entry = parts.codes
+    stored = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
+    cast = {"I8": bits.int8, "F8_E4M3": bits.e4m3, "F8_E5M2": bits.e5m2}[entry.dtype]
+    return grid.multiply(cast(stored, workspace), chunk, workspace)
+
+
+def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
+    """The weight of packed codes, if they have that many bits.
+
+    Raises:
+        Misfit: the sizes do not belong together, or not to the original's shape.
+    """
+    codes, scale, shift = parts.codes, parts["scale"], parts["shift"]
+    if len(codes.shape) != 2 or scale.n != shift.n or not scale.n:
+        raise Misfit(f"{scale} and {shift} should have one number for each group of {codes}")
+    if codes.shape[0] not in (-(-scale.n // 2), -(-scale.n // 4)):
+        raise Misfit(f"{codes} should have a half or a quarter of {scale.n} rows, as many as {scale} has groups")
+    if codes.shape[0] != -(-scale.n * code_bits // 8):
+        return None
+    n, group = scale.n * codes.shape[1], codes.shape[1]
+    shape = parts.hints.shape or (scale.n, group)
+    if prod(shape) != n or as_matrix(shape)[1] % group:
+        raise Misfit(
+            f"{codes} and {scale} hold {n} elements in groups of {group}, "
+            f"but the shape should be {list(shape)}, as the original has it"
+        )
+    planes = Planes(codes, torch.uint8, code_bits, tuple(range(0, 8, code_bits)))
+    return Weight(
+        parts.name,
+        f"quanto_int{code_bits}",
+        shape,
+        parts.entries,
+        partial(dequantize_packed, parts, planes, as_matrix(shape)),
+        code_bits=code_bits,
+        uniform_bits=code_bits,
+        block_size=(1, group),
+        evidence=(f"{code_bits} bits in groups of {group}" + ("" if parts.hints.shape else ", shaped as groups"),),
+    )
+
+
+def dequantize_packed(
+    parts: Parts, planes: Planes, matrix: tuple[int, int], chunk: Chunk, workspace: Workspace
+) -> Values:
+    """scale · code - shift, (r, c)."""
+    groups = Blocks.of(chunk, matrix, parts.codes.shape[1])
+    values = planes.read(groups.begin, groups.end, workspace)
+    scale, shift = (
+        workspace.read(role, parts[role], groups.first, (groups.stop - groups.first, 1)) for role in ("scale", "shift")
+    )
+    by_group = values.view(-1, groups.size)
+    if parts["shift"].dtype in INTEGERS:
+        by_group.sub_(shift.float()).mul_(scale.float())
+    else:
+        by_group.mul_(scale.float()).sub_(shift.float())
+    return Values(groups.cut(values, chunk, matrix[1]))
+
+
+FORMATS = (
+    Format(
+        name="quanto_int8",
+        summary="optimum-quanto: INT8 codes, one scale a row",
+        needs=INT8,
+        fit=partial(fit_bytes, "quanto_int8"),
+        specification=__doc__ or "",
+        usual_db=(32, 41),
+    ),
+    Format(
+        name="quanto_float8",
+        summary="optimum-quanto: FP8 codes, one scale a row",
+        needs=FLOAT8,
+        fit=partial(fit_bytes, "quanto_float8"),
+        specification=__doc__ or "",
+        usual_db=(31, 33),
+    ),
+    Format(
+        name="quanto_int4",
+        summary="optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
+        needs=PACKED,
+        fit=partial(fit_packed, 4),
+        specification=__doc__ or "",
+        usual_db=(18, 20),
+    ),
+    Format(
+        name="quanto_int2",
+        summary="optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
+        needs=PACKED,
+        fit=partial(fit_packed, 2),
+        specification=__doc__ or "",
+        usual_db=(6, 8),
+    ),
+)

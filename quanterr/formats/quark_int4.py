@@ -1,0 +1,164 @@
+"""AMD Quark INT4: integers of 4 bits in words of 32, signed (int4) or not (uint4).
+
+    one scale a block     weight               i32               (cols, rows / 8), rows packed: transposed
+                          weight_scale         f32, bf16, f16    (blocks, rows)
+                          weight_zero_point    i32               (blocks, rows / 8), packed alike; optional
+    one scale a row       weight               i32               (rows, cols / 8), columns packed
+                          weight_scale         f32, bf16, f16    (rows,)
+                          weight_zero_point    i32               (rows / 8,), packed alike; optional
+
+    weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]
+                                                          one rounding; exact for 16-bit scales
+
+Packed interleaved (pack_method reorder) or dense (order): quanterr/formats/packed.py. The configuration says
+which, and the dtype; where it does not, codes are interleaved, and signed if there are no zero points.
+
+Reference: amd-quark 0.13, quark/torch/utils/pack.py Pack_4_bits, quark/torch/export/nn/modules/realquantizer.py.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.blocks import Blocks, fit_blocks
+from quanterr.formats.packed import Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.qweight import FLOATS, WORDS, turned_scale
+from quanterr.tensors import Workspace
+
+SIGNS = -0x77777778  # the highest bit of each of eight codes: without it a signed code is unsigned, less 8
+NEEDS = {
+    "codes": Part(("{weight}",), WORDS),
+    "scale": Part(("{weight}_scale",), FLOATS),
+    "zero_point": Part(("{weight}_zero_point",), WORDS, optional=True),
+}
+
+
+class Coding(NamedTuple):
+    """What the words of 8 codes mean."""
+
+    packing: Packing
+    signed: bool
+
+    def prepare(self, words: Tensor) -> Tensor:
+        """Words of unsigned codes, those of signed ones 8 more; in place."""
+        return words.bitwise_xor_(SIGNS) if self.signed else words
+
+    def __str__(self) -> str:
+        return f"{'signed' if self.signed else 'unsigned'} 4-bit codes, {self.packing.name}"
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight, as its scale and the configuration tell; what they leave open as further readings.
+
+    Raises:
+        Misfit: the shapes of codes, scales and zero points do not belong together.
+    """
+    codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
+    if len(codes.shape) != 2 or len(scale.shape) not in (1, 2):
+        raise Misfit(_unfitting(parts))
+    transposed = len(scale.shape) == 2
+    rows = scale.shape[-1]
+    n_blocks, cols = (scale.shape[0], codes.shape[0]) if transposed else (1, _cols(parts, codes.shape[1]))
+    packed_rows = -(-rows // 8)
+    expected = (cols, packed_rows) if transposed else (rows, -(-cols // 8))
+    zeros_shape = (n_blocks, packed_rows) if transposed else (packed_rows,)
+    if codes.shape != expected or (zero_point is not None and zero_point.shape != zeros_shape):
+        raise Misfit(_unfitting(parts))
+    said = _said(parts.hints.config)
+    size = said.get("group_size")
+    blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
+    dequantize = dequantize_blocks if transposed else dequantize_rows
+    readings = [
+        Weight(
+            parts.name,
+            "quark_int4",
+            (rows, cols),
+            parts.entries,
+            partial(dequantize, parts, blocks, coding),
+            block_size=blocks.edges,
+            code_bits=4,
+            uniform_bits=4,
+            scale=scale,
+            evidence=(f"{coding}, in {codes}, scale {scale}",),
+            doubts=blocks.doubts,
+        )
+        for coding in _codings(parts, said.get("dtype"))
+    ]
+    return readings[0].or_else(readings[1:])
+
+
+def _unfitting(parts: Parts) -> str:
+    beside = f" and {zero_point}" if (zero_point := parts.get("zero_point")) else ""
+    return (
+        f"{parts['scale']}{beside} fit {parts.codes} neither as one a block (codes (cols, rows / 8), scales (blocks, "
+        "rows)) nor as one a row (codes (rows, cols / 8), scales (rows,))"
+    )
+
+
+def _cols(parts: Parts, width: int) -> int:
+    """Columns of the original, if they need so many words; else those that the words hold."""
+    shape = parts.hints.shape
+    return shape[1] if shape and len(shape) == 2 and -(-shape[1] // 8) == width else 8 * width
+
+
+def _said(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the configuration says of the weights of all layers; nothing, where layers differ."""
+    everywhere = config.get("global_quant_config")
+    weight = everywhere.get("weight") if isinstance(everywhere, dict) else None
+    return weight if isinstance(weight, dict) and not config.get("layer_quant_config") else {}
+
+
+def _codings(parts: Parts, dtype: object) -> list[Coding]:
+    """What the configuration leaves possible, the likeliest first."""
+    export = parts.hints.config.get("export")
+    method = export.get("pack_method") if isinstance(export, dict) else None
+    packings = {"order": ["dense"], "reorder": ["interleaved"]}.get(str(method), ["interleaved", "dense"])
+    likely = parts.get("zero_point") is None
+    signs = {"int4": [True], "uint4": [False]}.get(str(dtype), [likely, not likely])
+    return [Coding(Packing(packing, 4), signed) for packing in packings for signed in signs]
+
+
+def dequantize_blocks(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - zero point) · scale, (r, c)."""
+    rows = chunk.row, chunk.stop_row
+    stored = workspace.whole("columns", parts.codes)[chunk.col : chunk.stop_col]
+    codes = unpack_turned(stored, coding.packing, rows, workspace, "values", coding.prepare)
+    zero_point: Tensor | float = 8.0 if coding.signed else 0.0
+    if entry := parts.get("zero_point"):
+        stored = workspace.whole("zeros", entry)
+        zero_point = unpack_turned(stored, coding.packing, rows, workspace, "zero_points", coding.prepare)
+    scale = turned_scale(parts["scale"], chunk, workspace)
+    return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
+
+
+def dequantize_rows(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - zero point) · scale, (r, c)."""
+    left, right = chunk.col // 8, -(-chunk.stop_col // 8)
+    first = chunk.row * parts.codes.shape[1] + left
+    words = coding.prepare(workspace.read("words", parts.codes, first, (chunk.shape[0], right - left)))
+    codes = unpack_columns(words, coding.packing, workspace)
+    codes = cropped(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
+    zero_point: Tensor | float = 8.0 if coding.signed else 0.0
+    if entry := parts.get("zero_point"):
+        words = coding.prepare(workspace.read("zero_words", entry, 0, (1, entry.n)))
+        found = unpack_columns(words, coding.packing, workspace, "zero_points")
+        zero_point = found[0, chunk.row : chunk.stop_row, None]
+    scale = workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)).float()
+    return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
+
+
+FORMATS = (
+    Format(
+        name="quark_int4",
+        summary="integers of 4 bits in words; a scale for each block of columns, transposed, or for each row",
+        needs=NEEDS,
+        fit=fit,
+        specification=__doc__ or "",
+        usual_db=(17, 22),
+    ),
+)

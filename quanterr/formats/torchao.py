@@ -1,0 +1,265 @@
+"""torchao: tensor subclasses taken apart, each described by JSON in the header.
+
+    X._weight_qdata, X._weight_scale, X._weight_zero_point …    the parts of X.weight
+    __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …}, …}
+
+    torchao_int8     Int8Tensor          qdata i8 (rows, cols), scale and zero_point for each block_size of
+    torchao_intx     IntxUnpackedTo-     columns, or for all
+                     Int8Tensor          weight = (code - zero_point) * scale         rounded
+    torchao_fp8      Float8Tensor        qdata f8_e4m3 or f8_e5m2 (rows, cols), scale of each block_size
+                                         weight = code * scale                        rounded
+    torchao_mx       MXTensor            qdata f8_e4m3, f8_e5m2 or two E2M1 codes a byte, scale f8_e8m0 for each
+                                         32 columns; weight = code * 2^(scale - 127)
+    torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes a byte, scale f8_e4m3 for each 16 columns,
+                                         per_tensor_scale f32, one or one an expert, or missing
+                                         weight = code * (scale * per_tensor_scale)   rounded twice
+    torchao_int4     Int4Tensor, Int4TilePackedTo4dTensor: quanterr/formats/torchao_int4.py
+
+Each may have experts in front. Where is_swizzled_scales is true the scales lie in the tiles of
+quanterr/formats/tiled.py, those of a stack of experts as one matrix. act_pre_scale (cols,) multiplies the
+layer's input, and so the columns of the weight: rounded. Scales of activations change no weight.
+
+Reference: pytorch/ao torchao/prototype/safetensors/safetensors_support.py; torchao/quantization/quantize_/
+workflows; torchao/prototype/mx_formats.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.chunks import Chunk
+from quanterr.errors import Misfit
+from quanterr.formats import bits, torchao_int4
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.microscaled import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents, times
+from quanterr.formats.padded import Padded, unpadded
+from quanterr.formats.scaled import Grid, fit_grid
+from quanterr.formats.tiled import TILE_COLS, TILE_ROWS, BlockScales
+from quanterr.formats.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
+from quanterr.tensors import Workspace
+from quanterr.text import display
+
+FLOATS = frozenset({"F32", "BF16", "F16"})
+INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
+
+
+def _field(name: str, dtypes: frozenset[str]) -> Part:
+    return Part((f"{{module}}._weight_{name}",), dtypes, optional=True)
+
+
+NEEDS = {
+    "codes": Part(("{module}._weight_qdata",), frozenset({"I8", "U8", "F4", "F8_E4M3", "F8_E5M2", "I32"})),
+    "scale": _field("scale", FLOATS | {"F8_E8M0", "F8_E4M3", "U8"}),
+    "zero_point": _field("zero_point", INTEGERS | FLOATS),
+    "scale_and_zero": _field("scale_and_zero", FLOATS),
+    "per_tensor_scale": _field("per_tensor_scale", FLOATS),
+    "act_pre_scale": _field("act_pre_scale", FLOATS),
+    "act_per_tensor_scale": _field("act_per_tensor_scale", FLOATS),
+    "act_quant_scale": _field("act_quant_scale", FLOATS),
+    "act_quant_zero_point": _field("act_quant_zero_point", INTEGERS | FLOATS),
+}
+ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point")  # change no weight
+
+
+def fit(format: str, parts: Parts) -> Weight | None:
+    """The weight, if the header says that it is of that format.
+
+    Raises:
+        Misfit: the header says nothing of it, or a type that is not read; its parts contradict what it says.
+    """
+    text = parts.hints.metadata.get(parts.name)
+    if text is None:
+        raise Misfit(
+            f"{parts.codes} is of torchao, but the header (__metadata__) does not describe {display(parts.name)}: "
+            "save the checkpoint again with its metadata"
+        )
+    kind, said = described(text)
+    if kind not in KINDS:
+        raise Misfit(f"the header says {display(kind)}, which is not read: {', '.join(KINDS)} are")
+    name, needed, optional, read = KINDS[kind]
+    if name != format:
+        return None
+    if missing := [role for role in needed if role not in parts.entries]:
+        raise Misfit(f"its {missing[0]} is missing, which a torchao {kind} needs")
+    used = {role: entry for role, entry in parts.entries.items() if role in ("codes", *needed, *optional, *ACTIVATIONS)}
+    return read(format, Parts(parts.name, used, parts.hints), said)
+
+
+def _fit_integers(format: str, parts: Parts, said: Described) -> Weight:
+    codes, scale = parts.codes, parts["scale"]
+    if codes.dtype != "I8" or len(codes.shape) not in (2, 3):
+        raise Misfit(f"codes of {format} are I8 (rows, cols), not {codes}")
+    *front, group = block_size(parts, said)
+    cols = codes.shape[-1]
+    one = (*front, group) == codes.shape
+    if cols % group or not (one or set(front) == {1}):
+        raise Misfit(f"the header says block_size {[*front, group]} of {codes}: neither groups of columns nor all")
+    number = 1 if one else codes.n // group
+    for part in (scale, parts.get("zero_point")):
+        if part and part.n != number:
+            raise Misfit(f"{part} should have {number} numbers: one for each {group} of the columns of {codes}")
+    if parts.get("zero_point") and parts["zero_point"].dtype in FLOATS:
+        raise Misfit(f"its zero point {parts['zero_point']} should be integers")
+    if scale.dtype not in FLOATS:
+        raise Misfit(f"its scale {scale} should be floating")
+    target = said.get("target_dtype")
+    named = str(target.get("_data")) if isinstance(target, dict) else "int8"
+    code_bits = int(named.removeprefix("int")) if named.removeprefix("int").isdigit() else 8
+    padded = unpadded(parts, codes.shape, group)
+    return Weight(
+        parts.name,
+        format,
+        codes.shape,
+        parts.entries,
+        Integers(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
+        code_bits=code_bits,
+        uniform_bits=code_bits,
+        block_size=(1, group) if number > prod(codes.shape[:-1]) else None,
+        scale=scale,
+        evidence=(f"the header: {named} codes, block_size {[*front, group]}",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """INT8 codes, with a scale and perhaps a zero point for each group of columns, or ``one`` for all."""
+
+    parts: Parts
+    padded: Padded
+    one: bool
+    counted: bool  # codes at the end of their range
+    pre_scale: Entry | None
+
+    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
+        """(code - zero_point) · scale, (r, c)."""
+        return self.padded.dequantize(chunk, workspace, self._block)
+
+    def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
+        first = chunk.row * self.padded.stored_cols + chunk.col
+        codes = bits.int8(workspace.read("codes", self.parts.codes, first, chunk.shape), workspace)
+        groups = codes.values.view(chunk.shape[0], -1, self.padded.step)
+        if "zero_point" in self.parts.entries:
+            groups.sub_(self._of_groups("zero_point", chunk, workspace))
+        groups.mul_(self._of_groups("scale", chunk, workspace))
+        values = pre_scaled(codes.values, self.pre_scale, chunk, workspace)
+        return Values(values, codes.at_end if self.counted else None)
+
+    def _of_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """The numbers of a chunk's groups, (r, groups, 1), or the one number, (1, 1, 1), as float32."""
+        if self.one:
+            return workspace.whole(role, self.parts[role]).view(1, 1, 1).float()
+        group = self.padded.step
+        across = self.padded.stored_cols // group
+        stored = workspace.read(role, self.parts[role], chunk.row * across, (chunk.shape[0], across))
+        return stored[:, chunk.col // group : chunk.stop_col // group].float().unsqueeze(2)
+
+
+def _fit_float8(format: str, parts: Parts, said: Described) -> Weight:
+    codes, scale = parts.codes, parts["scale"]
+    if codes.dtype not in ("F8_E4M3", "F8_E5M2") or scale.dtype not in FLOATS:
+        raise Misfit(f"codes of {format} are FP8 and its scale floating, not {codes} and {scale}")
+    *_, rows, cols = (1, *block_size(parts, said))
+    grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
+    return Weight(
+        parts.name,
+        format,
+        codes.shape,
+        parts.entries,
+        partial(_dequantize_float8, parts, grid),
+        code_bits=8,
+        block_size=grid.block if grid.granularity == "block" else None,
+        scale=scale,
+        evidence=(f"the header; scale {scale}: {grid.reason}",),
+        doubts=(grid.doubt,) if grid.doubt else (),
+    )
+
+
+def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+    """code · scale, (r, c)."""
+    stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
+    cast = bits.e4m3 if parts.codes.dtype == "F8_E4M3" else bits.e5m2
+    return grid.multiply(cast(stored, workspace), chunk, workspace)
+
+
+MX_ELEMENTS: dict[str, Element] = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn_x2": "e2m1"}
+
+
+def _fit_mx(format: str, parts: Parts, said: Described) -> Weight:
+    given = said.get("elem_dtype")
+    named = str(given.get("_data") if isinstance(given, dict) else given)
+    element, block = MX_ELEMENTS.get(named), said.get("block_size")
+    if element is None or not isinstance(block, int) or block < 1:
+        raise Misfit(f"the header says elements {display(named)} in blocks of {block}, which is not read")
+    return _microscaled(format, parts, said, element, block, exponents)
+
+
+def _fit_nvfp4(format: str, parts: Parts, said: Described) -> Weight:
+    codes, per_tensor = parts.codes, parts.get("per_tensor_scale")
+    experts = codes.shape[0] if len(codes.shape) == 3 else 1
+    if per_tensor and per_tensor.n not in (1, experts):
+        raise Misfit(f"{per_tensor} should be one number, or one for each of {experts} experts")
+    scale_of = times(per_tensor, codes.shape[-2]) if per_tensor else e4m3
+    return _microscaled(format, parts, said, "e2m1", 16, scale_of)
+
+
+def _microscaled(format: str, parts: Parts, said: Described, element: Element, block: int, scale_of: ScaleOf) -> Weight:
+    codes, scale = parts.codes, parts["scale"]
+    dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}[element]
+    kind = "F8_E8M0" if scale_of is exponents else "F8_E4M3"
+    if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
+        raise Misfit(f"codes of {format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}")
+    shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" else 1))
+    tiled = said.get("is_swizzled_scales") is True
+    rows, blocks = prod(shape[:-1]), shape[-1] // block
+    stored = -(-rows // TILE_ROWS) * TILE_ROWS * -(-blocks // TILE_COLS) * TILE_COLS if tiled else rows * blocks
+    if shape[-1] % block or scale.n != stored:
+        way = "in tiles" if tiled else "in rows"
+        raise Misfit(f"its scale {scale} should have {stored} numbers, {way}: one for each {block} columns of {codes}")
+    scales = BlockScales(scale, rows, blocks, 1, tiled)
+    return Weight(
+        parts.name,
+        format,
+        shape,
+        parts.entries,
+        Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of).dequantize,
+        code_bits=CODE_BITS[element],
+        block_size=(1, block),
+        evidence=(f"the header: {element} in blocks of {block}, scales in {'tiles' if tiled else 'rows'}",),
+    )
+
+
+Read = Callable[[str, Parts, Described], Weight]
+
+# _type: the row of FORMATS, the parts it needs besides the codes, those it may have, what reads it
+KINDS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...], Read]] = {
+    "Int8Tensor": ("torchao_int8", ("scale",), ("zero_point", "act_pre_scale"), _fit_integers),
+    "IntxUnpackedToInt8Tensor": ("torchao_intx", ("scale", "zero_point"), (), _fit_integers),
+    "Float8Tensor": ("torchao_fp8", ("scale",), (), _fit_float8),
+    "MXTensor": ("torchao_mx", ("scale",), (), _fit_mx),
+    "NVFP4Tensor": ("torchao_nvfp4", ("scale",), ("per_tensor_scale",), _fit_nvfp4),
+    "Int4Tensor": ("torchao_int4", ("scale", "zero_point"), ("act_pre_scale",), torchao_int4.fit_plain),
+    "Int4TilePackedTo4dTensor": ("torchao_int4", ("scale_and_zero",), ("act_pre_scale",), torchao_int4.fit_tiles),
+}
+
+FORMATS = tuple(
+    Format(
+        name=name,
+        summary=f"torchao: {summary}",
+        needs=NEEDS,
+        fit=partial(fit, name),
+        specification=__doc__ or "",
+        usual_db=usual_db,
+    )
+    for name, summary, usual_db in (
+        ("torchao_int8", "INT8 codes, a scale and a zero point for each group of columns", (32, 43)),
+        ("torchao_intx", "codes of 1 to 8 bits in bytes, a scale and a zero point for each group of columns", None),
+        ("torchao_fp8", "FP8 codes, a scale for each block", (31, 33)),
+        ("torchao_mx", "E4M3, E5M2 or E2M1 codes, an E8M0 exponent for each 32 columns", None),
+        ("torchao_nvfp4", "E2M1 codes, an E4M3 scale for each 16 columns, one float32 scale", (19, 21)),
+        ("torchao_int4", "4-bit codes, a scale and a shift for each group of columns", (18, 22)),
+    )
+)

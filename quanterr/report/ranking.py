@@ -1,0 +1,120 @@
+"""Several candidates for one original: data with a schema version, made from their reports."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
+
+SCHEMA = "quanterr.ranking"
+SCHEMA_VERSION = "1.0"
+
+
+@dataclass(slots=True)
+class WorstLayer:
+    """The layer with the lowest SNR of a candidate."""
+
+    layer_name: str
+    display_name: str
+    snr_db: FiniteFloat | None
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One candidate. What is null of a candidate that is not ranked would not belong beside the others."""
+
+    name: Annotated[str, Field(description="the end of its path that tells it from the others")]
+    path: str
+    verdict: Annotated[Literal["pass", "inconclusive"], Field(description="as compare's")]
+    reasons: list[str]
+    rank: Annotated[int | None, Field(description="1 has the least error; null: not ranked, as not_ranked says")]
+    not_ranked: str | None
+    on_front: Annotated[bool, Field(description="no other has as little error in as few bytes")]
+    behind: Annotated[str | None, Field(description="no larger, no more error, and less of one of them")]
+    bytes: Annotated[int | None, Field(description="of the tensors that all ranked candidates have")]
+    bits_per_weight: Annotated[FiniteFloat | None, Field(description="of the same [bit]")]
+    squared_error: Annotated[FiniteFloat | None, Field(description="Σe² over the layers, 0 for identical ones")]
+    snr_db: Annotated[FiniteFloat | None, Field(description="Σx² / Σe² over the layers; null without any error [dB]")]
+    best_layers: Annotated[int, Field(description="layers in which it has the least error")]
+    checkpoint_bytes: Annotated[int, Field(description="of all its tensors")]
+    overall_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: over its own layers that differ")]
+    worst_layer: WorstLayer | None
+    formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
+    findings: list[Finding]
+
+
+@dataclass(slots=True)
+class Choice:
+    """A layer as one candidate stores it."""
+
+    candidate: str
+    format: str
+    bytes: int
+    squared_error: FiniteFloat
+    snr_db: Annotated[FiniteFloat | None, Field(description="null: the same as the original")]
+
+
+@dataclass(slots=True)
+class RankedLayer:
+    """A layer that differs in at least one ranked candidate."""
+
+    layer_name: str
+    display_name: str
+    tensor_elements: int
+    best: Annotated[str, Field(description="the candidate with the least error, of equal ones the smallest")]
+    choices: list[Choice]
+
+
+@dataclass(slots=True)
+class Swap:
+    """A layer, stored as in another candidate. Less error is a negative change."""
+
+    layer_name: str
+    display_name: str
+    take_from: Annotated[str, Field(description="the other candidate")]
+    format: str
+    bytes_change: int
+    squared_error_change: FiniteFloat
+
+
+@dataclass(slots=True)
+class Swaps:
+    """The few layers of a candidate that would gain most for their bytes, and what comes of all of them."""
+
+    candidate: str
+    layers: list[Swap]
+    bytes_change: int
+    bytes: int
+    squared_error_change: FiniteFloat
+    snr_db: Annotated[FiniteFloat | None, Field(description="with all of them swapped; null without any error")]
+
+
+class Ranking(Model):
+    """Several candidates for one original, side by side.
+
+    Error is compared over the same layers for all: those that differ in at least one of the ranked
+    candidates. A candidate that is inconclusive is not ranked and changes nothing for the others.
+    """
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    schema_version: str = SCHEMA_VERSION
+    tool: Tool
+    verdict: Literal["pass", "inconclusive"] = Field(description="inconclusive if any candidate is not ranked")
+    reasons: list[str]
+    complete: bool = Field(description="false when the run was interrupted")
+    original: str = Field(description="path")
+    original_bytes: int
+    selection: Selection
+    tensors: int = Field(description="that all ranked candidates have")
+    elements: int = Field(description="of these")
+    candidates: list[Candidate] = Field(description="the least error first; at the end those that are not ranked")
+    front: list[str] = Field(description="candidates that no other beats in error and bytes, the smallest first")
+    swaps: list[Swaps] = Field(description="of candidates on the front")
+    layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
+    run: RunInfo
+
+    def to_json(self) -> str:
+        """Strict, ASCII JSON."""
+        fields = type(self).model_fields.items()
+        return dumps({info.alias or name: getattr(self, name) for name, info in fields}) + "\n"

@@ -1,0 +1,144 @@
+"""A ranking in the terminal: first who is not in it, then the candidates, where they differ, what could be swapped."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from quanterr.report.as_table import STYLES, Column, fitted
+from quanterr.report.ranking import Candidate, RankedLayer, Ranking, Swaps
+from quanterr.text import count, display, size
+
+COLUMNS = (
+    Column("rank", 0),
+    Column("front", 2, right=False),
+    Column("size", 3),
+    Column("bits/w", 4),
+    Column("SNR dB", 1),
+    Column("worst dB", 5),
+    Column("best in", 6),
+    Column("warnings", 7),
+    Column("worst layer", 8, right=False),
+)
+SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
+NONE = "-"
+
+
+def show(ranking: Ranking, to: Console, top: int = 10) -> None:
+    """Print it, with at most ``top`` layers."""
+    plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
+    to.print(_head(ranking), soft_wrap=not to.is_terminal)
+    for line in _excluded(ranking):
+        to.print(Text(line, style=STYLES["inconclusive"]), soft_wrap=not to.is_terminal)
+    to.print()
+    rows = [(candidate.name, _cells(candidate, len(ranking.layers))) for candidate in ranking.candidates]
+    to.print(fitted("Candidates, the least error first", "candidate", COLUMNS, rows, plain, to))
+    for candidate in ranking.candidates:
+        if candidate.behind:
+            line = f"{display(candidate.name)}: {display(candidate.behind)} is no larger and has no more error"
+            to.print(Text(line), soft_wrap=not to.is_terminal)
+    if top and ranking.layers:
+        to.print()
+        _show_layers(ranking, to, top, plain)
+    for swaps in ranking.swaps:
+        to.print()
+        _show_swaps(swaps, ranking, to, plain)
+    to.print()
+    to.print(Text(f"verdict: {ranking.verdict}", style=STYLES[ranking.verdict]))
+    for reason in ranking.reasons:
+        to.print(Text(f"  {display(reason, 2000)}"), soft_wrap=not to.is_terminal)
+
+
+def brief(ranking: Ranking) -> str:
+    """Who is not ranked, and the front on one line, for ``--quiet``."""
+    told = []
+    for name in ranking.front:
+        candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
+        told.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_db(candidate)} dB)")
+    front = f"on the front of size and error: {', '.join(told)}" if told else "no candidate can be ranked"
+    return "\n".join(f"quanterr: {line}" for line in (*_excluded(ranking), f"{ranking.verdict}: {front}"))
+
+
+def _excluded(ranking: Ranking) -> list[str]:
+    return [f"not ranked: {display(c.name)}: {display(c.not_ranked, 2000)}" for c in ranking.candidates if c.not_ranked]
+
+
+def _head(ranking: Ranking) -> Text:
+    ranks = [candidate for candidate in ranking.candidates if candidate.rank is not None]
+    parts = [
+        f"{display(ranking.original)}: {size(ranking.original_bytes)}",
+        f"{len(ranks):,} of {count(len(ranking.candidates), 'candidate')} ranked",
+        f"{count(ranking.tensors, 'tensor')} in all of these, {ranking.elements:,} elements",
+        f"{len(ranking.layers):,} differ in at least one",
+    ]
+    return Text("; ".join(parts))
+
+
+def _cells(candidate: Candidate, layers: int) -> list[str]:
+    warnings = sum(finding.severity != "info" for finding in candidate.findings)
+    worst = candidate.worst_layer
+    if candidate.rank is None:
+        why = "inconclusive" if candidate.verdict == "inconclusive" else "undefined"
+        return [why, NONE, size(candidate.checkpoint_bytes), *[NONE] * 4, f"{warnings:,}", NONE]
+    return [
+        str(candidate.rank),
+        "yes" if candidate.on_front else "no",
+        size(candidate.bytes or 0),
+        NONE if candidate.bits_per_weight is None else f"{candidate.bits_per_weight:.4g}",
+        _db(candidate),
+        NONE if worst is None else "undefined" if worst.snr_db is None else f"{worst.snr_db:.2f}",
+        f"{candidate.best_layers:,} of {layers:,}",
+        f"{warnings:,}",
+        worst.display_name if worst else NONE,
+    ]
+
+
+def _db(candidate: Candidate) -> str:
+    return "identical" if candidate.snr_db is None else f"{candidate.snr_db:.2f}"
+
+
+def _show_layers(ranking: Ranking, to: Console, top: int, plain: bool) -> None:
+    """Where the candidates are furthest apart."""
+    layers = sorted(ranking.layers, key=_spread, reverse=True)[:top]
+    names = [choice.candidate for choice in layers[0].choices]
+    columns = (Column("best", 0, right=False), *(Column(display(name), n) for n, name in enumerate(names, 1)))
+    rows = [(layer.layer_name, [display(layer.best), *_snrs(layer)]) for layer in layers]
+    title = f"SNR in dB where the choice matters most, {len(layers):,} of {count(len(ranking.layers), 'layer')}"
+    to.print(fitted(title, "layer", columns, rows, plain, to))
+
+
+def _spread(layer: RankedLayer) -> float:
+    errors = [choice.squared_error for choice in layer.choices]
+    return max(errors) - min(errors)
+
+
+def _snrs(layer: RankedLayer) -> Sequence[str]:
+    return ["identical" if choice.snr_db is None else f"{choice.snr_db:.2f}" for choice in layer.choices]
+
+
+def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool) -> None:
+    own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
+    error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
+    after = "identical" if swaps.snr_db is None else f"{swaps.snr_db:.2f} dB"
+    told = (
+        f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} of others: "
+        f"{_percent(swaps.bytes_change, own.bytes or 1)} bytes, {_percent(swaps.squared_error_change, error)} "
+        f"squared error, {_db(own)} -> {after}"
+    )
+    rows = [
+        (
+            swap.layer_name,
+            [
+                f"{display(swap.take_from)} ({swap.format})",
+                f"{swap.bytes_change:+,}",
+                _percent(swap.squared_error_change, error),
+            ],
+        )
+        for swap in swaps.layers
+    ]
+    to.print(Text(told, style="bold"), soft_wrap=not to.is_terminal)
+    to.print(fitted("", "layer", SWAP_COLUMNS, rows, plain, to))
+
+
+def _percent(change: float, whole: float) -> str:
+    return f"{100 * change / whole:+.3g} %"

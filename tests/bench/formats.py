@@ -1,0 +1,156 @@
+"""How many weights a second each format dequantizes: made-up codes, warm cache, one thread and all of them.
+
+python tests/bench/formats.py [--rows 4096] [--cols 4096] [--only nvfp4]
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.chunks import CPU_CHUNK, Cut
+from quanterr.formats import Weight
+from quanterr.running import usable_cores
+from quanterr.sides import Side
+from quanterr.tensors import Workspace
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from gguf_stored import Stored, write_gguf
+
+Tensors = dict[str, Tensor]
+FP8, E8M0 = torch.float8_e4m3fn, torch.uint8
+ROUNDS = 3
+
+
+def codes(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """Any bits."""
+    n_bytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.randint(0, 256, (n_bytes,), dtype=torch.uint8).view(dtype).view(shape)
+
+
+def fp8(*shape: int) -> Tensor:
+    """Finite codes."""
+    return torch.randint(0, 0x7F, shape, dtype=torch.uint8).view(FP8)
+
+
+def scales(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (0.001 + 0.01 * torch.rand(shape)).to(dtype)
+
+
+def exponents(*shape: int) -> Tensor:
+    return torch.randint(110, 125, shape, dtype=torch.uint8)
+
+
+def label(**fields: object) -> Tensor:
+    return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
+
+
+def made(m: int, k: int) -> Iterator[Tensors]:
+    """What is stored of a weight X.weight of m × k; the format's name is told from it."""
+    half = {"dtype": torch.float16}
+    yield {"X.weight": scales(m, k, dtype=torch.bfloat16)}
+    yield {"X.weight": fp8(m, k), "X.weight_scale": scales()}
+    yield {"X.weight": fp8(m, k), "X.weight_scale": scales(m, 1)}
+    yield {"X.weight": fp8(m, k), "X.weight_scale_inv": scales(m // 128, k // 128)}
+    yield {"X.weight": codes(m, k, dtype=torch.int8), "X.weight_scale": scales()}
+    yield {"X.weight": codes(m, k, dtype=torch.int8), "X.weight_scale": scales(m, 1)}
+    yield {"X.weight": codes(m, k, dtype=torch.int8), "X.weight_scale": scales(m // 128, k // 128)}
+    rotated = label(format="int8_tensorwise", convrot=True, convrot_groupsize=256)
+    yield {"X.weight": codes(m, k, dtype=torch.int8), "X.weight_scale": scales(m, 1), "X.comfy_quant": rotated}
+    yield {"X.weight": fp8(m, k), "X.weight_scale": exponents(m, k // 32), "X.comfy_quant": label(format="mxfp8")}
+    fp4 = {"X.weight": codes(m, k // 2), "X.weight_scale": fp8(m, k // 16), "X.weight_scale_2": scales()}
+    yield fp4 | {"X.comfy_quant": label(format="nvfp4")}
+    w4a4 = {"X.weight": codes(m, k // 2, dtype=torch.int8), "X.weight_scale": scales(m)}
+    yield w4a4 | {"X.comfy_quant": label(format="convrot_w4a4", convrot_groupsize=256)}
+    w4a8 = {"X.weight": codes(m, k // 2, dtype=torch.int8), "X.weight_s_rel": fp8(m, k // 16)}
+    w4a8 |= {"X.weight_s_channel": scales(m)}
+    yield w4a8 | {"X.comfy_quant": label(format="asym_w4a8_int8", group_size=16, convrot_groupsize=256)}
+    svd = {"X.weight": codes(m, k // 2, dtype=torch.int8), "X.weight_scale": scales(k // 64, m, dtype=torch.bfloat16)}
+    svd |= {
+        "X.weight_smooth_factor": 1 + scales(k),
+        "X.weight_proj_down": scales(k, 32),
+        "X.weight_proj_up": scales(m, 32),
+    }
+    yield svd | {"X.comfy_quant": label(format="svdquant_w4a4")}
+    yield {"X.weight_packed": codes(m, k // 2), "X.weight_scale": exponents(m, k // 32)}
+    gptq = {"X.qweight": codes(k // 8, m, dtype=torch.int32), "X.scales": scales(k // 128, m, **half)}
+    yield gptq | {"X.qzeros": torch.full((k // 128, m // 8), 0x77777777, dtype=torch.int32)}
+    awq = {"X.qweight": codes(k, m // 8, dtype=torch.int32), "X.scales": scales(k // 128, m, **half)}
+    yield awq | {"X.qzeros": codes(k // 128, m // 8, dtype=torch.int32)}
+    ct = {"X.weight_packed": codes(m, k // 8, dtype=torch.int32), "X.weight_scale": scales(m, k // 128, **half)}
+    yield ct | {"X.weight_shape": torch.tensor([m, k])}
+    mlx = {"X.weight": codes(m, k // 8, dtype=torch.uint32), "X.scales": scales(m, k // 64, **half)}
+    yield mlx | {"X.biases": scales(m, k // 64, **half)}
+    state = label(quant_type="nf4", blocksize=64, dtype="bfloat16", shape=[m, k])
+    bnb = {"X.weight": codes(m * k // 2, 1), "X.weight.absmax": scales(m * k // 64)}
+    bnb |= {"X.weight.quant_map": torch.linspace(-1, 1, 16), "X.weight.quant_state.bitsandbytes__nf4": state}
+    yield bnb
+
+
+def in_gguf(m: int, k: int) -> Iterator[Stored]:
+    for name, (n, n_bytes) in BLOCKS.items():
+        yield Stored("X.weight", name, (m, k), bytes(m * k // n * n_bytes))
+
+
+def seconds(weight: Weight, threads: int) -> float:
+    """To dequantize it once on each of so many threads, the best of a few rounds."""
+    chunks = list(Cut(*weight.matrix, CPU_CHUNK))
+
+    def work() -> None:
+        workspace = Workspace(torch.device("cpu"))
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            for chunk in chunks:
+                weight.dequantize(chunk, workspace)
+
+    taken = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def show(path: Path, shape: tuple[int, int], only: str) -> None:
+    with open_checkpoint(path) as checkpoint:
+        side = Side("bench", checkpoint)
+        side.attach_siblings()
+        weight = side.recognized("X.weight", shape)
+        if only in weight.format:
+            n, cores = shape[0] * shape[1], usable_cores()
+            rates = [threads * n / seconds(weight, threads) / 1e9 for threads in (1, cores)]
+            print(f"{weight.format:20} {rates[0]:6.2f} {rates[1]:6.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--cols", type=int, default=4096)
+    parser.add_argument("--only", default="", help="a part of a format's name")
+    options = parser.parse_args()
+    shape = options.rows, options.cols
+    print(f"G weights/s of {shape[0]} x {shape[1]}: one thread, {usable_cores()} threads")
+    with tempfile.TemporaryDirectory() as folder:
+        for tensors in made(*shape):
+            save_file(tensors, Path(folder) / "x.safetensors")
+            show(Path(folder) / "x.safetensors", shape, options.only)
+        for stored in in_gguf(*shape):
+            show(write_gguf(Path(folder) / "x.gguf", [stored]), shape, options.only)
+
+
+if __name__ == "__main__":
+    main()

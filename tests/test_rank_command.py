@@ -1,0 +1,211 @@
+"""The rank command as its users call it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+import torch
+from making import numbers, quantized_fp8, quantized_int8, store
+from test_cli import PLAIN, call
+
+from quanterr.errors import Status
+
+NAME = "model.layers.{}.mlp.up_proj.weight"
+
+
+def original():
+    return {NAME.format(n): numbers(32, 64, seed=n) for n in range(3)}
+
+
+def stored_by(recipe):
+    found = {}
+    for name, weight in original().items():
+        found[name], found[f"{name}_scale"] = recipe(weight)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An original, an FP8 and an INT8 candidate, and one that lacks a layer."""
+    path = tmp_path_factory.mktemp("rank")
+    store(path / "x.safetensors", original())
+    store(path / "fp8.safetensors", stored_by(quantized_fp8))
+    store(path / "int8.safetensors", stored_by(quantized_int8))
+    less = stored_by(quantized_fp8)
+    del less[NAME.format(1)], less[NAME.format(1) + "_scale"]
+    store(path / "less.safetensors", less)
+    return path
+
+
+def rank(folder, *words, **more):
+    """Run it on files of the folder, by their stems, and with other words as they are."""
+    words = [f"{word}.safetensors" if word in ("fp8", "int8", "less", "no-such") else word for word in words]
+    return call("rank", "x.safetensors", *words, cwd=folder, **more)
+
+
+@pytest.fixture(scope="module")
+def table(folder):
+    return rank(folder, "fp8", "less", "int8")
+
+
+class TestTable:
+    def test_names_first_who_is_not_ranked(self, table):
+        lines = table.stdout.splitlines()
+
+        assert Status.INCONCLUSIVE == table.returncode
+        assert "2 of 3 candidates ranked" in lines[0]
+        assert lines[1].startswith("not ranked: less: inconclusive; 1 tensor only in the original: ")
+
+    def test_ranks_the_others_and_gives_no_numbers_of_that_one(self, table):
+        rows = [line.split("|") for line in table.stdout.splitlines() if line.startswith("|")]
+        cells = {row[1].strip(): [cell.strip() for cell in row[2:]] for row in rows[:4]}
+
+        assert ["candidate", "int8", "fp8", "less"] == list(cells)
+        assert ["1", "2", "inconclusive"] == [cells[name][0] for name in ("int8", "fp8", "less")]
+        assert "-" == cells["less"][cells["candidate"].index("SNR dB")]
+
+    def test_ends_with_the_verdict(self, table):
+        assert "verdict: inconclusive" == table.stdout.splitlines()[-2]
+
+    def test_of_a_pipe_is_ascii(self, table):
+        assert table.stdout.isascii()
+        assert "" == table.stderr
+
+    @pytest.mark.parametrize("columns", ["60", "80"])
+    def test_is_as_narrow_as_it_has_to_be_and_cuts_nothing_short(self, folder, tmp_path, columns):
+        name = "a-candidate-with-a-rather-long-name-for-such-a-terminal"
+        store(tmp_path / f"{name}.safetensors", stored_by(quantized_fp8))
+        out = rank(folder, tmp_path / f"{name}.safetensors", "int8", env={"COLUMNS": columns}).stdout
+        tables = [line for line in out.splitlines() if line.startswith(("|", "+"))]
+
+        assert "…" not in out
+        assert max(map(len, tables)) <= int(columns)
+        assert "SNR dB" in out
+
+    def test_of_a_terminal_is_drawn(self, folder):
+        leader, follower = pty.openpty()
+        command = [sys.executable, "-m", "quanterr", "rank", "x.safetensors", "fp8.safetensors", "int8.safetensors"]
+        process = subprocess.Popen(
+            command, stdout=follower, stderr=follower, cwd=folder, env=PLAIN | {"TERM": "xterm", "COLUMNS": "100"}
+        )
+        os.close(follower)
+        out = b""
+        try:
+            while piece := os.read(leader, 65536):
+                out += piece
+        except OSError:  # the other end is closed
+            pass
+
+        assert 0 == process.wait()
+        assert "─" in out.decode()
+
+    def test_shows_as_many_layers_as_asked_for(self, folder):
+        assert "2 of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
+        assert "of 3 layers" not in rank(folder, "fp8", "int8", "--top-layers", "0").stdout
+
+    def test_of_hostile_names_shows_nothing_of_them(self, tmp_path):
+        weight = {"a\x1b[31m\u202e.weight": numbers(8, 64)}
+        x = store(tmp_path / "x.safetensors", weight)
+        paths = [tmp_path / f"{n}\x1b[31m[bold]\n.safetensors" for n in range(2)]
+        for n, path in enumerate(paths):
+            store(path, {name: tensor * (1.01 + n) for name, tensor in weight.items()})
+        done = call("rank", x, *paths, "--allow-partial")
+        quiet = call("rank", x, *paths, "-q", "--allow-partial")
+
+        assert "\x1b" not in done.stdout + done.stderr + quiet.stderr
+        assert "\u202e" not in done.stdout
+        assert "0\\x1b[31m[bold]\\x0a" in done.stdout
+        assert "0\\x1b[31m[bold]\\x0a" in quiet.stderr
+
+
+class TestOutputs:
+    def test_json_is_all_that_stdout_gets(self, folder):
+        done = rank(folder, "fp8", "int8", "--json")
+        document = json.loads(done.stdout, parse_constant=pytest.fail)
+
+        assert Status.OK == done.returncode
+        assert ["int8", "fp8"] == [candidate["name"] for candidate in document["candidates"]]
+        assert ["int8"] == document["front"]  # both have the same size
+        assert "quanterr.ranking" == document["schema"]
+        assert "" == done.stderr
+
+    def test_a_dash_is_json_on_stdout_and_the_table_goes_to_stderr(self, folder):
+        done = rank(folder, "fp8", "int8", "-o", "-")
+
+        assert "pass" == json.loads(done.stdout)["verdict"]
+        assert "verdict: pass" in done.stderr
+
+    def test_json_asked_for_twice_is_one_document(self, folder):
+        assert "pass" == json.loads(rank(folder, "fp8", "int8", "--json", "-o", "-").stdout)["verdict"]
+
+    def test_a_file_is_written_and_may_be_written_again(self, folder):
+        for _ in range(2):
+            assert Status.OK == rank(folder, "fp8", "int8", "-q", "-o", folder / "ranking.json").returncode
+
+        assert 3 == len(json.loads((folder / "ranking.json").read_text())["layers"])
+
+    def test_quiet_says_the_result_on_stderr_alone(self, folder):
+        done = rank(folder, "less", "fp8", "int8", "-q")
+        first, last = done.stderr.splitlines()
+
+        assert "" == done.stdout
+        assert first.startswith("quanterr: not ranked: less: inconclusive; ")
+        assert last.startswith("quanterr: inconclusive: on the front of size and error: ")
+
+    def test_an_earlier_ranking_in_the_folder_of_a_candidate_is_overwritten(self, folder, tmp_path):
+        recipe = store(tmp_path / "recipe", stored_by(quantized_int8), config={})
+        for _ in range(2):
+            assert Status.OK == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
+        (recipe / "ranking.json").write_text("{}")
+
+        assert Status.USAGE == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
+
+    def test_a_candidate_is_never_overwritten(self, folder):
+        done = rank(folder, "fp8", "int8", "-o", folder / "int8.safetensors")
+
+        assert Status.USAGE == done.returncode
+
+
+class TestStatus:
+    def test_is_0_where_all_are_compared_and_where_partial_ones_are_allowed(self, folder):
+        assert Status.OK == rank(folder, "fp8", "int8", "-q").returncode
+        assert Status.OK == rank(folder, "fp8", "less", "-q", "--allow-partial").returncode
+        assert Status.INCONCLUSIVE == rank(folder, "fp8", "less", "-q").returncode
+
+    def test_a_partial_candidate_that_is_allowed_is_still_not_ranked(self, folder):
+        document = json.loads(rank(folder, "fp8", "less", "--json", "--allow-partial").stdout)
+
+        assert ["fp8"] == [c["name"] for c in document["candidates"] if c["rank"]]
+        assert "inconclusive" == document["verdict"]
+
+    def test_nan_is_4(self, folder, tmp_path):
+        spoilt = stored_by(quantized_fp8)
+        spoilt[NAME.format(0)].view(torch.uint8)[0, 0] = 0x7F
+        done = rank(folder, "fp8", store(tmp_path / "nan.safetensors", spoilt))
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert "not ranked: nan: inconclusive; " in done.stdout
+
+    @pytest.mark.parametrize(
+        "words", [("fp8",), ("fp8", "fp8"), ("fp8", "int8", "-l", "atn"), ("fp8", "int8", "-o", "/tmp/r.md"), ()]
+    )
+    def test_wrong_usage_is_2(self, folder, words):
+        assert Status.USAGE == rank(folder, *words).returncode
+
+    def test_an_unreadable_candidate_is_3_and_is_named(self, folder):
+        done = rank(folder, "fp8", "no-such")
+
+        assert Status.UNREADABLE == done.returncode
+        assert "no-such.safetensors" in done.stderr
+
+    def test_a_selection_is_of_all_candidates(self, folder):
+        document = json.loads(rank(folder, "fp8", "less", "-l", "!layers.1", "--json").stdout)
+
+        assert ("pass", 2, ["!layers.1"]) == (
+            document["verdict"],
+            len(document["layers"]),
+            document["selection"]["patterns"],
+        )
