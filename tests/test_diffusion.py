@@ -122,9 +122,9 @@ REFUSED = {
         "the label's orig_shape is [4, 48], the original's shape [4, 64]",
     ),
     "convrot_w4a4, an unused part": (
-        w4a4(**{"a.weight_zero_point": torch.ones(4)}),
+        w4a4(**{"a.weight_offset": torch.ones(4)}),
         (4, 64),
-        "unused: a.weight_zero_point",
+        "unused: a.weight_offset",
     ),
     "convrot_w4a4 for another number of columns": (w4a4(), (4, 32), "shape [4, 32] in the original, [4, 64] (I8)"),
     "asym_w4a8_int8 without its groups' scales": (

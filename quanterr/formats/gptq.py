@@ -132,7 +132,7 @@ def fit(name: str, parts: Parts) -> Weight | None:
 
 
 def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:
-    if not len(codes.shape) == len(scale.shape) == len(zero_point.shape) == 2:
+    if not len(codes.shape) == len(scale.shape) == len(zero_point.shape) == 2 or not codes.n * zero_point.n:
         return False
     return (
         codes.shape[1] == scale.shape[1] and scale.shape[0] == zero_point.shape[0] and codes.dtype == zero_point.dtype
