@@ -129,9 +129,11 @@ class Worker:
             y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized[place])
             if at_end is not None:
                 saturated.append(at_end)
-            if len(chunks) == 1 and chunk.n <= MOST_KEPT:
+            if chunk.n == pair.original.n <= MOST_KEPT:
                 keys = f"kept_x{place}", f"kept_y{place}"
-                buffers = (self._kernel.buffer(key, chunk.shape, v.dtype) for key, v in zip(keys, (x, y), strict=True))
+                buffers = (
+                    self._kernel.buffer(key, tuple(v.shape), v.dtype) for key, v in zip(keys, (x, y), strict=True)
+                )
                 self._kept[place] = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
             return x, y, zeros
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from making import compared, numbers
 from stored import write
 
 import quanterr
@@ -183,3 +184,15 @@ class TestDevices:
             assert x.max_absolute_error == y.max_absolute_error
             assert x.absolute_error_percentiles == y.absolute_error_percentiles
             assert x.worst_element == y.worst_element
+
+
+@pytest.mark.parametrize("rows", [9, 17, 65])
+def test_the_worst_element_is_found_where_the_last_chunk_of_a_weight_is_small(tmp_path, rows):
+    cols = 1 << 16  # eight rows a chunk, eight chunks at once: the last of them has one row
+    x = numbers(rows, cols).float()
+    y = x + 0.001
+    y[3, 77] = 9.0
+    report = compared(tmp_path, {"a.weight": x}, {"a.weight": y})
+
+    assert [3, 77] == report.layers[0].worst_element.index
+    assert 9.0 == report.layers[0].worst_element.y
