@@ -5,7 +5,7 @@
                                  JSON: {"layers": {X: the same}}; X with or without the file's prefix
     scaled_fp8, prefix.scaled_fp8
                                  marker of the old scaled fp8 files; its contents are never read
-    config.json, quantization_config
+    config.json, quantization_config, quip_params
                                  weight_block_size, config_groups[*].weights.block_structure
 
 Reference: comfyanonymous/ComfyUI, comfy/utils.py convert_old_quants and comfy/ops.py
@@ -172,14 +172,15 @@ def _stored_module(layer: str, entries: dict[str, Entry]) -> str | None:
 
 def _quantization_config(config: dict[str, Any]) -> dict[str, Any]:
     main = _object(config.get("config.json"))
+    quip = _object(main.get("quip_params"))  # where QuIP# has its settings
     for place in (main, _object(main.get("text_config")), _object(main.get("llm_config"))):
         for key in ("quantization_config", "compression_config", "quantization"):
             if found := _object(place.get(key)):
-                return found
+                return quip | found
     if found := _object(_object(config.get("hf_quant_config.json")).get("quantization")):
         return found
     names = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-    return next((found for name in names if (found := _object(config.get(name)))), {})
+    return next((found for name in names if (found := _object(config.get(name)))), quip)
 
 
 def _config_block(config: dict[str, Any]) -> tuple[int, int] | None:

@@ -428,6 +428,20 @@ class TestConfiguration:
         assert len(weight.doubts) == doubts
         assert same_bits(values, read)
 
+    @pytest.mark.parametrize("said", [{"quip_params": {}}, {"quip_params": {}, "quantization_config": {"bits": 4}}])
+    def test_of_quip_sharp_may_say_what_divides_residuals(self, tmp_path, said):
+        stored, values = golden("quip_sharp/handmade_rvq4")
+        original = store(tmp_path / "original.safetensors", {"a.weight": values})
+        read = {}
+        for number in (3.45, 1, 2.0, 1e9, -1):
+            config = {**said, "quip_params": {"resid_scale_override": number}}
+            with planned(original, store(tmp_path / str(number), stored, config=config)) as plan:
+                read[number] = dequantized(plan.pairs[0].quantized)
+
+        assert same_bits(read[-1], read[3.45])
+        assert torch.allclose(read[2.0], (read[1] + read[1e9]) / 2, rtol=0, atol=1e-5)
+        assert not torch.allclose(read[1], read[2.0], rtol=0, atol=1e-2)
+
     @pytest.mark.parametrize("place", ["config_for_layers", "shared_layer_config"])
     def test_of_vptq_tells_the_length_of_vectors_where_two_fit(self, tmp_path, place):
         generator = torch.Generator().manual_seed(0)

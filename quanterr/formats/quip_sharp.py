@@ -7,7 +7,8 @@
     codebook_id    i64, i32          one: 7 E8P12, 2 bits; 17 E8P12RVQ4B, 4 bits; 18 E8P12RVQ3B, 3 bits
     scaleWH        f32, f16          (cols,); optional
 
-    vectors    E8P12: e8p(code); in 4 bits + e8p(second code) / 3.45; in 3 bits + e81b(second code) / 2.04
+    vectors    E8P12: e8p(code); in 4 bits + e8p(second code) / 3.45; in 3 bits + e81b(second code) / 2.04;
+               quip_params of config.json may say another divisor (resid_scale_override)
     weight     diag(SV · Wscale) · H(rows) · vectors · H(cols)ᵀ · diag(SU / scaleWH)    H / sqrt(n): hadamard.py
 
 E8P codes, four a word, lie as (rows / 16, cols / 64, 8, 4): word (i, j, k, l) holds those of the rows
@@ -79,7 +80,8 @@ class Layer(NamedTuple):
 
     rows: int
     cols: int
-    codebook: Codebook
+    bits: int
+    residual: float
 
 
 def fit(parts: Parts) -> Weight:
@@ -106,12 +108,14 @@ def fit(parts: Parts) -> Weight:
         raise Misfit(f"its global scale {parts['global_scale']} should be one")
     if (rescaled := parts.get("rescaled")) and rescaled.n != cols:
         raise Misfit(f"{rescaled} should have one for each of {cols} columns")
+    told = parts.hints.config.get("resid_scale_override")
+    residual = float(told) if isinstance(told, int | float) and told > 0 else codebook.residual
     return Weight(
         parts.name,
         "quip_sharp",
         (rows, cols),
         parts.entries,
-        partial(dequantize, parts, Layer(rows, cols, codebook)),
+        partial(dequantize, parts, Layer(rows, cols, codebook.bits, residual)),
         code_bits=codebook.bits,
         evidence=(f"QuIP#, codebook {codebook.name}",),
         doubts=check_told(parts, "quip_sharp", "quip#", "quip"),
@@ -137,21 +141,17 @@ def _half_rotated(parts: Parts, layer: Layer, workspace: Workspace) -> Tensor:
     """H(rows) · vectors, not yet divided by sqrt(rows), (rows, cols) float32."""
     half = torch.empty(layer.rows, layer.cols, device=workspace.device)
     stored = workspace.whole("codes", parts["codes"])
-    first = layer.cols // 32  # words a row that hold E8P codes
-    main = stored[:, :first].contiguous().view(layer.rows // 16, -1, 8, 4)
-    rest = stored[:, first:].contiguous()
+    first, shape = layer.cols // 32, (layer.rows // 16, -1, 8, 4)  # words a row of E8P codes, and how they lie
+    main, rest = stored[:, :first].contiguous().view(shape), stored[:, first:]
+    rest = rest.contiguous().view(shape) if layer.bits == 4 else rest
     step = max(AT_ONCE // (64 * layer.rows), 1)  # of 64 columns
     for left in range(0, layer.cols // 64, step):
         right = min(left + step, layer.cols // 64)
         wide = _e8p(main[:, left:right], "wide", workspace)
-        if layer.codebook.bits > 2:
-            byte_codes = layer.codebook.bits == 3
-            residual = (
-                _e81b(rest[:, left:right], workspace)
-                if byte_codes
-                else _e8p(rest.view(main.shape)[:, left:right], "residual", workspace)
-            )
-            wide.add_(residual.div_(layer.codebook.residual))
+        if layer.bits > 2:
+            words = rest[:, left:right]
+            residual = _e8p(words, "residual", workspace) if layer.bits == 4 else _e81b(words, workspace)
+            wide.add_(residual.div_(layer.residual))
         other = workspace.buffer("other", tuple(wide.shape), torch.float64)
         wide, _ = hadamard.multiply(wide, other, layer.rows, wide.shape[1])
         half[:, 64 * left : 64 * right] = wide
