@@ -306,7 +306,7 @@ REFUSED = {
     "bnb in old tiles": (
         {"a.weight": INT8, "a.SCB": torch.ones(4), "a.weight_format": ONE},
         None,
-        "a.weight_format (U8 []) is 1: tiles for old GPUs",
+        "its weight_format is not 0 (row major)",
     ),
     "bnb int8 with a scale for each column": (
         {"a.weight": INT8, "a.SCB": torch.ones(64)},
