@@ -53,6 +53,7 @@ def _inspected(checkpoint: Checkpoint) -> Inspection:
         files=[StoredFile(name=file.path.name, bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
+        architecture=_architecture(checkpoint),
         quant_method=side.labels.method,
         total=_tally(weights),
         formats=_tallies(formats),
@@ -60,6 +61,14 @@ def _inspected(checkpoint: Checkpoint) -> Inspection:
         findings=[*_of_layers(weights, doubts), *_on_the_whole(side, weights)],
         weights=weights,
     )
+
+
+def _architecture(checkpoint: Checkpoint) -> str | None:
+    if checkpoint.gguf:
+        return checkpoint.gguf.architecture
+    config = checkpoint.config.get("config.json")
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
 def _recognized(side: Side, name: str) -> tuple[Weight | None, str | None]:

@@ -80,10 +80,10 @@ class TestInspection:
         assert "gone" in found["label_without_layer"]
 
     def test_configuration_without_codes_is_odd(self, tmp_path):
-        config = {"quantization_config": {"quant_method": "fp8"}}
+        config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
         found = quanterr.inspect(store(tmp_path / "m", {"a.weight": X}, config=config))
 
-        assert "fp8" == found.quant_method
+        assert ("fp8", "LlamaForCausalLM") == (found.quant_method, found.architecture)
         assert "no weight is stored quantized" in findings(found)["config_without_codes"]
 
     def test_of_a_damaged_file_is_an_error(self, tmp_path):

@@ -55,6 +55,7 @@ class Inspection(Model):
     files: list[StoredFile]
     tensors: int
     bytes: int
+    architecture: str | None = Field(description="of the model, as a GGUF file or config.json says")
     quant_method: str | None = Field(description="as config.json or its like says")
     total: Tally
     formats: dict[str, Tally] = Field(description="the largest first; `unread` is what no format claims")

@@ -56,6 +56,8 @@ def _head(inspection: Inspection) -> Text:
     ]
     if total.bits_per_weight is not None:
         parts.append(f"{total.bits_per_weight:.4g} bits per weight")
+    if inspection.architecture:
+        parts.append(display(inspection.architecture))
     if inspection.quant_method:
         parts.append(f"config says {display(inspection.quant_method)}")
     return Text("; ".join(parts))
