@@ -181,7 +181,7 @@ class TestCommand:
 
         assert (Status.OK, "") == (done.returncode, done.stderr)
         assert "1 layer worse:" in done.stdout
-        assert "## [error]new" in done.stdout
+        assert "\\x23#[error]new" in done.stdout
         assert "##[" not in done.stdout
 
     def test_writes_all_of_it_as_json(self, reports):
