@@ -98,8 +98,9 @@ def presets() -> str:
 
 
 def formats() -> str:
-    """One row for each row of FORMATS."""
+    """One row for each row of FORMATS, and the names of REFUSALS."""
     from quanterr.formats import FORMATS
+    from quanterr.formats.refused import REFUSALS
 
     rows = ["| format | what it is | codes | scale | usual SNR |", "|---|---|---|---|---|"]
     for row in FORMATS:
@@ -110,7 +111,8 @@ def formats() -> str:
         usual = f"{row.usual_db[0]}–{row.usual_db[1]} dB" if row.usual_db else ""
         codes = ", ".join(sorted(parts[0].dtypes))
         rows.append(f"| `{row.name}` | {row.summary} | {codes} | {names} | {usual} |")
-    return "\n".join(rows)
+    refused = ", ".join(dict.fromkeys(row.name for row in REFUSALS))
+    return "\n".join([*rows, "", f"Known and not read, which a report says with what to do instead: {refused}."])
 
 
 def outputs() -> str:

@@ -41,7 +41,7 @@ REFUSALS = (
         f"its weights are rotated by a stored matrix; {DEQUANTIZE}",
     ),
     _row(
-        "FP-Quant, already dequantized",
+        "FP-Quant",
         "dqweight forward_hadamard_matrix",
         "",
         f"its weights are still rotated by a stored matrix; {DEQUANTIZE}",
