@@ -324,10 +324,12 @@ def inspect(
     from quanterr.report.inspection_table import show
 
     inspection = run(checkpoint)
-    if as_json:
-        typer.echo(inspection.to_json(), nl=False)
-    else:
-        show(inspection, console(sys.stdout, color), verbose)
+    with printing():
+        if as_json:
+            print(inspection.to_json(), end="")
+        else:
+            show(inspection, console(sys.stdout, color), verbose)
+        sys.stdout.flush()
 
 
 @app.command()

@@ -1,4 +1,7 @@
 import json
+import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -120,3 +123,11 @@ class TestCommand:
 
         assert "\x1b" not in done.stdout
         assert "\\x1b[31m" in done.stdout
+
+    def test_into_a_closed_pipe_ends_without_a_word(self, tmp_path):
+        path = store(tmp_path / "m.safetensors", {f"layers.{n}.weight": numbers(4, 8) for n in range(2000)})
+        command = shlex.join([sys.executable, "-m", "quanterr", "inspect", "-v", str(path)])
+        line = command + " | head -1; exit ${PIPESTATUS[0]}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+
+        assert (141, "") == (done.returncode, done.stderr)
