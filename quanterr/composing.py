@@ -4,16 +4,16 @@ Only unique matches count: where two weights could hold the same projection neit
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
 
-from quanterr.conventions import Atoms, atoms_of, columns_of
+from quanterr.conventions import IN_TURN, Atoms, atoms_of, columns_of, heads_of, in_halves, is_bias
 from quanterr.errors import Misfit
 from quanterr.formats import Weight
 from quanterr.sides import Side
 from quanterr.text import display
-from quanterr.views import added, rows_of, side_by_side, stacked
+from quanterr.views import added, flipped, in_turn, reshaped, rows_of, side_by_side, stacked
 
 Shape = tuple[int, ...]
 Naming = Callable[[int, str, Shape], Atoms]
@@ -52,6 +52,8 @@ class Composer:
         """
         if columns := columns_of(name):
             return self._side_by_side(columns, shape)
+        if (heads := heads_of(name)) and (weight := self._by_head(heads, shape)):
+            return weight
         wanted = self.naming(0, name, shape).names
         found = [self._holder(atom) for atom in wanted]
         if all(holder is None for holder in found):
@@ -67,8 +69,23 @@ class Composer:
                 problem = problem or misfit
                 continue
             self.used.update(h for h in found if h)
-            return weight
+            return self._perhaps_in_turn(name, weight, found)
         raise problem or AssertionError
+
+    def _perhaps_in_turn(self, name: str, weight: Weight, holders: list[str | None]) -> Weight:
+        """Gate and up that the quantized checkpoint stores apart: where they are fused, their rows may alternate."""
+        if not in_halves(name) or not set(holders[::2]).isdisjoint(holders[1::2]):
+            return weight
+        run = weight.shape[-1 if is_bias(name) else -2]
+        if run % 2:
+            return weight
+        alternate = in_turn(weight, run)
+        alternate = replace(alternate, evidence=("rows of gate and up in turn", *alternate.evidence))
+        below = replace(weight, evidence=("rows of gate, then those of up", *weight.evidence))
+        config = self.quantized.checkpoint.config.get("config.json")
+        known = isinstance(config, dict) and config.get("model_type") in IN_TURN
+        first, second = (alternate, below) if known else (below, alternate)
+        return first.or_else((*first.readings, replace(second, readings=())))
 
     def _holder(self, atom: str) -> str | None:
         holders = self.holders.get(atom, [])
@@ -82,6 +99,8 @@ class Composer:
         pieces = []
         for holder, run in groupby(zip(holders, wanted, strict=True), key=lambda pair: pair[0]):
             pieces.append(self._piece(holder, [atom for _, atom in run], wanted, shape, turned))
+        if is_bias(wanted[0]) and len(shape) == 2 and len(wanted) > shape[0]:
+            pieces = _in_rows(pieces, shape)
         long = len(shape) > 1 and any(piece.shape[-1] != shape[-1] for piece in pieces)
         if long or sum(prod(piece.shape) for piece in pieces) != prod(shape):
             shapes = " + ".join(str(list(piece.shape)) for piece in pieces[:4])
@@ -130,6 +149,26 @@ class Composer:
             return stack, rows // stack, *known[0][1:]
         return rows, *known[0][1:]
 
+    def _by_head(self, heads: tuple[str, ...], shape: Shape) -> Weight | None:
+        """The rows of each head, the first of which MLX stores as a stack of its own, [heads, cols, rows]."""
+        holders = [holder for atom in heads if (holder := self._holder(atom))]
+        if len(holders) < len(heads):
+            return None
+        first, rest = (self.quantized.recognized(holder) for holder in holders)
+        told = f"shape {list(shape)} in the original, {list(first.shape)} and {list(rest.shape)} in the quantized"
+        if {len(first.shape), len(rest.shape)} != {3} or first.shape[0] != rest.shape[0]:
+            raise Misfit(told)
+        if any(weight.matrix[1] != weight.shape[2] for weight in (first, rest)):  # taken for a convolution
+            raise Misfit(f"{told}: heads of so few columns are not read")
+        first = flipped(first)
+        n, rows, cols = first.shape
+        more = rest.shape[1]
+        if (n * (rows + more), cols) != shape or rest.shape[2] != cols:
+            raise Misfit(told)
+        self.used.update(holders)
+        pieces = [rows_of(w, head * r, (r, cols)) for head in range(n) for w, r in ((first, rows), (rest, more))]
+        return stacked(pieces, shape)
+
     def _side_by_side(self, columns: tuple[str, ...], shape: Shape) -> Weight | None:
         holders = [holder for atom in columns if (holder := self._holder(atom))]
         if len(holders) < len(columns):
@@ -147,6 +186,15 @@ class Composer:
             raise Misfit(f"shape {list(shape)} in the original, {told} side by side in the quantized")
         self.used.update(holders)
         return side_by_side(weights, shape)
+
+
+def _in_rows(biases: list[Weight], shape: Shape) -> list[Weight]:
+    """Biases of gate and up of one expert after the other, each as the row that it is in the fused ones."""
+    many = len(biases) // shape[0]
+    rows = [biases[n : n + many] for n in range(0, len(biases), many)]
+    return [
+        side_by_side([reshaped(bias, (1, bias.n)) for bias in row], (1, sum(bias.n for bias in row))) for row in rows
+    ]
 
 
 def swapped(shape: Shape) -> Shape:
@@ -171,5 +219,8 @@ def _sizes(originals: Mapping[str, Shape], naming: Naming) -> dict[str, Shape]:
         for atom in atoms.names:
             if atom in sizes:
                 twice.add(atom)
-            sizes[atom] = (rows // len(atoms.names), *shape[1:][-1:]) if len(atoms.names) > 1 else shape
+            if len(shape) == 2 and is_bias(atom) and len(atoms.names) > 1:
+                sizes[atom] = (prod(shape) // len(atoms.names),)
+            else:
+                sizes[atom] = (rows // len(atoms.names), *shape[1:][-1:]) if len(atoms.names) > 1 else shape
     return {atom: shape for atom, shape in sizes.items() if atom not in twice}

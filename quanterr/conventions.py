@@ -45,6 +45,16 @@ RENAMES = (
     # Granite
     (r"(.*)\.mlp\.input_linear", r"\1.mlp.experts.gate_up_proj"),
     (r"(.*)\.mlp\.output_linear", r"\1.mlp.experts.down_proj"),
+    # Mistral's and Meta's own names; the order of q's and k's rows differs too (rotary.py)
+    (r"(layers\.\d+)\.attention\.w([qkvo])", r"\1.self_attn.\2_proj"),
+    (r"(layers\.\d+)\.feed_forward\.((?:experts\.\d+\.)?(?:gate|up|down)_proj|gate)", r"\1.mlp.\2"),
+    (r"(layers\.\d+)\.feed_forward\.w1", r"\1.mlp.gate_proj"),
+    (r"(layers\.\d+)\.feed_forward\.w2", r"\1.mlp.down_proj"),
+    (r"(layers\.\d+)\.feed_forward\.w3", r"\1.mlp.up_proj"),
+    (r"(layers\.\d+)\.attention_norm", r"\1.input_layernorm"),
+    (r"(layers\.\d+)\.ffn_norm", r"\1.post_attention_layernorm"),
+    (r"tok_embeddings", r"embed_tokens"),
+    (r"output", r"lm_head"),
     # nunchaku's FLUX; "net" is gone as a wrapper
     (r"(transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
     (r"(transformer_blocks\.\d+)\.qkv_proj_context", r"\1.attn.add_qkv_proj"),
@@ -74,6 +84,13 @@ HALVES = frozenset({"gate_up_proj"})  # fused of parts of one size
 
 # Original's path: the paths whose columns lie side by side in it.
 SIDE_BY_SIDE = ((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),)
+
+# gpt-oss: rows of gate and up in turn in the fused weight, where all others have one below the other.
+IN_TURN = frozenset({"gpt_oss"})  # model_type of config.json
+
+# Last word of a path: what MLX makes of it, a stack of heads each: the first part of a head's rows with
+# inputs and outputs swapped, and the rest of them.
+BY_HEAD = {"kv_b_proj": ("embed_q", "unembed_out")}
 
 # Paths of the output layer, and of the embedding that stands for it where it is not stored (tied).
 HEADS = frozenset({"lm_head", "output"})
@@ -107,12 +124,12 @@ class Atoms(NamedTuple):
 
 
 def atoms_of(name: str, shape: tuple[int, ...]) -> Atoms:
-    """The atoms of a weight of that name; 3-D weights of experts are a stack of them."""
+    """The atoms of a weight of that name; 3-D weights of experts, and 2-D biases, are a stack of them."""
     path, kind = canonical(name)
     head, _, last = path.rpartition(".")
     words = FUSED.get(last, (last,))
     places = [head]
-    if len(shape) == 3 and (head == EXPERTS or head.endswith("." + EXPERTS)):
+    if len(shape) == 3 - bool(kind) and (head == EXPERTS or head.endswith("." + EXPERTS)):
         places = [f"{head}.{expert}" for expert in range(shape[0])]
     names = tuple(f"{place}.{word}{kind}" for place in places for word in words)
     return Atoms(names, len(words) == 1 or last in HALVES)
@@ -125,6 +142,23 @@ def columns_of(name: str) -> tuple[str, ...]:
         if found := pattern.fullmatch(path):
             return tuple(found.expand(part) + kind for part in parts)
     return ()
+
+
+def in_halves(name: str) -> bool:
+    """Whether a weight or bias of that name is fused of parts of one size."""
+    return canonical(name)[0].rpartition(".")[2] in HALVES
+
+
+def is_bias(name: str) -> bool:
+    """Whether a name, or an atom, is that of a bias."""
+    return canonical(name)[1] == ".bias"
+
+
+def heads_of(name: str) -> tuple[str, ...]:
+    """The two stacks of heads that MLX makes of a weight of that name; none, where it is no such weight."""
+    path, kind = canonical(name)
+    head, _, last = path.rpartition(".")
+    return () if kind else tuple(f"{head}.{word}" for word in BY_HEAD.get(last, ()))
 
 
 def may_be_turned(name: str, shape: tuple[int, ...]) -> bool:

@@ -21,6 +21,7 @@ from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
 from quanterr.formats.verbatim import verbatim
 from quanterr.labels import PREFIXES, Labels
 from quanterr.roles import role_of
+from quanterr.rotary import in_one_order
 from quanterr.selection import Selection
 from quanterr.sides import Side
 from quanterr.tensors import TORCH_DTYPES
@@ -30,6 +31,7 @@ from quanterr.views import rows_of, transposed
 
 SIDES = ("original", "quantized")
 
+WITH_HEADS = ("config.json", "params.json")  # files that tell how many there are
 MOST_PADDING = 1024  # rows that writers append to a vocabulary
 LONGEST_BIAS = 1 << 22  # bytes
 
@@ -187,6 +189,9 @@ def _compose(
         x, y = _turned_to(x, y)
         if translation:
             x, y = translation.adapted(x, y)
+        else:
+            configs = [side.checkpoint.config.get(name) for side in (original, quantized) for name in WITH_HEADS]
+            x, y = in_one_order(x, y, [config for config in configs if isinstance(config, dict)])
     except Misfit as misfit:
         _leave(plan, original, own, own, Bucket.UNSUPPORTED, str(misfit))
         return

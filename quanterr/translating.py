@@ -23,7 +23,7 @@ from quanterr.formats import Weight
 from quanterr.gguf_names import architectures, names_of
 from quanterr.sampling import BETTER, SUSPICIOUS, relative_error
 from quanterr.tensors import Workspace
-from quanterr.views import minus_exp, plus, reordered
+from quanterr.views import minus_exp, plus, unpaired
 
 # Architectures whose converter puts the rows of q and k in pairs.
 PAIRED = frozenset(
@@ -97,13 +97,11 @@ class Translation:
         rows = gguf.shape[0]
         if not heads or rows % (2 * heads):
             return gguf
-        half = rows // heads // 2
-        unpaired = reordered(gguf, [2 * j + i for i in range(2) for j in range(half)])
-        told = "rows of heads put back from pairs to halves"
+        halves, told = unpaired(gguf, heads), "rows of heads put back from pairs to halves"
         if self.architecture in PAIRED:
-            undone = replace(unpaired, evidence=(*unpaired.evidence, told))
+            undone = replace(halves, evidence=(*halves.evidence, told))
             return _nearest(undone, (gguf, "rows of heads as they are"), other)
-        return _nearest(gguf, (unpaired, told), other)
+        return _nearest(gguf, (halves, told), other)
 
 
 def llama_name(architecture: str, path: str) -> str:

@@ -103,7 +103,7 @@ def side_by_side(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
 
 
 def _side_by_side(weights: Sequence[Weight], starts: Sequence[int], chunk: Chunk, workspace: Workspace) -> Values:
-    whole = workspace.buffer("stacked", chunk.shape, torch.float32)
+    whole = workspace.buffer("side_by_side", chunk.shape, torch.float32)
     for weight, start, stop in zip(weights, starts, starts[1:], strict=False):
         left, right = max(chunk.col, start), min(chunk.stop_col, stop)
         if left < right:
@@ -145,6 +145,36 @@ def _reordered(weight: Weight, order: Tensor, chunk: Chunk, workspace: Workspace
     return Values(torch.index_select(values.weight, axis, places.to(values.weight.device), out=out))
 
 
+def in_turn(weight: Weight, run: int) -> Weight:
+    """Rows of each run alternately from its first and its second half: 0, run/2, 1, run/2 + 1, …
+
+    Of a 1-D weight its elements, of a stack of biases, (n, run), its columns.
+    """
+    axis = 1 if weight.shape[-1] == run and len(weight.shape) < 3 else 0
+    return _each(weight, lambda one: _view(one, one.shape, partial(_in_turn, one, run, axis)))
+
+
+def _in_turn(weight: Weight, run: int, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
+    begin, end = (chunk.row, chunk.stop_row) if axis == 0 else (chunk.col, chunk.stop_col)
+    out = workspace.buffer("in_turn", chunk.shape, torch.float32)
+    for top in range(begin // run * run, end, run):
+        first, last = max(begin - top, 0), min(end - top, run)
+        for half in (0, 1):
+            left, right = (first - half + 1) // 2, (last - half + 1) // 2
+            if left < right:
+                source = top + half * run // 2
+                values = weight.dequantize(_shifted(chunk, axis, source + left, source + right), workspace).weight
+                place = slice(top + 2 * left + half - begin, top + 2 * right + half - begin - 1, 2)
+                out[(place,) if axis == 0 else (slice(None), place)] = values
+    return Values(out)
+
+
+def unpaired(weight: Weight, heads: int) -> Weight:
+    """Rows of each head, or elements of a 1-D weight, put back from pairs (0, d/2), (1, d/2 + 1), … to halves."""
+    half = weight.shape[0] // heads // 2
+    return reordered(weight, [2 * j + i for i in range(2) for j in range(half)])
+
+
 def transposed(weight: Weight) -> Weight:
     """A dense weight [in, out] as [out, in], or [experts, in, out] as [experts, out, in].
 
@@ -164,6 +194,22 @@ def _transposed(entry: Entry, rows: int, cols: int, chunk: Chunk, workspace: Wor
         stored = workspace.held("transposed", entry, expert * rows * cols, (rows, cols))
         values[begin - chunk.row : end - chunk.row] = stored[chunk.col : chunk.stop_col, begin - top : end - top].t()
     return Values(values)
+
+
+def flipped(weight: Weight) -> Weight:
+    """Any stack of matrices, (n, rows, cols), as (n, cols, rows); a whole matrix is dequantized for any part of it."""
+    n, rows, cols = weight.shape
+    return _each(weight, lambda one: _view(one, (n, cols, rows), partial(_flipped, one, rows, cols)))
+
+
+def _flipped(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    out = workspace.buffer("flipped", chunk.shape, torch.float32)
+    for number in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
+        top = number * cols
+        begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
+        matrix = weight.dequantize(Chunk(number * rows, (number + 1) * rows, 0, cols), workspace).weight
+        out[begin - chunk.row : end - chunk.row] = matrix[chunk.col : chunk.stop_col, begin - top : end - top].t()
+    return Values(out)
 
 
 def plus(weight: Weight, number: float) -> Weight:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from making import compared, dequantized, label, numbers, planned, quantized_fp8, store
@@ -275,3 +277,154 @@ class TestTied:
 
         assert "inconclusive" == report.verdict
         assert ["shape_mismatch"] == [left.bucket for left in report.not_compared]
+
+
+def per_head(pairs):
+    """Rows of 3 heads of 8 as Mistral has them, from how transformers has them (its own permute, undone)."""
+    rows, cols = pairs.shape
+    return pairs.view(3, 2, rows // 6, cols).transpose(1, 2).reshape(rows, cols)
+
+
+def with_config(folder, config, name="config.json"):
+    (folder / name).write_text(json.dumps(config))
+
+
+MISTRAL = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "layers.0.attention_norm.weight": "model.layers.0.input_layernorm.weight",
+    "layers.0.ffn_norm.weight": "model.layers.0.post_attention_layernorm.weight",
+    "layers.0.attention.wq.weight": "model.layers.0.self_attn.q_proj.weight",
+    "layers.0.attention.wk.weight": "model.layers.0.self_attn.k_proj.weight",
+    "layers.0.attention.wv.weight": "model.layers.0.self_attn.v_proj.weight",
+    "layers.0.attention.wo.weight": "model.layers.0.self_attn.o_proj.weight",
+    "layers.0.feed_forward.w1.weight": "model.layers.0.mlp.gate_proj.weight",
+    "layers.0.feed_forward.w2.weight": "model.layers.0.mlp.down_proj.weight",
+    "layers.0.feed_forward.w3.weight": "model.layers.0.mlp.up_proj.weight",
+    "layers.1.feed_forward.gate.weight": "model.layers.1.block_sparse_moe.gate.weight",
+    "layers.1.feed_forward.experts.4.w2.weight": "model.layers.1.block_sparse_moe.experts.4.w2.weight",
+}
+
+
+class TestMistral:
+    def test_names_are_the_same_paths(self):
+        assert all(canonical(native) == canonical(usual) for native, usual in MISTRAL.items())
+
+    def test_rows_of_heads_are_put_back_on_either_side(self, tmp_path):
+        usual = {f"model.layers.0.self_attn.{n}_proj.weight": numbers(24, 64, seed=ord(n)) for n in "qkv"}
+        native = {
+            f"layers.0.attention.w{n}.weight": w if n == "v" else per_head(w)
+            for n, w in zip("qkv", usual.values(), strict=True)
+        }
+        with_config(tmp_path, {"dim": 64, "n_heads": 3, "n_kv_heads": 3}, "params.json")
+        for given, stored in ((usual, native), (native, usual)):
+            with planned(
+                store(tmp_path / "original.safetensors", given), store(tmp_path / "quantized.safetensors", stored)
+            ) as plan:
+                assert [] == plan.leftovers
+                assert 3 == len(plan.pairs)
+                assert all(torch.equal(dequantized(p.original), dequantized(p.quantized)) for p in plan.pairs)
+
+    def test_unknown_number_of_heads_is_refused(self, tmp_path):
+        usual = {"model.layers.0.self_attn.q_proj.weight": numbers(24, 64)}
+        found, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
+
+        assert {} == found
+        assert "tells how many heads" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
+
+    def test_heads_that_do_not_fit_are_refused(self, tmp_path):
+        with_config(tmp_path, {"num_attention_heads": 5})
+        usual = {"model.layers.0.self_attn.q_proj.weight": numbers(24, 64)}
+        found, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
+
+        assert {} == found
+        assert (
+            "5 heads of pairs do not fit its 24 rows" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
+        )
+
+    def test_file_with_its_names_alone_is_read_as_it_is_and_told(self, tmp_path):
+        with_config(tmp_path, {"num_attention_heads": 3})
+        weight = numbers(24, 64)
+        usual = {"model.layers.0.self_attn.q_proj.weight": weight}
+        report = compared(tmp_path, usual, {"layers.0.attention.wq.weight": weight})
+
+        assert "pass" == report.verdict
+        assert 1 == len(report.lossless)
+        assert any("as they are stored" in found.message for found in report.findings)
+
+
+class TestGateAndUpInTurn:
+    """gpt-oss: in the fused weight and bias the rows of gate and up alternate."""
+
+    def checkpoints(self, apart):
+        gate, up = numbers(3, 40, 64, seed=1), numbers(3, 40, 64, seed=2)
+        gate_bias, up_bias = numbers(3, 40, seed=3), numbers(3, 40, seed=4)
+        place = "model.layers.0.mlp.experts"
+        original = {
+            f"{place}.gate_up_proj": torch.stack([gate, up], 2).view(3, 80, 64).transpose(1, 2).contiguous(),
+            f"{place}.gate_up_proj_bias": torch.stack([gate_bias, up_bias], 2).view(3, 80),
+            f"{place}.down_proj_bias": numbers(3, 64, seed=5),
+        }
+        if apart:
+            stored = {
+                f"{place}.{e}.{word}.{kind}": values[e].clone()
+                for word, weight, bias in (("gate_proj", gate, gate_bias), ("up_proj", up, up_bias))
+                for kind, values in (("weight", weight), ("bias", bias))
+                for e in range(3)
+            }
+            stored |= {f"{place}.{e}.down_proj.bias": original[f"{place}.down_proj_bias"][e].clone() for e in range(3)}
+        else:
+            stored = {f"{place}.gate_proj.weight": gate, f"{place}.up_proj.weight": up}
+            stored |= {f"{place}.gate_proj.bias": gate_bias, f"{place}.up_proj.bias": up_bias}
+            stored[f"{place}.down_proj.bias"] = original[f"{place}.down_proj_bias"]
+        return original, stored
+
+    @pytest.mark.parametrize("apart", [True, False], ids=["experts apart", "stacked"])
+    @pytest.mark.parametrize("told", [True, False], ids=["config tells", "the values tell"])
+    def test_is_compared(self, tmp_path, apart, told):
+        if told:
+            with_config(tmp_path, {"model_type": "gpt_oss"})
+        report = compared(tmp_path, *self.checkpoints(apart))
+
+        assert "pass" == report.verdict
+        assert 3 == len(report.lossless)
+        assert told != any("in turn" in found.message for found in report.findings)
+
+    def test_any_cut_gives_the_same(self, tmp_path):
+        with_config(tmp_path, {"model_type": "gpt_oss"})
+        original, stored = self.checkpoints(apart=False)
+        x, y = store(tmp_path / "x.safetensors", original), store(tmp_path / "y.safetensors", stored)
+        with planned(x, y) as plan:
+            for pair in plan.pairs:
+                whole = dequantized(pair.quantized).clone()
+                for size in (1, 7, 64, 1000):
+                    assert torch.equal(whole, dequantized(pair.quantized, size))
+
+
+class TestHeadsOfMla:
+    """MLX stores kv_b_proj, [heads · (nope + v), rank], as embed_q, [heads, rank, nope], and unembed_out."""
+
+    NAME = "model.layers.0.self_attn.kv_b_proj.weight"
+
+    def test_are_put_together(self, tmp_path):
+        weight = numbers(4 * (32 + 48), 64)
+        by_head = weight.view(4, 80, 64)
+        stored = {
+            "model.layers.0.self_attn.embed_q.weight": by_head[:, :32].transpose(1, 2).contiguous(),
+            "model.layers.0.self_attn.unembed_out.weight": by_head[:, 32:].contiguous(),
+        }
+        found, left = values_of(tmp_path, {self.NAME: weight}, stored)
+
+        assert {} == left
+        assert torch.equal(weight.float(), found[self.NAME])
+
+    def test_of_another_shape_are_refused(self, tmp_path):
+        stored = {
+            "model.layers.0.self_attn.embed_q.weight": numbers(4, 64, 32),
+            "model.layers.0.self_attn.unembed_out.weight": numbers(4, 47, 64),
+        }
+        found, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
+
+        assert {} == found
+        assert "[4, 64, 32] and [4, 47, 64]" in left["original", self.NAME][1]

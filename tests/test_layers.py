@@ -39,6 +39,7 @@ LAYERS = [
     "composing",
     "sampling",
     "translating",
+    "rotary",
     "pairing",
     "readings",
     "folding",

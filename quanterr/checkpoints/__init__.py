@@ -25,6 +25,7 @@ CONFIGS = (
     "quantize_config.json",
     "quant_config.json",
     "quantization_config.json",
+    "params.json",
 )
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
