@@ -44,10 +44,12 @@ def fast_sums(
     workspace: Workspace,
     outlier: float,
     importance: Importance | None = None,
+    matrix_rows: int = 0,
 ) -> Sums | None:
     """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can tell.
 
-    ``cols`` is the width of the whole weight. What is told of single rows is worked out once for
+    ``cols`` is the width of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
+    them. What is told of single rows is worked out once for
     all chunks: on its own it would cost more than the arithmetic.
     """
     n_rows, n = sum(chunk.shape[0] for chunk in chunks), sum(chunk.n for chunk in chunks)
@@ -91,6 +93,8 @@ def fast_sums(
     sums.e_max, sums.e_min = largest, float(e_min.amin())
     sums.histogram = Histogram.of_bits(bins.view(torch.int16))
     _add_rows(sums, chunks, cols, x_sq.double(), e_sq.double(), e_max)
+    if matrix_rows:
+        _add_matrices(sums, chunks, matrix_rows, x_sq.double(), e_sq.double(), e_max)
     return sums
 
 
@@ -171,17 +175,29 @@ def _spread(totals: Mapping[str, float], n: int) -> bool:
 
 
 def exact_sums(
-    load: Load, chunks: Sequence[Chunk], cols: int, outlier: float, importance: Importance | None = None
+    load: Load,
+    chunks: Sequence[Chunk],
+    cols: int,
+    outlier: float,
+    importance: Importance | None = None,
+    matrix_rows: int = 0,
 ) -> Sums:
     """Sums of a few chunks of one weight in float64, whatever the values are: the specification.
 
     Elements that are not finite on either side are counted and left out of everything else.
     """
-    return Sums.merged(_exact_chunk(*load(chunk), chunk, cols, outlier, importance) for chunk in chunks)
+    return Sums.merged(_exact_chunk(*load(chunk), chunk, cols, outlier, importance, matrix_rows) for chunk in chunks)
 
 
 def _exact_chunk(
-    x: Tensor, y: Tensor, _: Tensor | None, chunk: Chunk, cols: int, outlier: float, importance: Importance | None
+    x: Tensor,
+    y: Tensor,
+    _: Tensor | None,
+    chunk: Chunk,
+    cols: int,
+    outlier: float,
+    importance: Importance | None,
+    matrix_rows: int,
 ) -> Sums:
     x, y = x.double(), y.double()
     finite_x, finite_y = x.isfinite(), y.isfinite()
@@ -223,6 +239,8 @@ def _exact_chunk(
         sums.weighted_x_sq = exact(float((x * x * columns).sum()))
         sums.weighted_e_sq = exact(float((e * e * columns).sum()))
     _add_rows(sums, [chunk], cols, row_x_sq, row_e_sq, row_e_max)
+    if matrix_rows:
+        _add_matrices(sums, [chunk], matrix_rows, row_x_sq, row_e_sq, row_e_max)
     return sums
 
 
@@ -244,6 +262,18 @@ def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, x_sq: Tensor, e_sq
         row = RowSums(exact(row_x_sq), exact(row_e_sq), row_e_max, whole)
         before = sums.rows.get(numbers[place])
         sums.rows[numbers[place]] = before.joined(row) if before else row
+
+
+def _add_matrices(
+    sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, x_sq: Tensor, e_sq: Tensor, e_max: Tensor
+) -> None:
+    """Energies and the largest |e| of each matrix of a stack; the arguments are those of :func:`_add_rows`."""
+    rows = [torch.arange(chunk.row, chunk.stop_row, device=x_sq.device) for chunk in chunks]
+    numbers = torch.cat(rows) // matrix_rows
+    for number in sorted(set(numbers.tolist())):
+        own = numbers == number
+        energies = exact(float(x_sq[own].sum())), exact(float(e_sq[own].sum()))
+        sums.matrices[number] = RowSums(*energies, float(e_max[own].amax()), False)
 
 
 def _worst_places(x_sq: Tensor, e_sq: Tensor) -> Tensor:

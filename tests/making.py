@@ -12,7 +12,7 @@ from torch import Tensor
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.chunks import CPU_CHUNK, Chunk, Cut, as_matrix
 from quanterr.formats import Values, Weight
 from quanterr.metrics import OUTLIER
 from quanterr.metrics.sums import Sums
@@ -140,13 +140,13 @@ def same_bits(expected: Tensor, actual: Tensor) -> bool:
 
 def in_memory(values: Tensor, wide: bool = False) -> Weight:
     """A weight that lies in memory, not in a file."""
-    matrix = values if values.dim() == 2 else values.view(1, -1)
+    matrix = values.reshape(as_matrix(tuple(values.shape)))
 
     def dequantize(chunk: Chunk, _workspace: Workspace) -> Values:
         piece = matrix[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
         return Values(piece.to(torch.float64 if wide else torch.float32, copy=True).contiguous())
 
-    return Weight("weight", "dense", tuple(matrix.shape), {}, dequantize, wide=wide)
+    return Weight("weight", "dense", tuple(values.shape), {}, dequantize, wide=wide)
 
 
 def pair_of(x: Tensor, y: Tensor, wide: bool = False) -> Pair:

@@ -134,6 +134,11 @@ class Weight:
         return as_matrix(self.shape)
 
     @property
+    def matrix_rows(self) -> int:
+        """Rows of each matrix of a stack, as of experts; 0 of what is no stack."""
+        return self.shape[1] if len(self.shape) == 3 and self.matrix[1] == self.shape[2] else 0
+
+    @property
     def codes(self) -> Entry:
         """The part that holds the elements."""
         return next(iter(self.parts.values()))

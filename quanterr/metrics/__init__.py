@@ -63,7 +63,7 @@ class Metric(NamedTuple):
     better: str  # "lower", "higher", "" where neither
     formula: str
     of: Callable[[Measured], Value]
-    kind: str = "number"  # "count", "percentiles", "rows"
+    kind: str = "number"  # "count", "percentiles", "rows", "experts"
 
 
 def ratio(numerator: float, denominator: float) -> float:
@@ -171,6 +171,17 @@ def worst_row_values(m: Measured) -> list[dict[str, Any]]:
     ]
 
 
+def expert_values(m: Measured) -> list[dict[str, Any]]:
+    return [
+        {
+            "expert": number,
+            "snr_db": _finite(decibels(ratio(sums.x_sq, sums.e_sq))),
+            "max_absolute_error": sums.e_max,
+        }
+        for number, sums in sorted(m.sums.matrices.items())
+    ]
+
+
 def percent(part: int, n: int) -> float:
     return 100 * ratio(part, n)
 
@@ -265,6 +276,7 @@ METRICS: tuple[Metric, ...] = (
         lambda m: percent(m.sums.relative_outliers, m.sums.n),
     ),
     Metric("worst_rows", "", "", "the output rows with the lowest SNR, the worst first", worst_row_values, "rows"),
+    Metric("experts", "", "", "the matrices of a stack, one by one; none of a single one", expert_values, "experts"),
     Metric(
         "zeroed_pct",
         "%",

@@ -39,7 +39,7 @@ def as_float(total: int) -> float:
 
 
 class RowSums(NamedTuple):
-    """One row, or a piece of one: its energies in units of 2^-1074, its largest |e|."""
+    """One row, or a piece of one, or several: its energies in units of 2^-1074, its largest |e|."""
 
     x_sq: int
     e_sq: int
@@ -99,6 +99,7 @@ class Sums:
     # of one weight; of several weights merged they mean nothing
     worst: WorstRow | None = None
     rows: dict[int, RowSums] = field(default_factory=dict)
+    matrices: dict[int, RowSums] = field(default_factory=dict)  # of a stack: of each of its matrices
     histogram: Histogram | None = field(default=None, repr=False)  # of |e|
 
     @property
@@ -118,6 +119,8 @@ class Sums:
             self.worst = other.worst
         if other.rows:
             self._add_rows(other.rows)
+        for number, sums in other.matrices.items():
+            self.matrices[number] = self.matrices[number].joined(sums) if number in self.matrices else sums
         if other.histogram:
             self.histogram = self.histogram + other.histogram if self.histogram else other.histogram
 

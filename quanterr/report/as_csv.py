@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from quanterr.metrics import METRICS, PERCENTILES
 from quanterr.report.model import Layer, Report
+from quanterr.report.shown import worst_expert
 from quanterr.text import display
 
 MAX_NAME = 4096  # characters
@@ -49,6 +50,8 @@ def columns() -> list[str]:
             names += [f"{field.name}_{key}" for key in PERCENTILES]
         elif kind == "rows":
             names += ["worst_row", "worst_row_snr_db"]
+        elif kind == "experts":
+            names += ["worst_expert", "worst_expert_snr_db"]
         elif field.name == "worst_element":
             names += ["worst_element", "worst_element_x", "worst_element_y"]
         elif field.name not in ("layer_name", "display_name", "nonfinite"):
@@ -69,6 +72,10 @@ def values(entry: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}_{key}", getattr(value, key)) for key in PERCENTILES)
         elif name == "worst_rows":
             yield from (("worst_row", value[0].row), ("worst_row_snr_db", value[0].snr_db)) if value else ()
+        elif name == "experts":
+            if value:
+                worst = worst_expert(value)
+                yield from (("worst_expert", worst.expert), ("worst_expert_snr_db", worst.snr_db))
         elif name == "worst_element":
             if value is not None:
                 yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))

@@ -20,8 +20,8 @@ from quanterr.report.shown import (
     number,
     percent,
     sentence,
-    sort_layers,
     usual,
+    worst_layers,
 )
 from quanterr.text import count, display, size
 
@@ -113,9 +113,9 @@ def _formats(report: Report) -> Iterator[list[str]]:
 
 
 def _worst(report: Report) -> Iterator[list[str]]:
-    for layer in sort_layers(report.layers)[:WORST]:
+    for name, layer in worst_layers(report.layers, WORST):
         errors = [db(layer.snr_db), percent(layer.relative_error), number(layer.max_absolute_error)]
-        yield [code(layer.layer_name), *errors, code(layer.format)]
+        yield [code(name), *errors, code(layer.format)]
 
 
 def _problems(report: Report) -> Iterator[str]:

@@ -24,8 +24,8 @@ from quanterr.report.shown import (
     number,
     percent,
     sentence,
-    sort_layers,
     usual,
+    worst_layers,
 )
 from quanterr.text import count, display, size
 
@@ -211,14 +211,14 @@ LAYER_COLUMNS = (
 
 
 def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> Table:
-    layers = sort_layers(report.layers, sort_by)[:top]
+    layers = worst_layers(report.layers, top, sort_by)
     if len(layers) < len(report.layers):
         title = f"The {len(layers)} worst layers" if len(layers) > 1 else "The worst layer"
     else:
         title = "All layers, the worst first"
     rows = [
         (
-            layer.layer_name,
+            name,
             (
                 db(layer.snr_db),
                 _bar(layer.snr_db, plain),
@@ -228,7 +228,7 @@ def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> 
                 display(layer.format),
             ),
         )
-        for layer in layers
+        for name, layer in layers
     ]
     return fitted(f"{title}, by {SORTS[sort_by][1]}", "layer", LAYER_COLUMNS, rows, plain, to)
 

@@ -38,6 +38,15 @@ class WorstRow:
 
 
 @dataclass(slots=True)
+class Expert:
+    """One matrix of a stack."""
+
+    expert: Annotated[int, Field(description="its place in the stack")]
+    snr_db: FiniteFloat | None
+    max_absolute_error: FiniteFloat
+
+
+@dataclass(slots=True)
 class WorstElement:
     """The element with the largest |e|."""
 
@@ -60,6 +69,7 @@ KINDS: dict[str, Any] = {
     "percentiles": ElementPercentiles,
     "layer_percentiles": LayerPercentiles,
     "rows": list[WorstRow],
+    "experts": list[Expert],
 }
 
 
@@ -84,6 +94,8 @@ def from_values(rows: tuple[Metric, ...], values: Mapping[str, Any]) -> dict[str
             made[row.name] = KINDS[row.kind](**made[row.name])
         elif row.kind == "rows":
             made[row.name] = [WorstRow(**fields) for fields in made[row.name]]
+        elif row.kind == "experts":
+            made[row.name] = [Expert(**fields) for fields in made[row.name]]
     return made
 
 

@@ -1,9 +1,11 @@
 """What several outputs show alike: numbers as people read them, coverage in a line, the worst layers first."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from quanterr.report.model import Layer, Report
+from quanterr.report.model import Expert, Layer, Report
 from quanterr.report.verdicts import Gate, Violation
+from quanterr.roles import Place, place_of
 from quanterr.text import count, display, unrounded
 
 UNDEFINED = "undefined"
@@ -111,6 +113,42 @@ def coverage_line(report: Report) -> str:
         parts.append(f"{report.coverage.quantized['only_in_quantized'].tensors:,} only in quantized")
     parts += [f"prefix {display(s.prefix)} taken away" for s in (report.original, report.quantized) if s.prefix]
     return "; ".join(parts)
+
+
+def worst_expert(experts: Sequence[Expert]) -> Expert:
+    """The one with the lowest SNR; undefined is worse than any."""
+    return min(experts, key=lambda expert: -float("inf") if expert.snr_db is None else expert.snr_db)
+
+
+def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[tuple[str, Layer]]:
+    """The worst layers with what to call them; of the experts of a module of a block the worst stands for all."""
+    n_experts: Counter[tuple[Place, str]] = Counter()
+    for layer in layers:
+        if key := _experts_of(layer):
+            n_experts[key] += 1
+    told: list[tuple[str, Layer]] = []
+    seen = set()
+    for layer in sort_layers(layers, sort_by):
+        key = _experts_of(layer)
+        if key in seen:
+            continue
+        name = layer.layer_name
+        if layer.experts:
+            worst = worst_expert(layer.experts)
+            name += f" (of {len(layer.experts)} experts the worst is {worst.expert}: {db(worst.snr_db, ' dB')})"
+        elif key and n_experts[key] > 1:
+            seen.add(key)
+            name += f" (the worst of {n_experts[key]} experts)"
+        told.append((name, layer))
+        if len(told) == top:
+            break
+    return told
+
+
+def _experts_of(layer: Layer) -> tuple[Place, str] | None:
+    """The module of a block that an expert is one of many of; None of what is no expert of its own."""
+    place = place_of(layer.layer_name)
+    return (place, layer.format) if place and layer.role == "experts" and "*" in place.module else None
 
 
 def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
