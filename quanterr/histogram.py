@@ -10,42 +10,66 @@ import torch
 from torch import Tensor
 
 BINS = 0x7F80  # finite, not negative
+LAST = BINS - 1
+ROOM = 1 << 8  # a histogram grows by so many bins
 
 CROPPED = 1 << 16  # elements; the histogram of fewer is cut to the bins that are used, or it would be larger
 
 
 class Histogram:
-    """``counts``, int64, of the bins from number ``first`` on; all others are empty."""
+    """How many are ``zeros``, and ``counts``, int64, of the bins from number ``first`` on; all others are empty."""
 
-    __slots__ = ("counts", "first")
+    __slots__ = ("counts", "first", "zeros")
 
-    def __init__(self, counts: Tensor, first: int = 0) -> None:
+    def __init__(self, zeros: int, counts: Tensor, first: int) -> None:
         """Take the counts as they are, on the CPU."""
-        self.counts, self.first = counts.cpu(), first
+        self.zeros, self.counts, self.first = zeros, counts.cpu(), first
 
     @classmethod
     def of(cls, magnitudes: Tensor) -> "Histogram":
         """Of numbers that are finite and not negative; what rounds to infinity is counted in the last bin."""
         bits = magnitudes.to(torch.bfloat16).view(torch.int16).view(-1)
-        return cls.of_bits(bits.clamp_(max=BINS - 1))
+        return cls.of_bits(bits.clamp_(max=LAST))
 
     @classmethod
     def of_bits(cls, bits: Tensor) -> "Histogram":
         """Of numbers of bins, (n,) int16; overwrites them."""
-        if bits.numel() >= CROPPED:
-            return cls(torch.bincount(bits, minlength=BINS))
-        first = int(bits.amin()) if bits.numel() else 0
-        return cls(torch.bincount(bits.sub_(first)), first)
+        if not bits.numel():
+            return cls.empty()
+        below = 0  # the number of the bin below the lowest that is used, to which the zeros go
+        if bits.numel() < CROPPED:
+            below = int((bits - 1).bitwise_and_(0x7FFF).amin())  # zeros come last
+            bits.clamp_(min=below).sub_(below)
+        counts = torch.bincount(bits)
+        return cls(int(counts[0]), counts[1:], below + 1)
 
     @classmethod
     def empty(cls) -> "Histogram":
-        """Of nothing, with room for all bins."""
-        return cls(torch.zeros(BINS, dtype=torch.int64))
+        """Of nothing."""
+        return cls(0, torch.zeros(0, dtype=torch.int64), 1)
+
+    @property
+    def stop(self) -> int:
+        """The number of the first bin behind the counts."""
+        return self.first + len(self.counts)
 
     def add(self, other: "Histogram") -> None:
-        """Merge another into this, which must have room for its bins."""
+        """Merge another into this."""
+        self.zeros += other.zeros
+        if not len(other.counts):
+            return
+        if other.first < self.first or other.stop > self.stop:
+            self._make_room(other.first, other.stop)
         begin = other.first - self.first
         self.counts[begin : begin + len(other.counts)].add_(other.counts)
+
+    def _make_room(self, first: int, stop: int) -> None:
+        if len(self.counts):
+            first, stop = min(first, self.first), max(stop, self.stop)
+        first, stop = first // ROOM * ROOM, -(-stop // ROOM) * ROOM
+        counts = torch.zeros(stop - first, dtype=torch.int64)
+        counts[self.first - first : self.stop - first] = self.counts
+        self.counts, self.first = counts, first
 
     def __add__(self, other: "Histogram") -> "Histogram":
         both = Histogram.empty()
@@ -56,12 +80,16 @@ class Histogram:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Histogram):
             return NotImplemented
-        mine, others = Histogram.empty() + self, Histogram.empty() + other
-        return torch.equal(mine.counts, others.counts)
+        return self._facts() == other._facts()
+
+    def _facts(self) -> tuple[int, list[tuple[int, int]]]:
+        used = self.counts.nonzero().view(-1)
+        return self.zeros, list(zip((used + self.first).tolist(), self.counts[used].tolist(), strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 
     def values_at(self, ranks: Sequence[int]) -> list[float]:
         """The values of those ranks, counted from 1 in ascending order."""
-        bins = torch.searchsorted(self.counts.cumsum(0), torch.tensor(ranks)) + self.first
-        return bins.to(torch.int16).view(torch.bfloat16).tolist()
+        places = torch.searchsorted(self.counts.cumsum(0), torch.tensor(ranks) - self.zeros)
+        bits = (places + self.first).to(torch.int16).view(torch.bfloat16).tolist()
+        return [0.0 if rank <= self.zeros else value for rank, value in zip(ranks, bits, strict=True)]

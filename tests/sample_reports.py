@@ -188,6 +188,7 @@ def sums_of(shape: tuple[int, ...], snr_db: float, random: Random) -> Sums:
     top = spread * (3.5 + 2 * random.random())
     histogram = Histogram.of(spread * NORMAL)
     histogram.counts *= -(-n // len(NORMAL))
+    histogram.zeros *= -(-n // len(NORMAL))
     sums = Sums(elements=n, n=n, x_nonzero=n - n // 5000, zeroed=int(n * spread / 10), outliers=0)
     sums.x_sq, sums.e_sq = exact(n * SIGMA**2), exact(n * spread**2)
     sums.xy = sums.x_sq - sums.e_sq // 400

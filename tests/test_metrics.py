@@ -96,6 +96,7 @@ BY_HAND = {
         {"row": 1, "snr_db": pytest.approx(10 * math.log10(16 / 1.0625)), "max_absolute_error": 1.0},
         {"row": 0, "snr_db": pytest.approx(10 * math.log10(5 / 0.25)), "max_absolute_error": 0.5},
     ],
+    "experts": [],
     "zeroed_pct": 0.0,
     "saturated_pct": 25.0,
     "bits_per_weight": 10.0,
@@ -200,6 +201,7 @@ BY_NUMPY = {
     "outlier_pct": lambda x, y: 100 * (np.abs(y - x) > OUTLIER).mean(),
     "relative_outlier_pct": lambda x, y: 100 * (np.abs(y - x) > RELATIVE_OUTLIER * np.abs(x)).mean(),
     "worst_rows": rows_of,
+    "experts": lambda x, y: [],  # of a stack: test_experts.py
     "zeroed_pct": lambda x, y: 100 * ((x != 0) & (y == 0)).mean(),
     "saturated_pct": lambda x, y: None,
     "bits_per_weight": lambda x, y: 8.25,
@@ -278,7 +280,7 @@ class TestByNumpy:
         assert values["std_absolute_error"] == pytest.approx(np.abs(y - x).std(), rel=1e-4)
 
 
-ALL_NAN = {name: "nan" for name in NAMES if name not in ("zero_reference_elements", "worst_rows")}
+ALL_NAN = {name: "nan" for name in NAMES if name not in ("zero_reference_elements", "worst_rows", "experts")}
 NONE_OF_THEM = {
     "original_norm",
     "quantized_norm",

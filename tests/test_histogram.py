@@ -1,0 +1,66 @@
+"""Counts of |e| by size: against sorting the bfloat16 values themselves."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quanterr.histogram import CROPPED, ROOM, Histogram
+
+SMALLEST, LARGEST = 2.0**-133, float(torch.finfo(torch.bfloat16).max)
+magnitudes = st.lists(
+    st.one_of(st.sampled_from([0.0, SMALLEST, 1e-3, 1.0, LARGEST]), st.floats(0, 2.0**126, width=32)), min_size=1
+)
+
+
+def values(numbers):
+    """The numbers as their bins have them, in order."""
+    return sorted(torch.tensor(numbers).to(torch.bfloat16).tolist())
+
+
+def read(histogram, n):
+    return histogram.values_at(range(1, n + 1))
+
+
+@given(magnitudes)
+@settings(deadline=None)
+def test_every_rank_is_the_value_that_sorting_gives(numbers):
+    assert values(numbers) == read(Histogram.of(torch.tensor(numbers)), len(numbers))
+
+
+@given(st.lists(magnitudes, min_size=1, max_size=5), st.randoms())
+@settings(deadline=None)
+def test_merged_in_any_order_it_is_that_of_all(lists, random):
+    together = [number for numbers in lists for number in numbers]
+    random.shuffle(lists)
+    merged = Histogram.empty()
+    for numbers in lists:
+        merged.add(Histogram.of(torch.tensor(numbers)))
+
+    assert Histogram.of(torch.tensor(together)) == merged
+    assert values(together) == read(merged, len(together))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_that_of_many_is_that_of_its_pieces(share):
+    numbers = torch.rand(CROPPED + 100, generator=torch.Generator().manual_seed(0))
+    numbers[: int(share * len(numbers))] = 0
+    whole = Histogram.of(numbers)
+
+    assert whole == Histogram.of(numbers[:100]) + Histogram.of(numbers[100:500]) + Histogram.of(numbers[500:])
+    assert int(share * len(numbers)) == whole.zeros
+
+
+def test_of_nothing_adds_nothing():
+    some = Histogram.of(torch.tensor([1.0, 2.0]))
+
+    assert some == some + Histogram.empty() == Histogram.empty() + some
+    assert Histogram.of(torch.tensor([])) == Histogram.empty() != some
+
+
+def test_its_room_is_that_of_the_bins_in_use():
+    merged = Histogram.empty()
+    for power in range(4):
+        merged.add(Histogram.of(torch.tensor([0.0, 2.0**power])))
+
+    assert len(merged.counts) <= 4 * ROOM
