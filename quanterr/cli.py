@@ -13,7 +13,7 @@ import typer
 from quanterr import __version__, diff_command, gate_command, rank_command
 from quanterr.commands import Color, Interrupt, printing, watching
 from quanterr.errors import QuanterrError, Status, UsageError
-from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
+from quanterr.gate_command import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.metrics import OUTLIER
 from quanterr.text import unicode
 
@@ -111,6 +111,7 @@ def compare(
     require: Require = None,
     fail_if: FailIf = None,
     baseline: BaselineReport = None,
+    strict_warnings: StrictWarnings = False,
     importance: Annotated[
         str | None,
         typer.Option(
@@ -164,7 +165,7 @@ def compare(
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
     to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])])
-    judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
+    judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings)
     with Interrupt() as interrupt:
         report = _compared(sides, layers or [], device, outlier_threshold, importance, quiet, interrupt)
         try:

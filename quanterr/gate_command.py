@@ -69,6 +69,14 @@ BaselineReport = Annotated[
         show_default=False,
     ),
 ]
+StrictWarnings = Annotated[
+    bool,
+    typer.Option(
+        "--strict-warnings",
+        help="Rules of severity warn decide too, as if they were errors.",
+        rich_help_panel=PANEL,
+    ),
+]
 
 
 def gate(
@@ -77,6 +85,7 @@ def gate(
     require: Require = None,
     fail_if: FailIf = None,
     baseline: BaselineReport = None,
+    strict_warnings: StrictWarnings = False,
     update_baseline: Annotated[
         bool,
         typer.Option(
@@ -118,7 +127,7 @@ def gate(
     gc.disable()  # what is read is kept to the end, and the end is near
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline writes the file that --baseline names: name one")
-    rules = read_rules(thresholds, require or [], fail_if or [])
+    rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings)
     check_baseline_use(rules, baseline is not None, update_baseline)
     to = targets(outputs or [], [report, *([] if baseline is None else [baseline])])
     values = Values(read_extract(report, *needed(rules)))
@@ -137,7 +146,7 @@ def gate(
 
 
 def prepared(
-    thresholds: str | None, require: list[str], fail_if: list[str], baseline: str | None
+    thresholds: str | None, require: list[str], fail_if: list[str], baseline: str | None, strict_warnings: bool
 ) -> "Callable[[Report], Report]":
     """What judges the report of compare. Rules and baseline are read at once: a mistake in them costs no run."""
     if not (thresholds is not None or require or fail_if or baseline is not None):
@@ -149,7 +158,7 @@ def prepared(
     from quanterr.gates.values import Values
     from quanterr.report.reading import read_extract
 
-    rules = read_rules(thresholds, require, fail_if)
+    rules = read_rules(thresholds, require, fail_if, strict_warnings)
     check_baseline_use(rules, baseline is not None)
     before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
     return lambda report: judged(report, rules, before)

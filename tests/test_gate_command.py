@@ -172,6 +172,14 @@ class TestWhatIsTold:
         assert Status.OK == done.returncode
         assert "warn: gate x: snr_db >= 99 does not hold" in done.stderr
 
+    def test_strict_warnings_make_it_decide(self, stored, tmp_path):
+        path = tmp_path / "thresholds.toml"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
+        done = gate(stored, "--thresholds", path, "--strict-warnings")
+
+        assert Status.GATE_FAILED == done.returncode
+        assert "fail: gate x: snr_db >= 99 does not hold" in done.stderr
+
     def test_explain_goes_to_stdout(self, stored):
         done = gate(stored, "--thresholds", "fp8", "--explain", UP)
         lines = done.stdout.splitlines()

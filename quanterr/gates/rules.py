@@ -6,7 +6,7 @@ schema = 1
 id = "attn"                        # a later rule of the same id decides for the layers that it selects
 require = "snr_db >= 30"           # see expression.py
 layers = ["*.self_attn.*"]         # as --layers-to-compare; without: all weights
-severity = "error"                 # or "warn": is told, and does not change the verdict
+severity = "error"                 # or "warn": is told, and decides only with --strict-warnings
 undefined = "fail"                 # or "skip": leaves out layers that have no such number
 reason = "below, prompts drift"    # why; is shown where the rule does not hold
 """
@@ -43,11 +43,15 @@ class Rule(NamedTuple):
 
 
 def read_rules(
-    thresholds: str | os.PathLike[str] | None, require: Iterable[str] = (), fail_if: Iterable[str] = ()
+    thresholds: str | os.PathLike[str] | None,
+    require: Iterable[str] = (),
+    fail_if: Iterable[str] = (),
+    strict_warnings: bool = False,
 ) -> list[Rule]:
     """The rules of a thresholds file or preset, then those of ``--require`` and ``--fail-if``.
 
-    ``--fail-if`` is the same as requiring the opposite, so what is undefined fails there too.
+    ``--fail-if`` is the same as requiring the opposite, so what is undefined fails there too. With
+    ``strict_warnings`` all rules are of severity error.
 
     Raises:
         UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
@@ -64,7 +68,7 @@ def read_rules(
         where = f"{_shown(thresholds)}: holds no [[rule]]" if thresholds is not None else "no rule to judge by"
         raise UsageError(f"{where}; give --thresholds FILE, or --require 'snr_db >= 30'")
     _check_ids(rules)
-    return rules
+    return [rule._replace(severity="error") for rule in rules] if strict_warnings else rules
 
 
 def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) -> None:
