@@ -178,7 +178,7 @@ class TestWhatIsTold:
         done = gate(stored, "--thresholds", path, "--strict-warnings")
 
         assert Status.GATE_FAILED == done.returncode
-        assert "fail: gate x: snr_db >= 99 does not hold" in done.stderr
+        assert "FAIL: gate x: snr_db >= 99 does not hold" in done.stderr
 
     def test_explain_goes_to_stdout(self, stored):
         done = gate(stored, "--thresholds", "fp8", "--explain", UP)
