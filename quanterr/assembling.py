@@ -6,7 +6,7 @@ from typing import Any
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.findings import finding, of_folding, of_importance, of_plan, of_weight
+from quanterr.findings import finding, of_folding, of_importance, of_notes, of_plan, of_weight
 from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
@@ -169,6 +169,8 @@ class Assembly:
         """The report of all that was taken in."""
         not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
+            *of_notes(original),
+            *of_notes(quantized),
             *of_plan(self._plan),
             *of_folding(self._folded),
             *of_importance(self._covered),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quanterr import __version__, diff_command, gate_command, rank_command
-from quanterr.commands import Color, Interrupt, printing, watching
-from quanterr.errors import QuanterrError, Status, UsageError
+from quanterr.commands import Color, Interrupt, Lenient, printing, warn, watching
+from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
 from quanterr.metrics import OUTLIER
 from quanterr.text import unicode
@@ -103,6 +103,7 @@ def compare(
             rich_help_panel="Selection",
         ),
     ] = False,
+    lenient: Lenient = False,
     outlier_threshold: Annotated[
         float,
         typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
@@ -166,7 +167,8 @@ def compare(
     to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])])
     judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline)
     with Interrupt() as interrupt:
-        report = _compared(sides, layers or [], device, outlier_threshold, importance, quiet, interrupt)
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, interrupt)
+        warn(report.findings)
         try:
             report = judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
@@ -195,6 +197,7 @@ def _compared(
     device: str,
     threshold: float,
     importance: str | None,
+    lenient: bool,
     quiet: bool,
     interrupt: Interrupt,
 ) -> "Report":
@@ -208,6 +211,7 @@ def _compared(
             device=device,
             outlier_threshold=threshold,
             importance=importance,
+            lenient=lenient,
             watch=watch,
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],
@@ -315,6 +319,7 @@ def render(
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
+    lenient: Lenient = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every weight, and all findings.")] = False,
     color: Annotated[Color, typer.Option(help="Colours.")] = Color.AUTO,
 ) -> None:
@@ -323,7 +328,8 @@ def inspect(
     from quanterr.report.as_table import console
     from quanterr.report.inspection_table import show
 
-    inspection = run(checkpoint)
+    inspection = run(checkpoint, lenient)
+    warn(inspection.findings)
     with printing():
         if as_json:
             print(inspection.to_json(), end="")
@@ -389,7 +395,13 @@ def _run() -> int:
     except QuanterrError as error:
         print(f"quanterr: {error}", file=sys.stderr)
         return error.status
-    except Exception:  # an exit status of 1 would read as "a gate failed"
+    except Exception as error:  # an exit status of 1 would read as "a gate failed"
+        if is_out_of_memory(error):
+            why = f" ({error})" if str(error) else ""
+            print(
+                f"quanterr: out of memory{why}; more is needed than there is, or than a limit allows", file=sys.stderr
+            )
+            return Status.ENVIRONMENT
         traceback.print_exc()
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG

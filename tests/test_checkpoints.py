@@ -1,6 +1,5 @@
 import errno
 import os
-import resource
 import tempfile
 import time
 from math import prod
@@ -16,7 +15,7 @@ from stored import as_header, entry, original, raw_header, shards, write, write_
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS, StoredFile
 from quanterr.checkpoints.hub_cache import cache_folder
-from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.errors import CheckpointError, UsageError
 
 A, B, C = ({name: torch.full((2, 3), value)} for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)))
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -158,19 +157,6 @@ def test_no_file_stays_open_when_opening_fails(folder):
     refusal(CheckpointError, folder)
 
     assert len(before) == len(os.listdir("/dev/fd"))
-
-
-def test_too_many_open_files_are_an_error_of_the_environment(tmp_path):
-    path = write(tmp_path / "model.safetensors", A)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        with pytest.raises(ResourceError, match="too many open files; raise the limit") as raised:
-            open_checkpoint(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-    assert 5 == raised.value.status
 
 
 # Folders and indexes
@@ -455,7 +441,7 @@ def test_a_file_that_gets_shorter_is_an_error_and_no_signal(tmp_path):
     with open_checkpoint(write(tmp_path / "model.safetensors", A)) as checkpoint:
         os.truncate(tmp_path / "model.safetensors", checkpoint.files[0].size - 1)
 
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: ends at byte .* truncated"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: changed while being read \(size"):
             checkpoint.entries["a"].read()
 
 
@@ -483,11 +469,11 @@ def failing(monkeypatch, code, times):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_read_that_fails_for_a_moment_is_repeated(stored, monkeypatch, code):
-    pauses = failing(monkeypatch, code, times=2)
+    pauses = failing(monkeypatch, code, times=3)
 
     assert b"456" == stored.read(4, 3)
-    assert 2 == len(pauses)
-    assert pauses[0] < pauses[1]
+    assert 3 == len(pauses)
+    assert pauses[0] < pauses[1] < pauses[2]
 
 
 def test_a_read_that_keeps_failing_is_an_error_that_says_where(stored, monkeypatch):

@@ -1,0 +1,120 @@
+"""What the machine does to a run: too little memory, too few files, signals at any moment."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from forked import command
+from stored import pair, raw_header, write, write_index
+
+from quanterr.errors import Status
+from quanterr.report.reading import read_report
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A BF16 original of 64 MiB and its FP8 cast, larger than the memory that some tests leave."""
+    folder = tmp_path_factory.mktemp("large")
+    weight = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = {f"layers.{n}.mlp.weight": weight.clone() for n in range(8)}
+    y = {name: weight.to(torch.float8_e4m3fn) for name in x}
+    return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("mib", [0, 1, 3, 6, 12, 24, 30, 48])
+    def test_that_is_too_little_is_an_error_of_the_environment_that_says_so(self, large, mib):
+        done = command("compare", *large, "--device", "cpu", "-q", memory=mib * MIB)
+
+        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # how much is needed depends on the cores
+        assert done.status == Status.OK or "quanterr: out of memory" in done.stderr
+        assert done.status == Status.ENVIRONMENT or mib > 20
+        assert "Traceback" not in done.stderr
+
+    def test_may_be_less_than_the_files_have(self, tmp_path):
+        """Neither the run nor the library that checks the header needs room for a file."""
+        header = {"w": {"dtype": "BF16", "shape": [1, 1 << 30], "data_offsets": [0, 2 << 30]}}
+        path = raw_header(tmp_path / "x.safetensors", json.dumps(header).encode())
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size + (2 << 30))
+
+        done = command("inspect", path, memory=256 * MIB)
+
+        assert (Status.OK, "") == (done.status, done.stderr)
+
+
+def in_shards(folder, n):
+    """One tensor a shard, and the same in one file."""
+    names = [f"layers.{number}.weight" for number in range(n)]
+    header = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    for name in names:
+        raw_header(folder / f"{name}.safetensors", json.dumps({name: header}).encode(), bytes(range(16)))
+    index = write_index(folder, {name: f"{name}.safetensors" for name in names})
+    entries = {name: header | {"data_offsets": [16 * at, 16 * at + 16]} for at, name in enumerate(names)}
+    return raw_header(folder / "whole.st", json.dumps(entries).encode(), bytes(range(16)) * n), index
+
+
+class TestOpenFiles:
+    def test_may_be_more_than_the_soft_limit(self, tmp_path):
+        done = command("compare", *in_shards(tmp_path, 2000), "-q", files=256)
+
+        assert Status.OK == done.status, done.stderr
+        assert "2000" not in done.stderr
+        assert "pass" in done.stderr
+
+    def test_beyond_the_hard_limit_are_an_error_of_the_environment(self, tmp_path):
+        limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+        done = command("compare", *in_shards(tmp_path, 100), "-q", before=limit)
+
+        assert Status.ENVIRONMENT == done.status
+        assert "safetensors: too many open files; raise the limit with `ulimit -n`" in done.stderr
+
+
+OLD = "quanterr: an earlier report"
+SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATED, signal.SIGKILL: -signal.SIGKILL}
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", SIGNALLED)
+    def test_at_any_moment_leave_a_whole_report(self, large, tmp_path, number):
+        path, moments, seen = tmp_path / "report.json", random.Random(0), set()
+        for _ in range(6):
+            path.write_text(OLD)
+            after = f"import os, threading; kill = threading.Timer({moments.uniform(0, 0.7)}, os.kill, (os.getpid(), "
+            done = command(
+                "compare", *large, "--device", "cpu", "-q", "-o", path, before=f"{after}{number:d})); kill.start()"
+            )
+            seen.add(done.status)
+
+            assert done.status in (Status.OK, SIGNALLED[number], -number), done.stderr
+            assert "Traceback" not in done.stderr
+            assert number == signal.SIGKILL or ["report.json"] == [file.name for file in tmp_path.iterdir()]
+            if path.read_text() == OLD:
+                assert done.status < 0
+                continue
+            report = read_report(path)
+            assert report.complete or (done.status > 0 and "inconclusive" == report.verdict)
+            if not report.complete:
+                judged = command("gate", path, "--require", "lossless >= 0", "--require", "snr_db >= -1000")
+                assert Status.INCONCLUSIVE == judged.status
+
+        assert SIGNALLED[number] in seen
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("seconds", [0.2, 0.7])
+    def test_before_the_work_end_it_without_a_word_of_a_gate(self, tmp_path, number, seconds):
+        """While torch is still being imported."""
+        words = [sys.executable, "-m", "quanterr", "compare", *map(str, pair(tmp_path)), "-q"]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        time.sleep(seconds)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+
+        assert process.returncode in (-number, SIGNALLED[number]), said
