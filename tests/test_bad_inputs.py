@@ -622,7 +622,7 @@ BESIDE = [
 
 UP = "model.layers.0.mlp.up_proj.weight"
 SCALE = f"{UP}_scale"
-NAN_CODES = torch.full((32, 16), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+ALL_CODES = torch.arange(512).to(torch.uint8).view(32, 16)  # each twice
 
 
 def put(name: str, value: torch.Tensor) -> Make:
@@ -647,8 +647,12 @@ WEIGHTS = [
     Row(63, "a scale of zero", put(SCALE, torch.tensor(0.0)), INCONCLUSIVE, "1 of 1 scales in"),
     Row(64, "infinity in the original", spoilt_original, INCONCLUSIVE,
         "1 of 512 elements of the original weight are NaN or infinite"),
-    Row(65, "codes that are NaN", put(UP, NAN_CODES), INCONCLUSIVE,
-        "512 of 512 elements of the quantized weight are NaN or infinite"),
+    Row(65, "all codes of E4M3", put(UP, ALL_CODES.view(torch.float8_e4m3fn)), INCONCLUSIVE,
+        "4 of 512 elements of the quantized weight are NaN or infinite"),  # 0x7F and 0xFF
+    Row(65, "all codes of E5M2", put(UP, ALL_CODES.view(torch.float8_e5m2)), INCONCLUSIVE,
+        "16 of 512 elements of the quantized weight are NaN or infinite"),  # 0x7C to 0x7F and 0xFC to 0xFF
+    Row(65, "all codes of E4M3FNUZ", put(UP, ALL_CODES.view(torch.float8_e4m3fnuz)), INCONCLUSIVE,
+        "F8_E4M3FNUZ [32, 16]) is in a layout this version does not read"),
     Row(66, "an original of zeros", tensors({"w": torch.zeros(4, 4)}, {"w": ONES}), OK,
         "w: the original is all zeros, the quantized weight is not"),
     Row(67, "the same file twice", lambda folder: ("compare", *(pair(folder)[0],) * 2), OK, "tensors are identical"),

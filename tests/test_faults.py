@@ -107,6 +107,21 @@ class TestSignals:
 
         assert SIGNALLED[number] in seen
 
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    def test_that_kill_while_the_report_is_written_leave_the_earlier_one(self, tmp_path, call):
+        path = tmp_path / "report.json"
+        path.write_text(OLD)
+        done = command(
+            "compare",
+            *pair(tmp_path),
+            "-q",
+            "-o",
+            path,
+            before=f"import os; os.{call} = lambda *_: os.kill(os.getpid(), 9)",
+        )
+
+        assert (-signal.SIGKILL, OLD) == (done.status, path.read_text())
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("seconds", [0.2, 0.7])
     def test_before_the_work_end_it_without_a_word_of_a_gate(self, tmp_path, number, seconds):
