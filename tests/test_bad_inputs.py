@@ -638,7 +638,16 @@ def spoilt_original(folder: Path) -> Iterable[Any]:
 HIGGS = {name: ONES.clone() for name in ("w.scales", "w.tables", "w.tables2")}
 HIGGS |= {"w.weight": torch.zeros(4, 4, dtype=torch.int8)}
 
+
+def scale_of_unknown_dtype(folder: Path) -> Iterable[Any]:
+    x, y = pair(folder)
+    y.write_bytes(y.read_bytes().replace(f'"{SCALE}":{{"dtype":"F32"'.encode(), f'"{SCALE}":{{"dtype":"F33"'.encode()))
+    return "compare", x, y, "-l", "*.weight"
+
+
 WEIGHTS = [
+    Row(26, "an unknown dtype of a scale, not selected", scale_of_unknown_dtype, INCONCLUSIVE,
+        ("2 of 3 original tensors compared", "quanterr: warning: ", f"{SCALE}: unknown dtype F33")),
     Row(61, "no scale", changed(lambda y: y.pop(SCALE)), INCONCLUSIVE,
         (UP, "another weight of this checkpoint has one (model.layers.0.self_attn.q_proj.weight_scale)")),
     Row(62, "a scale of another shape", put(SCALE, torch.ones(7)), INCONCLUSIVE, (SCALE, "[7]")),

@@ -47,6 +47,7 @@ MAX_DIMENSIONS = 32
 MAX_DIMENSION = 2**40
 MAX_NAME = 4096  # characters
 
+MOST_FILES = 10_240  # open at a time: macOS allows no more
 SPARE_FILES = 32  # that torch and others may need to open besides ours
 RETRIES = 3  # a network file system may fail once and then recover
 
@@ -141,11 +142,12 @@ class StoredFile:
 
 
 def _opened(path: Path) -> int:
-    """A file descriptor. Every shard stays open: where they come near the limit, it is raised as far as it goes."""
+    """A file descriptor. Every shard stays open: where they come near the soft limit, it is raised."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptor + SPARE_FILES >= soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and descriptor + SPARE_FILES >= soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return descriptor
 
 
