@@ -18,10 +18,11 @@ from forked import command
 from gguf_stored import U8, U32, Stored, array, gguf, key, write_gguf
 from stored import NOBODY, as_header, entry, original, pair, quantized, raw_header, shards, write, write_index
 
+import quanterr
 from quanterr.checkpoints.gguf_file import ARRAY, TEXT
 from quanterr.errors import Status
 
-OK, USAGE, UNREADABLE, INCONCLUSIVE, ENVIRONMENT = (Status(n) for n in (0, 2, 3, 4, 5))
+OK, FAILED, USAGE, UNREADABLE, INCONCLUSIVE, ENVIRONMENT = (Status(n) for n in range(6))
 LENIENT = {17, 18, 33, 46}  # and 24, which is a warning without it
 
 Make = Callable[[Path], Iterable[Any]]
@@ -543,7 +544,7 @@ def meanwhile(statement: str) -> str:
     """Python that does this to the files x and y of the folder once all headers are read and the run begins."""
     return (
         "import os\nfrom quanterr.running import Run\nrun = Run.run\n"
-        "x, y = ({folder!r} + '/' + side + '.safetensors' for side in ('original', 'quantized'))\n"
+        "import glob\nx, y = sorted(glob.glob({folder!r} + '/*.safetensors') or glob.glob({folder!r} + '/*.gguf'))\n"
         f"def changing(self, watch):\n    {statement}\n    return run(self, watch)\nRun.run = changing\n"
     )
 
@@ -568,6 +569,11 @@ MEANWHILE = [
         meanwhile("open(y, 'ab').write(b'x')")),
     Row(49, "overwritten", whole(), UNREADABLE, "; results discarded. Compare again when nothing writes to it",
         meanwhile("f = open(y, 'r+b', 0); f.seek(600); f.write(bytes(100)); os.utime(y)")),
+    Row(49, "GGUF, cut off", gg(WHOLE), UNREADABLE, "y.gguf: changed while being read (size ",
+        meanwhile("os.truncate(y, 200)")),
+    Row(49, "GGUF, overwritten", gg(WHOLE), UNREADABLE, "; results discarded. Compare again when nothing writes to it",
+        meanwhile("f = open(y, 'r+b', 0); f.seek(-10, 2); f.write(bytes(9)); os.utime(y)")),
+    Row(50, "GGUF, keeps failing", gg(WHOLE), UNREADABLE, ("gguf: read failed at byte ", ": EIO"), failing(10**6)),
     Row(50, "fails three times", whole(), OK, "3 of 3 original tensors compared", failing(3)),
     Row(50, "keeps failing", whole(), UNREADABLE, ("safetensors: read failed at byte ", ": EIO"), failing(10**6)),
 ]  # fmt: skip
@@ -699,6 +705,29 @@ def output_is_an_input(folder: Path) -> Iterable[Any]:
     return *words, "-o", folder / "quantized.json"
 
 
+def thresholds(text: str) -> Make:
+    """A file of thresholds."""
+
+    def make(folder: Path) -> Iterable[Any]:
+        (folder / "t.toml").write_text(text)
+        return *whole()(folder), "--thresholds", folder / "t.toml"
+
+    return make
+
+
+def other_baseline(folder: Path) -> Iterable[Any]:
+    """A report of another original."""
+    x = {name: weight * 2 for name, weight in original().items()}
+    files = write(folder / "2x.safetensors", x), write(folder / "2y.safetensors", quantized(x))
+    (folder / "old.json").write_text(quanterr.compare(*files, device="cpu").to_json())
+    return *whole()(folder), "--baseline", folder / "old.json", "--require", "delta(snr_db) >= -1"
+
+
+def edited_report(folder: Path) -> Iterable[Any]:
+    text = quanterr.compare(*pair(folder), device="cpu").to_json()
+    return stored_report(text.replace('"verdict": "pass"', '"verdict": "good"'))(folder)
+
+
 def stored_report(text: str, *words: str) -> Make:
     """``quanterr gate`` on this for a report."""
 
@@ -709,6 +738,7 @@ def stored_report(text: str, *words: str) -> Make:
     return make
 
 
+RULE = 'schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 1"\n'
 HEAD = '{"schema": "quanterr.report",\n"schema_version": '
 
 MACHINE = [
@@ -724,6 +754,14 @@ MACHINE = [
     Row(75, "a bad operator", whole("--require", "snr_db => 30"), USAGE, "column 8: expected one of"),
     Row(75, "a unit", whole("--require", "snr_db >= 30 dB"), USAGE, "column 14: expected the end of the rule"),
     Row(75, "no file of thresholds", whole("--thresholds", "{folder}/t.toml"), USAGE, "t.toml"),
+    Row(75, "thresholds that are no TOML", thresholds("schema = 1\n[[rule]\n"), USAGE,
+        ("t.toml: is not TOML: ", "line 2")),
+    Row(75, "a misspelt metric in thresholds", thresholds(RULE.replace("snr_db", "snr")), USAGE,
+        ('t.toml:2: rule "x"', "did you mean snr_db?")),
+    Row(75, "a rule twice", thresholds(RULE + RULE.removeprefix("schema = 1\n")), USAGE, "later one selects all"),
+    Row(75, "a rule of no layer", thresholds(RULE + 'layers = ["x9"]\n'), FAILED, 'no layer matches "x9"'),
+    Row(76, "a baseline of another original", other_baseline, USAGE, "it is of a different original"),
+    Row(76, "an edited report", edited_report, UNREADABLE, "report.json: "),
     Row(76, "a newer report", stored_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this quanterr reads 1.x"),
     Row(76, "a cut report", stored_report(HEAD), UNREADABLE, "report.json: is not valid UTF-8 JSON at byte"),
     Row(76, "no report", stored_report("[]"), UNREADABLE, "is not a report of quanterr"),
@@ -749,8 +787,7 @@ def test_bad_input(tmp_path: Path, row: Row) -> None:
         assert says in told
     assert "Traceback" not in ended.stderr
     assert all(line.isprintable() for line in told.splitlines())
-    if row.status in (UNREADABLE, USAGE):
-        assert "" == ended.stdout
+    assert row.status != UNREADABLE or "" == ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -784,3 +821,15 @@ def test_bad_input_leaves_the_earlier_report_untouched(tmp_path: Path, number: i
 
     assert row.status == done(row, tmp_path, "-o", str(tmp_path / "report.json")).status
     assert "old" == (tmp_path / "report.json").read_text()
+
+
+def test_inspect_and_rank_are_lenient_on_demand_too(tmp_path: Path) -> None:
+    x, y = pair(tmp_path)
+    y.write_bytes(y.read_bytes() + b"123")
+    z = write(tmp_path / "z.safetensors", quantized(original()))
+    warning = f"quanterr: warning: {y}: 3 trailing bytes after the last tensor"
+
+    for words in (("inspect", y), ("rank", x, y, z, "-q", "--device", "cpu")):
+        refused, accepted = command(*words), command(*words, "--lenient")
+        assert (UNREADABLE, OK) == (refused.status, accepted.status)
+        assert accepted.stderr.startswith(warning)

@@ -602,6 +602,25 @@ def test_a_file_with_any_damage_is_taken_only_if_the_library_takes_it(at, taken,
         assert safetensors.deserialize(raw)
 
 
+@any_file
+@given(st.integers(0, len(VALID)), st.integers(0, 3), st.binary(max_size=3))
+def test_a_file_with_any_damage_is_taken_leniently_as_strictly_or_with_a_note(at, taken, put):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(VALID[:at] + put + VALID[at + taken :])
+        found = []
+        for lenient in (False, True):
+            try:
+                with open_checkpoint(path, lenient) as checkpoint:
+                    entries = [(e.name, e.dtype, e.shape, e.offset, e.nbytes) for e in checkpoint.entries.values()]
+                    found.append((entries, checkpoint.notes, [e.read() for e in checkpoint.entries.values()]))
+            except CheckpointError:
+                found.append(None)
+
+    strict, lenient = found
+    assert strict == lenient or (strict is None and lenient[1])
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

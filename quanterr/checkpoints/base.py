@@ -6,6 +6,7 @@ import resource
 import stat
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -113,7 +114,8 @@ class StoredFile:
     def will_need(self, offset: int, n: int) -> None:
         """Tell the kernel to fetch these bytes now; a hint, and no more."""
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, offset, n, os.POSIX_FADV_WILLNEED)
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offset, n, os.POSIX_FADV_WILLNEED)
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError when the file is no longer the one that was opened, byte for byte."""
