@@ -6,13 +6,14 @@ from typing import Any
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.findings import finding, of_folding, of_importance, of_notes, of_plan, of_weight
+from quanterr.findings import finding, of_folding, of_importance, of_plan, of_weight
 from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
 from quanterr.importance import Covered
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
 from quanterr.metrics.sums import Sums, as_float
+from quanterr.oddities import of_config, of_notes
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
 from quanterr.report.model import (
     Aggregate,
@@ -171,6 +172,8 @@ class Assembly:
         findings = [
             *of_notes(original),
             *of_notes(quantized),
+            *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
+            *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
             *of_plan(self._plan),
             *of_folding(self._folded),
             *of_importance(self._covered),

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite, sqrt
 from typing import Any
 
-from quanterr.checkpoints import Checkpoint
 from quanterr.folding import Folded
 from quanterr.importance import Covered
 from quanterr.metrics import Measured, cosine_similarity, snr_db
@@ -24,9 +23,6 @@ SAME_DIRECTION = 0.9  # of a cosine: only the length differs
 UNRELATED = 0.3
 SAME_LENGTH = 0.8, 1.25  # of a norm ratio
 
-NOTE = "odd_file"
-MAX_NOTES = 20
-
 FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 
 
@@ -44,16 +40,6 @@ def finding(
             "evidence": evidence,
         }
     )
-
-
-def of_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is odd about the files."""
-    for note in checkpoint.notes[:MAX_NOTES]:
-        yield finding(NOTE, "warning", None, note)
-    if more := checkpoint.notes[MAX_NOTES:]:
-        yield finding(
-            NOTE, "warning", None, f"{display(checkpoint.path)}: {count(len(more), 'more note')} of this kind"
-        )
 
 
 def of_plan(plan: Plan) -> Iterator[Finding]:

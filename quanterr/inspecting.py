@@ -7,8 +7,9 @@ from math import prod
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import Misfit
-from quanterr.findings import finding, of_notes
+from quanterr.findings import finding
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.oddities import of_config, of_notes
 from quanterr.report.inspection import Inspection, StoredWeight, Tally
 from quanterr.report.model import Finding, StoredFile, Tool
 from quanterr.roles import block_of, role_of
@@ -144,4 +145,5 @@ def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
     bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
     if bare:
         yield finding("codes_without_scale", "warning", None, f"codes that nothing scales: {listed(bare)}")
+    yield from of_config(labels.config, (weight.code_bits for weight in weights))
     yield from of_notes(side.checkpoint)

@@ -620,6 +620,8 @@ BESIDE = [
                               {name: w.to(torch.float8_e4m3fn) if w.ndim == 2 else w for name, w in original().items()})
                         .parent),
         INCONCLUSIVE, "config.json says quant_method fp8"),
+    Row(59, "config.json says 4 bits, the codes have 8", configured(b'{"quantization_config": {"bits": 4}}'), OK,
+        "config.json says codes of 4 bits, the tensors hold codes of 8 bits: read as these"),
     Row(60, "code names in config.json", configured(CODE), OK, "3 of 3 original"),
 ]  # fmt: skip
 

@@ -49,6 +49,7 @@ LAYERS = [
     "running",
     "measuring",
     "findings",
+    "oddities",
     "inspecting",
     "assembling",
     "progress",
