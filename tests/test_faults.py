@@ -81,31 +81,58 @@ OLD = "quanterr: an earlier report"
 SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATED, signal.SIGKILL: -signal.SIGKILL}
 
 
+def after_goes(n, number):
+    """Python that sends the signal once so much of the work is begun."""
+    return (
+        "import os, itertools\nfrom quanterr.worker import Worker\ncompare, count = Worker.compare, itertools.count()\n"
+        f"def counting(*a):\n    if next(count) == {n}:\n        os.kill(os.getpid(), {number:d})\n"
+        "    return compare(*a)\nWorker.compare = counting\n"
+    )
+
+
+def after_seconds(seconds, number):
+    """Python that sends the signal then, wherever the command is."""
+    return f"import os, threading\nthreading.Timer({seconds}, os.kill, (os.getpid(), {number:d})).start()\n"
+
+
 class TestSignals:
+    """The work is eight weights, each taken in one go."""
+
+    def ended(self, files, path, before):
+        """How the command ended where an earlier report lies; whatever is there then is whole."""
+        path.write_text(OLD)
+        done = command("compare", *files, "--device", "cpu", "-q", "-o", path, before=before)
+        assert "Traceback" not in done.stderr
+        report = None if path.read_text() == OLD else read_report(path)
+        assert done.status < 0 or report is not None or done.status == Status.INTERRUPTED  # before there was any
+        assert report is None or report.complete or (done.status > 0 and "inconclusive" == report.verdict)
+        return done.status, report
+
+    @pytest.mark.parametrize("goes", [0, 3, 5])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_at_work_leave_a_report_that_is_incomplete_and_passes_no_gate(self, large, tmp_path, number, goes):
+        path = tmp_path / "report.json"
+        status, report = self.ended(large, path, after_goes(goes, number))
+        judged = command("gate", path, "--require", "lossless >= 0", "--require", "snr_db >= -1000")
+
+        assert (SIGNALLED[number], False) == (status, report.complete)
+        assert ["report.json"] == [file.name for file in tmp_path.iterdir()]
+        assert Status.INCONCLUSIVE == judged.status
+
+    @pytest.mark.parametrize("goes", [0, 6])
+    def test_that_kill_at_work_leave_the_earlier_report(self, large, tmp_path, goes):
+        before = after_goes(goes, signal.SIGKILL)
+
+        assert (-signal.SIGKILL, None) == self.ended(large, tmp_path / "report.json", before)
+
     @pytest.mark.parametrize("number", SIGNALLED)
     def test_at_any_moment_leave_a_whole_report(self, large, tmp_path, number):
-        path, moments, seen = tmp_path / "report.json", random.Random(0), set()
-        for _ in range(6):
-            path.write_text(OLD)
-            after = f"import os, threading; kill = threading.Timer({moments.uniform(0, 0.7)}, os.kill, (os.getpid(), "
-            done = command(
-                "compare", *large, "--device", "cpu", "-q", "-o", path, before=f"{after}{number:d})); kill.start()"
-            )
-            seen.add(done.status)
+        moments = random.Random(0)
+        for _ in range(4):
+            before = after_seconds(moments.uniform(0, 0.8), number)
+            status, _ = self.ended(large, tmp_path / "report.json", before)
 
-            assert done.status in (Status.OK, SIGNALLED[number], -number), done.stderr
-            assert "Traceback" not in done.stderr
-            assert number == signal.SIGKILL or ["report.json"] == [file.name for file in tmp_path.iterdir()]
-            if path.read_text() == OLD:
-                assert done.status < 0
-                continue
-            report = read_report(path)
-            assert report.complete or (done.status > 0 and "inconclusive" == report.verdict)
-            if not report.complete:
-                judged = command("gate", path, "--require", "lossless >= 0", "--require", "snr_db >= -1000")
-                assert Status.INCONCLUSIVE == judged.status
-
-        assert SIGNALLED[number] in seen
+            assert status in (Status.OK, SIGNALLED[number], -number)
 
     @pytest.mark.parametrize("call", ["fsync", "replace"])
     def test_that_kill_while_the_report_is_written_leave_the_earlier_one(self, tmp_path, call):
