@@ -392,6 +392,8 @@ def _run() -> int:
         app(prog_name="quanterr")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
+    except KeyboardInterrupt:  # before the work, or after it
+        return Status.INTERRUPTED
     except QuanterrError as error:
         print(f"quanterr: {error}", file=sys.stderr)
         return error.status
