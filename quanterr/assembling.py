@@ -13,6 +13,7 @@ from quanterr.histogram import Histogram
 from quanterr.importance import Covered
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
 from quanterr.metrics.sums import Sums, as_float
+from quanterr.oddities import of_config, of_notes
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
 from quanterr.report.model import (
     Aggregate,
@@ -169,6 +170,10 @@ class Assembly:
         """The report of all that was taken in."""
         not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
+            *of_notes(original),
+            *of_notes(quantized),
+            *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
+            *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
             *of_plan(self._plan),
             *of_folding(self._folded),
             *of_importance(self._covered),

@@ -16,6 +16,7 @@ from typing import NamedTuple, overload
 # price of some forty operations is spread thin; on CUDA it should hide the launches.
 CPU_CHUNK = 1 << 19
 CUDA_CHUNK = 1 << 23
+LEAST_CUDA_CHUNK = 1 << 21  # where its memory is short: 8 MiB of float32
 
 KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolution, not stacked experts
 
@@ -37,6 +38,12 @@ class Chunk(NamedTuple):
     def n(self) -> int:
         """Number of elements."""
         return (self.stop_row - self.row) * (self.stop_col - self.col)
+
+
+def divided(chunk: Chunk, size: int) -> list[Chunk]:
+    """A chunk as chunks of at most ``size`` elements."""
+    row, _, col, _ = chunk
+    return [Chunk(row + c.row, row + c.stop_row, col + c.col, col + c.stop_col) for c in Cut(*chunk.shape, size)]
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

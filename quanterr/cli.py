@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quanterr import __version__, diff_command, gate_command, rank_command
-from quanterr.commands import Color, Interrupt, printing, watching
-from quanterr.errors import QuanterrError, Status, UsageError
+from quanterr.commands import Color, Interrupt, Lenient, printing, warn, watching
+from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.gate_command import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.metrics import OUTLIER
 from quanterr.text import unicode
@@ -103,6 +103,7 @@ def compare(
             rich_help_panel="Selection",
         ),
     ] = False,
+    lenient: Lenient = False,
     outlier_threshold: Annotated[
         float,
         typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
@@ -167,7 +168,8 @@ def compare(
     to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])])
     judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings)
     with Interrupt() as interrupt:
-        report = _compared(sides, layers or [], device, outlier_threshold, importance, quiet, interrupt)
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, interrupt)
+        warn(report.findings)
         try:
             report = judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
@@ -196,6 +198,7 @@ def _compared(
     device: str,
     threshold: float,
     importance: str | None,
+    lenient: bool,
     quiet: bool,
     interrupt: Interrupt,
 ) -> "Report":
@@ -209,6 +212,7 @@ def _compared(
             device=device,
             outlier_threshold=threshold,
             importance=importance,
+            lenient=lenient,
             watch=watch,
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],
@@ -316,6 +320,7 @@ def render(
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
+    lenient: Lenient = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every weight, and all findings.")] = False,
     color: Annotated[Color, typer.Option(help="Colours.")] = Color.AUTO,
 ) -> None:
@@ -324,7 +329,8 @@ def inspect(
     from quanterr.report.as_table import console
     from quanterr.report.inspection_table import show
 
-    inspection = run(checkpoint)
+    inspection = run(checkpoint, lenient)
+    warn(inspection.findings)
     with printing():
         if as_json:
             print(inspection.to_json(), end="")
@@ -387,10 +393,18 @@ def _run() -> int:
         app(prog_name="quanterr")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
+    except KeyboardInterrupt:  # before the work, or after it
+        return Status.INTERRUPTED
     except QuanterrError as error:
         print(f"quanterr: {error}", file=sys.stderr)
         return error.status
-    except Exception:  # an exit status of 1 would read as "a gate failed"
+    except Exception as error:  # an exit status of 1 would read as "a gate failed"
+        if is_out_of_memory(error):
+            why = f" ({error})" if str(error) else ""
+            print(
+                f"quanterr: out of memory{why}; more is needed than there is, or than a limit allows", file=sys.stderr
+            )
+            return Status.ENVIRONMENT
         traceback.print_exc()
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG

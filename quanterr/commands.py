@@ -4,10 +4,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from quanterr.progress import Bar, Heartbeat
+    from quanterr.report.model import Finding
 
 
 class Color(StrEnum):
@@ -25,6 +26,17 @@ class Color(StrEnum):
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
+
+
+Lenient = Annotated[
+    bool,
+    typer.Option(
+        "--lenient",
+        help="Accept files that are odd and yet mean one thing only, and warn: bytes at the end, a header padded "
+        "with other than spaces.",
+        rich_help_panel="Inputs",
+    ),
+]
 
 
 class Interrupt:
@@ -49,6 +61,15 @@ class Interrupt:
         self.signal = number
         self.stop.set()
         os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+
+
+def warn(findings: "Iterable[Finding]") -> None:
+    """Tell on stderr what is odd about the files: of that nobody may hear only in a report."""
+    from quanterr.oddities import NOTE
+    from quanterr.report.shown import sentence
+
+    for message in dict.fromkeys(sentence(found.message) for found in findings if found.code == NOTE):
+        print(f"quanterr: warning: {message}", file=sys.stderr)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from quanterr.report.ranking import Ranking
 from quanterr.running import Progress, Run, pick_device
 from quanterr.selection import Selection
 from quanterr.tasks import together
+from quanterr.text import display
 
 Path = str | os.PathLike[str]
 
@@ -35,6 +36,7 @@ def compare(
     device: str = "auto",
     outlier_threshold: float = OUTLIER,
     importance: str | os.PathLike[str] | None = None,
+    lenient: bool = False,
     watch: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -48,6 +50,7 @@ def compare(
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         outlier_threshold: an element with a larger ``|e|`` is an outlier.
         importance: an importance matrix of llama.cpp's: gives weighted_nmse and weighted_snr_db.
+        lenient: accept files that are odd and yet mean one thing only, see :func:`quanterr.open_checkpoint`.
         watch: called ten times a second with the progress.
         stop: when it gets set, the run ends after the current chunks and the report is incomplete.
         command: what the user called, for ``report.run``.
@@ -66,6 +69,7 @@ def compare(
         device=device,
         outlier_threshold=outlier_threshold,
         importance=importance,
+        lenient=lenient,
         watch=watch,
         stop=stop,
         command=command,
@@ -80,6 +84,7 @@ def compare_each(
     device: str = "auto",
     outlier_threshold: float = OUTLIER,
     importance: str | os.PathLike[str] | None = None,
+    lenient: bool = False,
     watch: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -90,7 +95,7 @@ def compare_each(
     """
     started, clock = datetime.now(UTC), time.monotonic()
     with ExitStack() as stack:
-        before, *after = (_opened(side, stack) for side in (original, *candidates))
+        before, *after = (_opened(side, lenient, stack) for side in (original, *candidates))
         selection = Selection(layers)
         plans = [pair(before, quantized, selection) for quantized in after]
         matters = None if importance is None else read_importance(importance)
@@ -106,6 +111,7 @@ def compare_each(
             lambda candidate, done: assemblies[candidate].add(done),
             outlier_threshold,
             stop or threading.Event(),
+            may_move=device == "auto",
         )
         complete = run.run(watch or (lambda progress: None))
         for checkpoint in (before, *after):
@@ -113,7 +119,7 @@ def compare_each(
         info = RunInfo(
             started=started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - clock,
-            device=_told(run.device),
+            device=_told(run),
             threads=run.threads,
             torch=torch.__version__,
             python=platform.python_version(),
@@ -135,6 +141,7 @@ def rank(
     *,
     layers: Iterable[str] = (),
     device: str = "auto",
+    lenient: bool = False,
     watch: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -149,13 +156,17 @@ def rank(
         CheckpointError, ResourceError: as :func:`compare`.
     """
     names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
-    reports = compare_each(original, candidates, layers=layers, device=device, watch=watch, stop=stop, command=command)
+    reports = compare_each(
+        original, candidates, layers=layers, device=device, lenient=lenient, watch=watch, stop=stop, command=command
+    )
     return ranked(names, reports)
 
 
-def _opened(side: Path | Checkpoint, stack: ExitStack) -> Checkpoint:
-    return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side))
+def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:
+    return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient))
 
 
-def _told(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+def _told(run: Run) -> str:
+    device = run.device
+    name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    return f"{name}; cpu too, for want of memory at {display(run.moved_at)}" if run.moved_at else name

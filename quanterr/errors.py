@@ -71,5 +71,14 @@ class ResourceError(QuanterrError):
     status = Status.ENVIRONMENT
 
 
+# What is said where memory, or room for one more thread, is missing: by Python, the C library, C++, torch.
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new thread", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host has no memory left, by whatever kind of exception that was told."""
+    return isinstance(error, MemoryError) or any(told in str(error) for told in NO_MEMORY)
+
+
 class Misfit(Exception):
     """Why a stored weight does not fit a format; becomes the reason in the report."""

@@ -9,6 +9,7 @@ from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import Misfit
 from quanterr.findings import finding
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.oddities import of_config, of_notes
 from quanterr.report.inspection import Inspection, StoredWeight, Tally
 from quanterr.report.model import Finding, StoredFile, Tool
 from quanterr.roles import block_of, role_of
@@ -19,15 +20,17 @@ UNREAD = "unread"  # what no format claims
 PLAIN = ("dense", "verbatim")
 
 
-def inspect(checkpoint: str | os.PathLike[str] | Checkpoint) -> Inspection:
+def inspect(checkpoint: str | os.PathLike[str] | Checkpoint, lenient: bool = False) -> Inspection:
     """What a checkpoint stores: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
+
+    ``lenient`` is that of :func:`quanterr.open_checkpoint`.
 
     Raises:
         CheckpointError: it is missing or damaged, or so is a label in it.
     """
     if isinstance(checkpoint, Checkpoint):
         return _inspected(checkpoint)
-    with open_checkpoint(checkpoint) as opened:
+    with open_checkpoint(checkpoint, lenient) as opened:
         return _inspected(opened)
 
 
@@ -142,5 +145,5 @@ def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
     bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
     if bare:
         yield finding("codes_without_scale", "warning", None, f"codes that nothing scales: {listed(bare)}")
-    for note in side.checkpoint.notes:
-        yield finding("note", "info", None, display(note, 2000))
+    yield from of_config(labels.config, (weight.code_bits for weight in weights))
+    yield from of_notes(side.checkpoint)

@@ -16,7 +16,7 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.chunks import Chunk
 from quanterr.composing import Composer, plain_naming, swapped
 from quanterr.conventions import EMBEDDINGS, HEADS, canonical, may_be_turned
-from quanterr.errors import Misfit
+from quanterr.errors import CheckpointError, Misfit
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
 from quanterr.formats.verbatim import verbatim
 from quanterr.labels import PREFIXES, Labels
@@ -25,7 +25,7 @@ from quanterr.rotary import in_one_order
 from quanterr.selection import Selection
 from quanterr.sides import Side
 from quanterr.tensors import TORCH_DTYPES
-from quanterr.text import listed
+from quanterr.text import display, listed
 from quanterr.translating import Translation
 from quanterr.views import rows_of, transposed
 
@@ -89,7 +89,7 @@ def pair(original: Checkpoint, quantized: Checkpoint, selection: Selection) -> P
     """Pair two checkpoints from their headers.
 
     Raises:
-        CheckpointError: a label in a file is damaged.
+        CheckpointError: a label in a file is damaged, or a selected tensor has an unknown dtype.
         UsageError: a pattern of the selection matches no weight.
     """
     plan = Plan()
@@ -140,6 +140,8 @@ def _pair_weights(
     naming = translation.atoms if translation else plain_naming
     composer = Composer.of(shapes, quantized, list(extra.values()), naming)
     selection.check([*names.values(), *extra])
+    for side in (original, quantized):
+        _refuse_unknown(side, plan.prefixes[side.side], selection)
     for shared, own in names.items():
         other = there.get(shared)
         if not selection.takes(own):
@@ -164,6 +166,17 @@ def _pair_weights(
     for side in (original, quantized):
         for name in sorted(side.labels.consumed):
             plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
+
+
+def _refuse_unknown(side: Side, prefix: str, selection: Selection) -> None:
+    """What has a dtype that safetensors may have got since is an error, unless it is left out.
+
+    A type of GGUF is not: forks add their own, and the other layers can be compared.
+    """
+    unknown = [] if side.checkpoint.gguf else [entry for entry in side.entries.values() if entry.unknown]
+    for entry in unknown:
+        if any(selection.takes(name) for name in (entry.name, entry.name.removeprefix(prefix))):
+            raise CheckpointError(f"{entry.file}: {display(entry.name)}: {entry.unknown}")
 
 
 def _compose(
@@ -249,9 +262,14 @@ def _why_extra(
         return Bucket.FILTERED_OUT, "not selected"
     if weight := _part_of(shared, names, there):
         return Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
-    if shared.endswith(".bias") and entry.nbytes <= LONGEST_BIAS and not entry.read().strip(b"\0"):  # AutoGPTQ
+    if _is_zero_bias(shared, entry):  # AutoGPTQ
         return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
     return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
+
+
+def _is_zero_bias(shared: str, entry: Entry) -> bool:
+    small = shared.endswith(".bias") and not entry.unknown and entry.nbytes <= LONGEST_BIAS
+    return small and not entry.read().strip(b"\0")
 
 
 def _part_of(shared: str, names: dict[str, str], there: dict[str, str]) -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.commands import Color, Interrupt, printing, watching
+from quanterr.commands import Color, Interrupt, Lenient, printing, warn, watching
 from quanterr.errors import Status, UsageError
 from quanterr.text import display, unicode
 
@@ -55,6 +55,7 @@ def rank(
             rich_help_panel="Selection",
         ),
     ] = False,
+    lenient: Lenient = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON on stdout instead of tables.", rich_help_panel="Output")
     ] = False,
@@ -105,10 +106,12 @@ def rank(
                 candidates,
                 layers=layers or [],
                 device=device,
+                lenient=lenient,
                 watch=watch,
                 stop=interrupt.stop,
                 command=["quanterr", *map(unicode, sys.argv[1:])],
             )
+        warn(found for candidate in ranking.candidates for found in candidate.findings)
         _print(ranking, to, as_json, top_layers, color, quiet)
     if interrupt.signal is not None and not ranking.complete:
         raise typer.Exit(128 + interrupt.signal)

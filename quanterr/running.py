@@ -10,17 +10,21 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from quanterr.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut
-from quanterr.errors import ResourceError, UsageError
+from quanterr.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
+from quanterr.errors import ResourceError, UsageError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
 from quanterr.tasks import Job
 from quanterr.text import display
 from quanterr.worker import Finished, Worker
+
+CPU = torch.device("cpu")
+Result = TypeVar("Result")
 
 CHUNKS_AT_ONCE = 8  # of one weight, that a thread takes in one go
 SMALL = 1 << 17  # elements; of smaller weights Python does most of the work, one thread at a time
@@ -90,10 +94,15 @@ class Run:
         finish: Callable[[int, Finished], None],
         outlier: float,
         stop: threading.Event,
+        may_move: bool = False,
     ) -> None:
-        """``finish`` is called with the candidate and its finished pair, by worker threads, one at a time."""
+        """``finish`` is called with the candidate and its finished pair, by worker threads, one at a time.
+
+        ``may_move``: where the device has too little memory even for small chunks, the CPU goes on.
+        """
         self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
+        self._may_move, self.moved_at = may_move, ""  # the weight for which the device had no room
         self._finish, self._lock = finish, threading.Lock()
         self._ended = threading.Event()  # ours: the caller's stop is only read
         self._open: dict[int, _Open] = {}
@@ -118,9 +127,11 @@ class Run:
         threads_before = torch.get_num_threads()
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
         helper = threading.Thread(target=self._read_ahead, daemon=True)
-        for thread in (*workers, helper):
-            thread.start()
+        started: list[threading.Thread] = []
         try:
+            for thread in (*workers, helper):
+                thread.start()
+                started.append(thread)
             for worker in workers:
                 while worker.is_alive():
                     watch(self.progress)
@@ -129,7 +140,7 @@ class Run:
             # Also when this thread is interrupted: the workers stop after their chunk.
             complete = not self._stop.is_set() and self._error is None
             self._ended.set()
-            for thread in (*workers, helper):
+            for thread in started:
                 thread.join()
             torch.set_num_threads(threads_before)
         if self._error is not None:
@@ -175,14 +186,40 @@ class Run:
 
     def _do(self, worker: Worker, go: Go) -> None:
         jobs, chunks = self._tasks[go.number], self._chunks(go)
-        sums = worker.compare([job.pair for job in jobs], chunks)
+        pairs, name = [job.pair for job in jobs], jobs[0].pair.name
+        sums = self._with_room(worker, name, lambda: worker.compare(pairs, self._fitting(chunks, worker.size)))
         share = sum(chunk.n for chunk in chunks) / max(self._originals[go.number].n, 1)
         self.progress.done_bytes += int(share * self._nbytes[go.number])
         for place, whole in enumerate(self._merged(go, sums)):
             job = jobs[place]
-            finished = worker.finish(job.number, job.pair, whole, place)
+            finish = partial(worker.finish, job.number, job.pair, whole, place)
+            finished = self._with_room(worker, name, finish)
             with self._lock:
                 self._finish(job.candidate, finished)
+
+    def _fitting(self, chunks: list[Chunk], size: int) -> list[Chunk]:
+        """The same elements in chunks of at most that size."""
+        return chunks if size == self.size else [piece for chunk in chunks for piece in divided(chunk, size)]
+
+    def _with_room(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
+        """What ``work`` gives; while the device has no room for it, after going over to smaller chunks, or the CPU."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                smaller = self._smaller(worker)
+                if smaller is None:
+                    raise
+            worker.start_over(*smaller)  # outside of the clause above, which keeps tensors alive
+            torch.cuda.empty_cache()
+            if smaller[0] == CPU:
+                self.moved_at = self.moved_at or name
+
+    def _smaller(self, worker: Worker) -> tuple[torch.device, int] | None:
+        """Where a worker may need less memory, and with which chunks."""
+        if worker.size > LEAST_CUDA_CHUNK:
+            return worker.device, max(worker.size // 2, LEAST_CUDA_CHUNK)
+        return (CPU, CPU_CHUNK) if self._may_move and worker.device != CPU else None
 
     def _merged(self, go: Go, sums: list[Sums]) -> list[Sums]:
         """The sums of the whole weights, once all of them is there; nothing before."""
@@ -234,8 +271,8 @@ def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
 
 def _named(error: BaseException, name: str) -> BaseException:
     """Running out of memory as an error that says where and what to do."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError):
         return ResourceError(f"out of GPU memory at {display(name)}; try --device cpu")
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return ResourceError(f"out of memory at {display(name)}")
+    if is_out_of_memory(error):
+        return ResourceError(f"out of memory at {display(name)}; more is needed than there is, or than a limit allows")
     return error

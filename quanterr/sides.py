@@ -7,6 +7,7 @@ from quanterr.errors import Misfit
 from quanterr.formats import CODE_DTYPES, Hints, Weight, anchored_weight, part_names, recognize
 from quanterr.formats.scaled import CONFIG, common_block
 from quanterr.labels import read_labels
+from quanterr.text import display
 
 
 class Side:
@@ -97,9 +98,12 @@ class Side:
         """
         if self.labels.divides:
             raise Misfit("config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet")
-        labels = self.labels
+        labels, siblings = self.labels, self.siblings.get(weight, ())
+        for entry in (self.codes[weight], *siblings):
+            if entry.unknown:
+                raise Misfit(entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}")
         hints = Hints(labels.of(weight), self.blocks, self.expects_scale, shape, labels.config, labels.metadata)
-        return recognize(weight, self.codes[weight], self.entries, self.siblings.get(weight, ()), hints)
+        return recognize(weight, self.codes[weight], self.entries, siblings, hints)
 
 
 def _owner(name: str, weights: Collection[str]) -> str | None:

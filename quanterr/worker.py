@@ -83,9 +83,14 @@ class Worker:
 
     def __init__(self, device: torch.device, size: int, outlier: float, candidates: int = 1) -> None:
         """Start without any buffer; ``size`` is that of the chunks."""
-        self.device, self.size, self.outlier = device, size, outlier
+        self.outlier, self._candidates = outlier, candidates
+        self.start_over(device, size)
+
+    def start_over(self, device: torch.device, size: int) -> None:
+        """Go on there, with chunks of that size and without any buffer."""
+        self.device, self.size = device, size
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
-        self._quantized = [Workspace(device) for _ in range(candidates)]  # each may hold parts from go to go
+        self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts from go to go
         self._kept: dict[int, _Kept] = {}  # by the place of the pair
 
     def stream(self) -> AbstractContextManager[object]:

@@ -1,6 +1,5 @@
 import errno
 import os
-import resource
 import tempfile
 import time
 from math import prod
@@ -16,7 +15,7 @@ from stored import as_header, entry, original, raw_header, shards, write, write_
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS, StoredFile
 from quanterr.checkpoints.hub_cache import cache_folder
-from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.errors import CheckpointError, UsageError
 
 A, B, C = ({name: torch.full((2, 3), value)} for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)))
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -158,19 +157,6 @@ def test_no_file_stays_open_when_opening_fails(folder):
     refusal(CheckpointError, folder)
 
     assert len(before) == len(os.listdir("/dev/fd"))
-
-
-def test_too_many_open_files_are_an_error_of_the_environment(tmp_path):
-    path = write(tmp_path / "model.safetensors", A)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        with pytest.raises(ResourceError, match="too many open files; raise the limit") as raised:
-            open_checkpoint(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-    assert 5 == raised.value.status
 
 
 # Folders and indexes
@@ -455,7 +441,7 @@ def test_a_file_that_gets_shorter_is_an_error_and_no_signal(tmp_path):
     with open_checkpoint(write(tmp_path / "model.safetensors", A)) as checkpoint:
         os.truncate(tmp_path / "model.safetensors", checkpoint.files[0].size - 1)
 
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: ends at byte .* truncated"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: changed while being read \(size"):
             checkpoint.entries["a"].read()
 
 
@@ -483,11 +469,11 @@ def failing(monkeypatch, code, times):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_read_that_fails_for_a_moment_is_repeated(stored, monkeypatch, code):
-    pauses = failing(monkeypatch, code, times=2)
+    pauses = failing(monkeypatch, code, times=3)
 
     assert b"456" == stored.read(4, 3)
-    assert 2 == len(pauses)
-    assert pauses[0] < pauses[1]
+    assert 3 == len(pauses)
+    assert pauses[0] < pauses[1] < pauses[2]
 
 
 def test_a_read_that_keeps_failing_is_an_error_that_says_where(stored, monkeypatch):
@@ -591,7 +577,7 @@ def test_what_is_read_is_what_the_library_reads(tensors):
 
 
 def outcome(raw):
-    """Whether a file of these bytes is taken; whatever is wrong with it must be a CheckpointError."""
+    """Whether a file of these bytes is taken, and every dtype known; what is wrong must be a CheckpointError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(raw)
@@ -599,7 +585,7 @@ def outcome(raw):
             with open_checkpoint(path) as checkpoint:
                 for found in checkpoint.entries.values():
                     found.read()
-                return True
+                return not any(found.unknown for found in checkpoint.entries.values())
         except CheckpointError:
             return False
 
@@ -614,6 +600,25 @@ def test_a_file_with_any_damage_is_taken_only_if_the_library_takes_it(at, taken,
 
     if outcome(raw):
         assert safetensors.deserialize(raw)
+
+
+@any_file
+@given(st.integers(0, len(VALID)), st.integers(0, 3), st.binary(max_size=3))
+def test_a_file_with_any_damage_is_taken_leniently_as_strictly_or_with_a_note(at, taken, put):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(VALID[:at] + put + VALID[at + taken :])
+        found = []
+        for lenient in (False, True):
+            try:
+                with open_checkpoint(path, lenient) as checkpoint:
+                    entries = [(e.name, e.dtype, e.shape, e.offset, e.nbytes) for e in checkpoint.entries.values()]
+                    found.append((entries, checkpoint.notes, [e.read() for e in checkpoint.entries.values()]))
+            except CheckpointError:
+                found.append(None)
+
+    strict, lenient = found
+    assert strict == lenient or (strict is None and lenient[1])
 
 
 JSON = st.recursive(

@@ -50,6 +50,7 @@ LAYERS = [
     "running",
     "measuring",
     "findings",
+    "oddities",
     "inspecting",
     "assembling",
     "progress",

@@ -12,9 +12,9 @@ from stored import write
 import quanterr
 from quanterr import running
 from quanterr.checkpoints import open_checkpoint
-from quanterr.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.chunks import CPU_CHUNK, Chunk, Cut, divided
 from quanterr.errors import CheckpointError, ResourceError, UsageError
-from quanterr.metrics.sums import Sums
+from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import pair
 from quanterr.running import Run, pick_device
 from quanterr.selection import Selection
@@ -103,6 +103,15 @@ class TestMemory:
         assert max(reads) <= 2 * (1 << 15)
         assert max(worker.nbytes for worker in workers) < (64 if candidates == 1 else 128) * (1 << 15)
 
+    @pytest.mark.parametrize("size", [1, 3, 5, 8, 100])
+    def test_a_chunk_may_be_divided_into_smaller_ones(self, size):
+        for chunk in (Chunk(2, 6, 0, 5), Chunk(3, 4, 10, 25), Chunk(0, 0, 0, 5)):
+            pieces = divided(chunk, size)
+            seen = [(r, c) for k in pieces for r in range(k.row, k.stop_row) for c in range(k.col, k.stop_col)]
+
+            assert [(r, c) for r in range(chunk.row, chunk.stop_row) for c in range(chunk.col, chunk.stop_col)] == seen
+            assert all(piece.n <= size for piece in pieces)
+
     def test_chunks_cover_a_matrix_once_and_in_order(self):
         for rows, cols, size in [(7, 5, 12), (3, 100, 30), (1, 1, 1), (0, 5, 3), (5, 0, 3), (4, 4, 4)]:
             cut = Cut(rows, cols, size)
@@ -125,7 +134,7 @@ class TestFaults:
         x, y = stored(tmp_path, a=(64, 64))
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
             os.truncate(y, 100)
-            with pytest.raises(CheckpointError, match="while it is being read"):
+            with pytest.raises(CheckpointError, match=r"changed while being read \(size [0-9]+ → 100\)"):
                 quanterr.compare(original, quantized)
 
     def test_stopping_early_gives_an_incomplete_report(self, tmp_path):
@@ -156,6 +165,95 @@ class TestFaults:
 
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu"):
             quanterr.compare(*stored(tmp_path, a=(64, 64)))
+
+
+DEVICE = torch.device("cpu", 0)  # stands for one whose memory may be too small; CPU is where to go then
+
+
+class TestRoom:
+    """On a device whose memory is short: chunks of 2^14 elements, halved down to 2^12, on the CPU 2^11."""
+
+    @pytest.fixture
+    def tried(self, monkeypatch):
+        """(device, elements) of each chunk that was computed or found too large."""
+        monkeypatch.setattr(running, "LEAST_CUDA_CHUNK", 1 << 12)
+        monkeypatch.setattr(running, "CPU_CHUNK", 1 << 11)
+        return []
+
+    def run(self, files, tried, monkeypatch, largest, may_move=False, method="compare"):
+        """The sums of a weight where chunks larger than ``largest`` do not fit; also the run."""
+        work, done = getattr(Worker, method), []
+
+        def limited(worker, *arguments):
+            tried.append((worker.device, worker.size))
+            if worker.device == DEVICE and worker.size > largest:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return work(worker, *arguments)
+
+        monkeypatch.setattr(Worker, method, limited)
+        with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
+            tasks = together([pair(x, y, Selection()).pairs])
+            run = Run(tasks, DEVICE, lambda _, d: done.append(d), 0.01, threading.Event(), may_move)
+            run.size, run.threads = 1 << 14, 1
+            run.run(lambda progress: None)
+        return done[0].sums, run
+
+    @pytest.mark.parametrize("shape", [(70, 1000), (2, 40_000)])
+    @pytest.mark.parametrize("method", ["compare", "finish"])
+    @pytest.mark.parametrize(
+        ("largest", "sizes"),
+        [(1 << 14, [14]), (1 << 13, [14, 13]), (1 << 12, [14, 13, 12]), (0, [14, 13, 12, 11])],
+    )
+    def test_chunks_are_halved_and_at_last_the_cpu_goes_on(
+        self, tmp_path, monkeypatch, tried, shape, method, largest, sizes
+    ):
+        files = stored(tmp_path, a=shape)
+        with pytest.MonkeyPatch.context() as patch:
+            whole, _ = self.run(files, [], patch, 1 << 14)
+        found, run = self.run(files, tried, monkeypatch, largest, may_move=True, method=method)
+
+        assert [1 << size for size in sizes] == list(dict.fromkeys(size for _, size in tried))
+        assert (sizes[-1] == 11) == (CPU in [device for device, _ in tried])
+        assert ("a.weight" if sizes[-1] == 11 else "") == run.moved_at
+        assert math.isclose(as_float(whole.e_sq), as_float(found.e_sq), rel_tol=1e-7)
+        assert math.isclose(as_float(whole.x_sq), as_float(found.x_sq), rel_tol=1e-7)
+        assert (whole.n, whole.e_max, whole.histogram) == (found.n, found.e_max, found.histogram)
+        assert whole.worst == found.worst or shape[0] == 2  # pieces of a row have other places
+        assert run.progress.done_bytes == run.progress.total_bytes
+
+    def test_is_an_error_where_the_cpu_may_not_go_on(self, tmp_path, monkeypatch, tried):
+        with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu") as raised:
+            self.run(stored(tmp_path, a=(70, 1000)), tried, monkeypatch, 0)
+
+        assert 5 == raised.value.status
+        assert [1 << 14, 1 << 13, 1 << 12] == [size for _, size in tried]
+
+    def test_is_given_back_before_another_try(self, tmp_path, monkeypatch, tried):
+        held = []
+        start_over = Worker.start_over
+        monkeypatch.setattr(Worker, "start_over", lambda self, *to: start_over(self, *to) or held.append(self.nbytes))
+        self.run(stored(tmp_path, a=(70, 1000)), tried, monkeypatch, 1 << 12, method="finish")
+
+        assert [0, 0, 0] == held  # at the beginning, and twice for want of room
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+    def test_that_is_missing_on_cuda_is_found_on_the_cpu(self, tmp_path):
+        files = stored(tmp_path, a=(3000, 4096), b=(2000, 4096))
+        expected = quanterr.compare(*files, device="cpu")
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1e-5)
+        try:
+            report = quanterr.compare(*files, device="auto")
+            with pytest.raises(ResourceError, match="out of GPU memory at"):
+                quanterr.compare(*files, device="cuda")
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+        assert "; cpu too, for want of memory at " in report.run.device
+        for x, y in zip(expected.layers, report.layers, strict=True):
+            assert math.isclose(x.mean_squared_error, y.mean_squared_error, rel_tol=1e-7)
+            assert x.max_absolute_error == y.max_absolute_error
 
 
 class TestDevices:

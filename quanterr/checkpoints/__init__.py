@@ -2,6 +2,8 @@
 
 import os
 import re
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,15 @@ MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Checkpoint:
     """Read the headers of a checkpoint; no weight is read.
 
     ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of
     one model, an index itself, or ``org/name`` (``hf://org/name@revision/inside``) in the local cache. A
     shard of a split GGUF stands for all of them.
+
+    ``lenient`` accepts what is odd and yet means one thing only: bytes behind the last tensor, padding of the
+    header with other than spaces, space in front of it, names of more than 4096 characters. It is noted.
 
     Raises:
         CheckpointError: missing, unreadable, damaged or not a checkpoint.
@@ -53,7 +58,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             kind, (paths, index) = "index", _in_index(where)
         else:
             kind, paths, index = "file", _with_other_shards(where), None
-        return _open_files(given, kind, paths, index, _config(paths[0].parent), revision)
+        return _open_files(given, kind, paths, index, revision, lenient)
     except OSError as error:
         raise cannot_open(where, error) from error
     except ValueError as error:
@@ -140,8 +145,8 @@ def _open_files(
     kind: str,
     paths: list[Path],
     index: dict[str, str] | None,
-    config: dict[str, Any],
     revision: str | None,
+    lenient: bool,
 ) -> Checkpoint:
     files: list[StoredFile] = []
     entries: dict[str, Entry] = {}
@@ -151,7 +156,7 @@ def _open_files(
     try:
         for path in paths:
             files.append(StoredFile(path))
-            found, header, odd = _read_header(files[-1])
+            found, header, odd = _read_header(files[-1], lenient)
             if isinstance(header, GgufMetadata):
                 ggufs.append(header)
                 header = {}
@@ -163,9 +168,13 @@ def _open_files(
                 entries[entry.name] = entry
         if index is not None:
             notes += _check_index(index, entries, display(given))
-        if ggufs:
+        notes += _twins(entries, display(given))
+        config: dict[str, Any] = {}
+        if ggufs:  # a GGUF file tells all of itself: what lies beside it is another checkpoint's
             _check_split(files, ggufs, len(entries))
-            config = {}  # a GGUF file tells all of itself: what lies beside it is another checkpoint's
+        else:
+            config, odd = _config(paths[0].parent)
+            notes += odd
     except BaseException:
         close_all(files)
         raise
@@ -173,14 +182,14 @@ def _open_files(
     return Checkpoint(given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes), gguf)
 
 
-def _read_header(file: StoredFile) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
+def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
     """Entries, what the header says besides, and notes; which format it is tell the first bytes, not the name."""
     if not gguf_file.is_gguf(file):
-        found = safetensors_file.read_header(file)
+        found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
             found[2].append(f"{file}: is a safetensors file, whatever its name says")
         return found
-    header = gguf_file.read_header(file)
+    header = gguf_file.read_header(file, lenient)
     if file.path.suffix in SAFETENSORS:
         header.notes.append(f"{file}: is a GGUF file, whatever its name says")
     return header
@@ -218,14 +227,35 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
     return [f"{given}: index does not list {listed(unlisted)}; compared all the same"] if unlisted else []
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """What lies beside the weights as configuration, one key a file: hints, so what cannot be read is left out."""
+def _twins(names: Iterable[str], given: str) -> list[str]:
+    """A note on names that look the same to people, who may have meant one tensor."""
+    first: dict[str, str] = {}
+    found = []
+    for name in names:
+        looks = name.lower() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
+        other = first.setdefault(looks, name)
+        if other is not name:
+            found.append(f"{other!a} and {name!a}")
+    return [f"{given}: names that differ only by case or in how accents are stored: {listed(found)}"] if found else []
+
+
+def _config(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What lies beside the weights as configuration, one key a file, and notes on what of it cannot be read.
+
+    These are hints: the tensors tell what they are, and where they do not, no format is guessed.
+    """
     found: dict[str, Any] = {}
+    notes = []
     for name in CONFIGS:
+        path = folder / name
         try:
-            if (folder / name).stat().st_size > MAX_CONFIG:
+            if (size := path.stat().st_size) > MAX_CONFIG:
+                notes.append(f"{display(str(path))}: left out: {size} bytes; the limit is {MAX_CONFIG}")
                 continue
-            found[name] = strict_json.loads((folder / name).read_bytes(), lenient=True)
-        except (OSError, ValueError):
+            found[name] = strict_json.loads(path.read_bytes(), lenient=True)
+        except FileNotFoundError:
             continue
-    return found
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            notes.append(f"{display(str(path))}: left out: {display(str(reason))}")
+    return found, notes

@@ -2,9 +2,11 @@
 
 import errno
 import os
+import resource
 import stat
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -46,7 +48,9 @@ MAX_DIMENSIONS = 32
 MAX_DIMENSION = 2**40
 MAX_NAME = 4096  # characters
 
-ATTEMPTS = 3  # a network file system may fail once and then recover
+MOST_FILES = 10_240  # open at a time: macOS allows no more
+SPARE_FILES = 32  # that torch and others may need to open besides ours
+RETRIES = 3  # a network file system may fail once and then recover
 
 
 class StoredFile:
@@ -61,7 +65,7 @@ class StoredFile:
         """
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = _opened(path)
         except OSError as error:
             raise cannot_open(path, error) from error
         except ValueError as error:
@@ -86,18 +90,19 @@ class StoredFile:
         while done < len(view):
             n = self._pread(view[done:], offset + done)
             if n == 0:
+                self.check_unchanged()
                 raise CheckpointError(f"{self}: ends at byte {offset + done}, while it is being read: truncated")
             done += n
 
     def _pread(self, view: memoryview, offset: int) -> int:
-        for attempt in range(ATTEMPTS):
+        for retry in range(RETRIES + 1):
             try:
                 return os.preadv(self._fd, [view], offset)
             except OSError as error:
-                if error.errno not in (errno.EIO, errno.ESTALE) or attempt == ATTEMPTS - 1:
+                if error.errno not in (errno.EIO, errno.ESTALE) or retry == RETRIES:
                     name = errno.errorcode.get(error.errno or 0, "?")
                     raise CheckpointError(f"{self}: read failed at byte {offset}: {name}") from error
-                time.sleep(0.1 * 4**attempt)
+                time.sleep(0.1 * 4**retry)
         raise AssertionError("unreachable")
 
     def read(self, offset: int, n: int) -> bytes:
@@ -109,11 +114,15 @@ class StoredFile:
     def will_need(self, offset: int, n: int) -> None:
         """Tell the kernel to fetch these bytes now; a hint, and no more."""
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, offset, n, os.POSIX_FADV_WILLNEED)
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offset, n, os.POSIX_FADV_WILLNEED)
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError when the file is no longer the one that was opened, byte for byte."""
-        now = os.fstat(self._fd)
+        try:
+            now = os.fstat(self._fd)
+        except OSError as error:  # a stale handle of a network file system
+            raise cannot_open(self.path, error) from error
         if _identity(now) != self._identity:
             raise CheckpointError(
                 f"{self}: changed while being read (size {self.size} → {now.st_size}); results discarded. "
@@ -123,7 +132,7 @@ class StoredFile:
     def probe(self) -> None:
         """Raise ResourceError when no more files can be opened: the reason why a library could not."""
         try:
-            os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            os.close(_opened(self.path))
         except OSError as error:
             raise cannot_open(self.path, error) from error
 
@@ -132,6 +141,16 @@ class StoredFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _opened(path: Path) -> int:
+    """A file descriptor. Every shard stays open: where they come near the soft limit, it is raised."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and descriptor + SPARE_FILES >= soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return descriptor
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
@@ -172,7 +191,7 @@ class Entry:
     """A stored tensor's header: ``nbytes`` bytes at ``offset`` of ``file``, C order, little endian.
 
     ``dtype`` is the name in a safetensors header, or that of a type of ggml that stores blocks of elements
-    (ggml_types.BLOCKS).
+    (ggml_types.BLOCKS). Where it is neither, ``unknown`` says so, and the elements cannot be read.
     """
 
     name: str
@@ -181,6 +200,7 @@ class Entry:
     file: StoredFile = field(repr=False)
     offset: int
     nbytes: int
+    unknown: str | None = None
 
     @property
     def n(self) -> int:
@@ -244,6 +264,21 @@ def close_all(files: Iterable[StoredFile]) -> None:
     """Close every file."""
     for file in files:
         file.close()
+
+
+def refuse(message: str, lenient: bool, notes: list[str]) -> None:
+    """Raise CheckpointError about what other readers may accept; where ``lenient``, note it and go on."""
+    if not lenient:
+        raise CheckpointError(f"{message}. --lenient accepts it")
+    notes.append(message)
+
+
+def check_lengths(entries: Iterable[Entry], lenient: bool, notes: list[str]) -> None:
+    """Refuse names that no model has."""
+    for entry in entries:
+        if len(entry.name) > MAX_NAME:
+            told = f"name of {len(entry.name)} characters; the limit is {MAX_NAME}"
+            refuse(f"{entry.file}: {display(entry.name)}: {told}", lenient, notes)
 
 
 def truncated(file: StoredFile, entries: Iterable[Entry], affected: str) -> CheckpointError:

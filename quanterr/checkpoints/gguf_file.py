@@ -20,19 +20,22 @@ Nothing is believed: each length and number is held against the rest of the file
 Reference: ggml-org/ggml docs/gguf.md; ggml-org/llama.cpp ggml/src/gguf.cpp; city96/ComfyUI-GGUF loader.py.
 """
 
+from bisect import bisect_right
 from math import prod
 from struct import Struct
 from typing import NamedTuple
 
+from quanterr import __version__
 from quanterr.checkpoints import impostors
 from quanterr.checkpoints.base import (
     DTYPE_BITS,
     MAX_DIMENSION,
     MAX_DIMENSIONS,
-    MAX_NAME,
     MAX_TENSORS,
     Entry,
     StoredFile,
+    check_lengths,
+    refuse,
     truncated,
 )
 from quanterr.checkpoints.ggml_types import BLOCKS, REFUSED, TYPES
@@ -163,7 +166,7 @@ def is_gguf(file: StoredFile) -> bool:
     return start.startswith(MAGIC) or (file.path.suffix == ".gguf" and start[8:] != b"{")
 
 
-def read_header(file: StoredFile) -> GgufHeader:
+def read_header(file: StoredFile, lenient: bool = False) -> GgufHeader:
     """Entries, metadata and notes on what is odd but harmless.
 
     Raises:
@@ -180,10 +183,17 @@ def read_header(file: StoredFile) -> GgufHeader:
     alignment = _alignment(file, metadata)
     tensors = [_tensor(cursor, number) for number in range(n_tensors)]
     data_start = -(-cursor.at // alignment) * alignment
-    entries = [_entry(file, tensor, metadata, data_start) for tensor in tensors]
+    ends = sorted({*(tensor.offset for tensor in tensors), max(file.size - data_start, 0)})
+    entries = [_entry(file, tensor, metadata, data_start, ends) for tensor in tensors]
+    notes = [f"{file}: {display(entry.name)}: {entry.unknown}" for entry in entries if entry.unknown]
+    notes += _orphans(file, entries, metadata)
     _check_names(file, entries)
-    _check_tiling(file, entries, data_start, alignment)
-    return GgufHeader(entries, metadata, _orphans(file, entries, metadata))
+    check_lengths(entries, lenient, notes)
+    extra = file.size - _check_tiling(file, entries, data_start, alignment)
+    if extra > 0:
+        told = f"{file}: {count(extra, 'trailing byte')} after the last tensor. Save the file again"
+        refuse(told, lenient, notes)
+    return GgufHeader(entries, metadata, notes)
 
 
 def _check_version(cursor: _Cursor) -> None:
@@ -290,7 +300,7 @@ class _Tensor(NamedTuple):
 
 
 def _tensor(cursor: _Cursor, number: int) -> _Tensor:
-    name = cursor.text(MAX_NAME, f"the name of tensor number {number}")
+    name = cursor.text(MAX_KEY, f"the name of tensor number {number}")
     what = display(name)
     n = cursor.number(U32, what)
     if n > MAX_TENSOR_DIMENSIONS:
@@ -301,33 +311,36 @@ def _tensor(cursor: _Cursor, number: int) -> _Tensor:
     return _Tensor(name, dimensions, cursor.number(U32, what), cursor.number(U64, what))
 
 
-def _entry(file: StoredFile, tensor: _Tensor, metadata: GgufMetadata, data_start: int) -> Entry:
+def _entry(file: StoredFile, tensor: _Tensor, metadata: GgufMetadata, data_start: int, ends: list[int]) -> Entry:
+    """The entry of a tensor; where its type is unknown, it ends where the next of ``ends`` is."""
     where = f"{file}: {display(tensor.name)}"
-    dtype = _dtype(where, tensor.type_id)
     shape = tuple(reversed(tensor.dimensions))
-    per_block, block_bytes = BLOCKS.get(dtype) or (1, DTYPE_BITS[dtype] // 8)
     if prod(shape) >= MAX_ELEMENTS:
         raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
+    true_shape = _true_shape(where, tensor, shape, metadata)
+    if tensor.type_id not in TYPES:
+        dtype, unknown = _unknown_type(tensor.type_id)
+        following = bisect_right(ends, tensor.offset)
+        n_bytes = ends[following] - tensor.offset if following < len(ends) else 0
+        return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes, unknown)
+    dtype = TYPES[tensor.type_id]
+    per_block, block_bytes = BLOCKS.get(dtype) or (1, DTYPE_BITS[dtype] // 8)
     cols = shape[-1] if shape else 1
     if cols % per_block:
         raise CheckpointError(
             f"{where}: rows of {cols} elements are not whole blocks of {dtype}, which have {per_block}"
         )
     n_bytes = prod(shape) // per_block * block_bytes
-    return Entry(
-        tensor.name, dtype, _true_shape(where, tensor, shape, metadata), file, data_start + tensor.offset, n_bytes
-    )
+    return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes)
 
 
-def _dtype(where: str, type_id: int) -> str:
-    if type_id in TYPES:
-        return TYPES[type_id]
+def _unknown_type(type_id: int) -> tuple[str, str]:
+    """A name of the type, and why it is not read."""
     if type_id in REFUSED:
         name, why = REFUSED[type_id]
-        raise CheckpointError(f"{where}: type {name} (id {type_id}), {why}")
-    raise CheckpointError(
-        f"{where}: unknown type id {type_id} (the file may be newer than this quanterr, or of a fork of llama.cpp)"
-    )
+        return name, f"type {name} (id {type_id}), {why}"
+    newer = f"the file may be newer than quanterr {__version__}, or of a fork of llama.cpp"
+    return f"type {type_id}", f"unknown type id {type_id} ({newer})"
 
 
 def _true_shape(where: str, tensor: _Tensor, stored: tuple[int, ...], metadata: GgufMetadata) -> tuple[int, ...]:
@@ -352,8 +365,8 @@ def _check_names(file: StoredFile, entries: list[Entry]) -> None:
         seen.add(entry.name)
 
 
-def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, alignment: int) -> None:
-    """The tensors must cover the data with nothing but padding between, and to the end of the file."""
+def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, alignment: int) -> int:
+    """The tensors must cover the data with nothing but padding between; returns where the last one's ends."""
     for entry in entries:
         begin = entry.offset - data_start
         if begin % alignment:
@@ -374,9 +387,7 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, align
         if begin + entry.nbytes > file.size:
             raise truncated(file, entries, name)
         end, before = begin + entry.nbytes, name
-    extra = file.size - -(-end // alignment) * alignment
-    if extra > 0:
-        raise CheckpointError(f"{file}: {count(extra, 'trailing byte')} after the last tensor. Save the file again")
+    return -(-end // alignment) * alignment
 
 
 def _orphans(file: StoredFile, entries: list[Entry], metadata: GgufMetadata) -> list[str]:

@@ -5,42 +5,50 @@
                 starts with "{", may be padded with spaces
     data        the tensors, without a hole and without overlap
 
-Where the safetensors library is lax (duplicate names, trailing bytes, unknown padding, any number of
-tensors and dimensions), this is strict; then the library checks the file as well.
+Where the safetensors library is lax (duplicate names, unknown padding, any number of tensors and
+dimensions), this is strict; then the library checks the file as well. What is odd and yet means one thing
+only (a space in front, other padding, bytes at the end, very long names) a lenient reading accepts.
 
 Reference: huggingface/safetensors, README.md and safetensors/src/tensor.rs.
 """
 
+import errno
+import os
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from quanterr import __version__
 from quanterr.checkpoints import impostors
 from quanterr.checkpoints.base import (
     DTYPE_BITS,
     MAX_DIMENSION,
     MAX_DIMENSIONS,
-    MAX_NAME,
     MAX_TENSORS,
     Entry,
     StoredFile,
+    cannot_open,
+    check_lengths,
+    refuse,
     truncated,
 )
-from quanterr.errors import CheckpointError
+from quanterr.errors import CheckpointError, is_out_of_memory
 from quanterr.strict_json import DuplicateKey, Invalid, loads
 from quanterr.text import count, display
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MAX_OFFSET = 2**63
+WHITESPACE = b" \t\r\n"
 
 
-def read_header(file: StoredFile) -> tuple[list[Entry], dict[str, str], list[str]]:
+def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], dict[str, str], list[str]]:
     """Entries in file order, the ``__metadata__`` and notes on what is odd but harmless.
 
     Raises:
         CheckpointError: the file is not a whole, valid safetensors file; names file and tensor.
     """
-    header, data_start = _raw_header(file)
+    odd: list[str] = []  # what only a lenient reading accepts
+    header, data_start = _raw_header(file, lenient, odd)
     try:
         fields = loads(header)
     except DuplicateKey as error:
@@ -55,12 +63,17 @@ def read_header(file: StoredFile) -> tuple[list[Entry], dict[str, str], list[str
     metadata = _metadata(file, fields.pop("__metadata__", {}))
     notes: list[str] = []
     entries = [_entry(file, name, value, data_start, notes) for name, value in fields.items()]
-    _check_tiling(file, entries, data_start)
-    _check_with_library(file)
-    return entries, metadata, notes
+    check_lengths(entries, lenient, odd)
+    end = _check_tiling(file, entries, data_start)
+    if end < file.size:
+        told = f"{file}: {count(file.size - end, 'trailing byte')} after the last tensor; some loaders ignore them, "
+        refuse(f"{told}others refuse. Save the file again", lenient, odd)
+    if not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
+        _check_with_library(file)
+    return entries, metadata, odd + notes
 
 
-def _raw_header(file: StoredFile) -> tuple[bytes, int]:
+def _raw_header(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[bytes, int]:
     if file.size == 0:
         raise CheckpointError(f"{file}: empty file (0 bytes)")
     start = file.read(0, min(file.size, 256))
@@ -79,10 +92,12 @@ def _raw_header(file: StoredFile) -> tuple[bytes, int]:
         )
     header = file.read(8, length)
     if not header.startswith(b"{"):
-        raise CheckpointError(f"{file}: header is not a JSON object; it must start with '{{'")
-    padding = header[len(header.rstrip(b" \t\r\n\0")) :].strip(b" ")
+        if not header.lstrip(WHITESPACE).startswith(b"{"):
+            raise CheckpointError(f"{file}: header is not a JSON object; it must start with '{{'")
+        refuse(f"{file}: header starts with 0x{header[0]:02x}; it must start with '{{'", lenient, odd)
+    padding = header[len(header.rstrip(WHITESPACE)) :].strip(b" ")
     if padding:
-        raise CheckpointError(f"{file}: header padded with 0x{padding[0]:02x}; expected spaces")
+        refuse(f"{file}: header padded with 0x{padding[0]:02x}; expected spaces", lenient, odd)
     n = header.count(b'"data_offsets"')
     if n > MAX_TENSORS:
         raise CheckpointError(f"{file}: {n} tensors exceed the limit of {MAX_TENSORS}")
@@ -110,8 +125,6 @@ def _entry(file: StoredFile, name: str, value: Any, data_start: int, notes: list
         name.encode("utf-8")
     except UnicodeEncodeError as error:
         raise CheckpointError(f"{file}: tensor name {display(name)} is not valid Unicode") from error
-    if len(name) > MAX_NAME:
-        raise CheckpointError(f"{where}: name of {len(name)} characters; the limit is {MAX_NAME}")
     if not isinstance(value, dict):
         raise CheckpointError(f"{where}: entry is not an object")
     for key in ("dtype", "shape", "data_offsets"):
@@ -120,10 +133,14 @@ def _entry(file: StoredFile, name: str, value: Any, data_start: int, notes: list
     unknown = sorted(value.keys() - {"dtype", "shape", "data_offsets"})
     notes.extend(f'{where}: ignoring unknown field "{display(key)}"' for key in unknown)
     dtype = value["dtype"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise CheckpointError(f"{where}: {_unknown_dtype(dtype)}")
+    if not isinstance(dtype, str):
+        raise CheckpointError(f"{where}: dtype must be a string, found {display(str(dtype))}")
     shape = _shape(where, value["shape"])
     begin, end = _offsets(where, value["data_offsets"])
+    if dtype not in DTYPE_BITS:  # an error where the tensor is selected
+        reason = _unknown_dtype(dtype)
+        notes.append(f"{where}: {reason}")
+        return Entry(name, dtype, shape, file, data_start + begin, end - begin, reason)
     entry = Entry(name, dtype, shape, file, data_start + begin, end - begin)
     bits = entry.n * entry.bits
     if bits % 8:
@@ -135,10 +152,10 @@ def _entry(file: StoredFile, name: str, value: Any, data_start: int, notes: list
     return entry
 
 
-def _unknown_dtype(dtype: Any) -> str:
-    if isinstance(dtype, str) and dtype.upper() in DTYPE_BITS:
+def _unknown_dtype(dtype: str) -> str:
+    if dtype.upper() in DTYPE_BITS:
         return f"unknown dtype {display(dtype)} (did you mean {dtype.upper()}?)"
-    return f"unknown dtype {display(str(dtype))} (the file may be newer than this quanterr)"
+    return f"unknown dtype {display(dtype)} (the file may be newer than quanterr {__version__})"
 
 
 def _whole(value: Any) -> bool:
@@ -164,8 +181,8 @@ def _offsets(where: str, value: Any) -> tuple[int, int]:
     return begin, end
 
 
-def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> None:
-    """The tensors must cover the data without a hole, without overlap, to the last byte."""
+def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> int:
+    """The tensors must cover the data without a hole and without overlap; returns where the last one ends."""
     position, before = data_start, "the start of the data"
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         begin, end = entry.offset, entry.offset + entry.nbytes
@@ -182,11 +199,7 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> No
         if end > file.size:
             raise truncated(file, entries, display(entry.name))
         position, before = end, display(entry.name)
-    if position < file.size:
-        raise CheckpointError(
-            f"{file}: {count(file.size - position, 'trailing byte')} after the last tensor; some loaders ignore them, "
-            "others refuse. Save the file again"
-        )
+    return position
 
 
 def _check_with_library(file: StoredFile) -> None:
@@ -196,3 +209,8 @@ def _check_with_library(file: StoredFile) -> None:
     except (OSError, SafetensorError) as error:
         file.probe()
         raise CheckpointError(f"{file}: the safetensors library refuses it: {display(str(error))}") from error
+    except (MemoryError, RuntimeError) as error:
+        if os.strerror(errno.EMFILE) in str(error):
+            raise cannot_open(file.path, OSError(errno.EMFILE, str(error))) from error
+        if not is_out_of_memory(error):  # it maps the whole file, which we never need
+            raise

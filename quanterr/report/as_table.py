@@ -249,9 +249,6 @@ def _print_evidence(report: Report, to: Console) -> None:
     for layer in report.layers + report.other_changes:
         for evidence in layer.evidence:
             to.print(Text(sentence(f"{layer.display_name}: {layer.format}: {evidence}")), soft_wrap=True)
-    for side in (report.original, report.quantized):
-        for note in side.notes:
-            to.print(Text(f"note: {sentence(note)}"), soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:

@@ -1,0 +1,48 @@
+"""What is odd about the files of a checkpoint, as findings: what was noted when they were opened, what contradicts."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.findings import finding
+from quanterr.report.model import Finding
+from quanterr.text import count, display
+
+NOTE = "odd_file"
+MAX_NOTES = 20
+
+BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
+METHODS = {"fp8": 8, "fbgemm_fp8": 8}  # quant_method → bits of a code
+LOADED = {"load_in_4bit": 4, "load_in_8bit": 8}
+
+
+def of_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What was noted when the files were opened."""
+    for note in checkpoint.notes[:MAX_NOTES]:
+        yield finding(NOTE, "warning", None, note)
+    if more := checkpoint.notes[MAX_NOTES:]:
+        yield finding(NOTE, "warning", None, f"{display(checkpoint.path)}: {count(len(more), 'more note')}")
+
+
+def of_config(config: Mapping[str, Any], code_bits: Iterable[int | None]) -> Iterator[Finding]:
+    """A quantization_config that tells of other codes than all those of the weights: these hold."""
+    told = _told_bits(config)
+    stored = {bits for bits in code_bits if bits}
+    if told and stored and not told & stored:
+        message = f"config.json says codes of {_bits(told)}, the tensors hold codes of {_bits(stored)}: read as these"
+        remedy = "config.json may be another model's; what loads by it will misread this one"
+        yield finding("config_mismatch", "warning", None, message, remedy)
+
+
+def _told_bits(config: Mapping[str, Any]) -> set[int]:
+    groups = config.get("config_groups")
+    places = [config, *(groups.values() if isinstance(groups, dict) else ())]
+    places += [place.get("weights") for place in places if isinstance(place, dict)]
+    told = [place.get(key) for place in places if isinstance(place, dict) for key in BITS]
+    told += [METHODS.get(str(config.get("quant_method")))]
+    told += [bits for key, bits in LOADED.items() if config.get(key) is True]
+    return {bits for bits in told if isinstance(bits, int) and not isinstance(bits, bool)}
+
+
+def _bits(found: set[int]) -> str:
+    return f"{' or '.join(map(str, sorted(found)))} bits"
