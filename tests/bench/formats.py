@@ -95,6 +95,24 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     bnb = {"X.weight": codes(m * k // 2, 1), "X.weight.absmax": scales(m * k // 64)}
     bnb |= {"X.weight.quant_map": torch.linspace(-1, 1, 16), "X.weight.quant_state.bitsandbytes__nf4": state}
     yield bnb
+    yield {"X.weight": codes(m // 4, k), "X.weight_scale": scales(1)}
+    aqlm = {"X.codes": codes(m, k // 8, 2, dtype=torch.int8), "X.codebooks": scales(2, 256, 1, 8, **half)}
+    yield aqlm | {"X.scales": scales(m, 1, 1, 1, **half)}
+    exl2 = {"X.q_weight": codes(k // 8, m, dtype=torch.int32), "X.q_scale": codes(k // 128, m // 8, dtype=torch.int32)}
+    places = torch.tensor([n for group in range(k // 128) for n in (4, 16 * group)], dtype=torch.int16)
+    exl2 |= {"X.q_groups": places, "X.q_scale_max": scales(k // 128, **half)}
+    yield exl2 | {"X.q_invperm": torch.randperm(k, dtype=torch.int32)}
+    exl3 = {"X.trellis": codes(k // 16, m // 16, 64, dtype=torch.int16)}
+    yield exl3 | {"X.suh": scales(k, **half), "X.svh": scales(m, **half)}
+    quip = {"X.Qidxs": codes(m, k // 32, dtype=torch.int64), "X.SU": scales(k, **half), "X.SV": scales(m, **half)}
+    yield quip | {"X.Wscale": scales(), "X.codebook_id": torch.tensor(7)}
+    spqr = {"X.dense_weights": codes(m * k // 16, dtype=torch.int64), "X.in_perm": torch.zeros(0, dtype=torch.int32)}
+    yield spqr | {
+        "X.row_offsets": torch.arange(m + 1, dtype=torch.int32),
+        "X.col_vals": codes(m, dtype=torch.int32) & 31,
+    }
+    vptq = {"X.indices": codes(1, m // 8, k * 16 // 32, dtype=torch.int32)}
+    yield vptq | {"X.centroids.weight": scales(1, 65536 * 8, **half)}
 
 
 def in_gguf(m: int, k: int) -> Iterator[Stored]:
