@@ -471,6 +471,16 @@ def test_an_original_of_zeros_has_no_ratios_but_errors(tmp_path):
     assert ["zero_original"] == [finding.code for finding in report.findings]
 
 
+@pytest.mark.parametrize("huge", [1e200, -1e300], ids=str)
+def test_values_beyond_any_ratio_are_an_error_and_no_bug(tmp_path, huge):
+    x, y = torch.ones(2, 2, dtype=torch.float64) * 1e-100, torch.full((2, 2), huge, dtype=torch.float64)
+    report = compared(tmp_path, {"w": x}, {"w": y})
+
+    assert INCONCLUSIVE == exit_status(report)
+    assert ["far_off"] == [finding.code for finding in report.findings if finding.severity == "error"]
+    assert "too large for any ratio to tell" in report.reasons[0]
+
+
 def test_a_tensor_that_no_index_lists_is_compared_all_the_same(tmp_path):
     x = {"a": torch.ones(2, 2), "b": torch.ones(2, 2)}
     folder = shards(tmp_path / "x", x)
