@@ -17,6 +17,7 @@ from quanterr.report import SCHEMA
 from quanterr.report.verdicts import Gate
 
 SCHEMA_VERSION = "1.0"
+LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 
 class Model(BaseModel):
@@ -298,6 +299,9 @@ class Report(Model):
         crc, separator = 0, "{\n"
         for name, info in type(self).model_fields.items():
             if name == "run":
+                counts = f'{separator}"records": {dumps({key: len(getattr(self, key)) for key in LISTS})}'
+                crc = zlib.crc32(counts.encode("ascii"), crc)
+                yield counts
                 yield f'{separator}"checksum": "{crc:08x}"'
             for piece in _pieces(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
                 crc = zlib.crc32(piece.encode("ascii"), crc)
@@ -330,6 +334,14 @@ def _as_dict(value: Any) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the report."""
     schema = Report.model_json_schema(by_alias=True, mode="serialization")
+    count = {"type": "integer", "minimum": 0}
+    schema["properties"]["records"] = {
+        "type": "object",
+        "description": "How many items each list has: tells a report that lost some",
+        "properties": dict.fromkeys(LISTS, count),
+        "required": list(LISTS),
+    }
+    schema["required"].append("records")
     schema["properties"]["checksum"] = {
         "type": "string",
         "description": "CRC-32 of all that is written before it: tells a report that was edited since",
