@@ -15,7 +15,7 @@ from quanterr.commands import Color, Interrupt, printing, watching
 from quanterr.errors import QuanterrError, Status, UsageError
 from quanterr.gate_command import BaselineReport, FailIf, Require, Thresholds
 from quanterr.metrics import OUTLIER
-from quanterr.text import unicode
+from quanterr.text import harmless, unicode
 
 if TYPE_CHECKING:
     from quanterr.report.files import Target
@@ -387,10 +387,10 @@ def _run() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
     except QuanterrError as error:
-        print(f"quanterr: {error}", file=sys.stderr)
+        print(f"quanterr: {harmless(str(error))}", file=sys.stderr)
         return error.status
     except Exception:  # an exit status of 1 would read as "a gate failed"
-        traceback.print_exc()
+        print(harmless(traceback.format_exc()), file=sys.stderr)
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG
     return Status.OK

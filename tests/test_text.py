@@ -48,6 +48,11 @@ def test_no_control_character_stays(code):
         ("::error::x", "\\x3a:error::x"),
         ("  ::set-output", "  \\x3a:set-output"),
         ("##[error]x", "\\x23#[error]x"),
+        ("a ##[add-mask]x", "a \\x23#[add-mask]x"),
+        ("##vso[task.complete]", "\\x23#vso[task.complete]"),
+        ("a##teamcity[x]", "a\\x23#teamcity[x]"),
+        ("###[error]", "#\\x23#[error]"),
+        ("a ## b [c]", "a ## b [c]"),
         ("a::b", "a::b"),
     ],
 )

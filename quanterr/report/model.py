@@ -4,7 +4,6 @@ The fields of a layer and of an aggregate that are metrics are made from the row
 History of ``schema_version``: 1.0, the first.
 """
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
+from quanterr import strict_json
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import SCHEMA
 from quanterr.report.verdicts import Gate
@@ -322,7 +322,7 @@ def _pieces(start: str, value: Any) -> Iterator[str]:
 
 def dumps(value: Any) -> str:
     """A part of a report as strict, ASCII JSON on one line."""
-    return json.dumps(value, allow_nan=False, default=_as_dict)
+    return strict_json.dumps(value, _as_dict)
 
 
 def _as_dict(value: Any) -> dict[str, Any]:

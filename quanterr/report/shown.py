@@ -1,10 +1,13 @@
 """What several outputs show alike: numbers as people read them, coverage in a line, the worst layers first."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from quanterr.report.model import Layer, Report
 from quanterr.report.verdicts import Gate, Violation
 from quanterr.text import count, display, unrounded
+
+if TYPE_CHECKING:
+    from quanterr.report.model import Layer, Report
 
 UNDEFINED = "undefined"
 LONG = 2000  # characters of a sentence
@@ -63,7 +66,7 @@ def grade(snr_db: float | None) -> str:
     return UNDEFINED if snr_db is None else next(name for limit, name in GRADES if snr_db >= limit)
 
 
-def usual(report: Report, format_name: str, dash: str = "-") -> str:
+def usual(report: "Report", format_name: str, dash: str = "-") -> str:
     """The level that is usual for a format, where one is known."""
     note = report.formats.get(format_name)
     return f"{note.usual_snr_db[0]}{dash}{note.usual_snr_db[-1]}" if note and note.usual_snr_db else "-"
@@ -95,7 +98,7 @@ def sentence(text: str) -> str:
     return display(text, LONG)
 
 
-def coverage_line(report: Report) -> str:
+def coverage_line(report: "Report") -> str:
     """How much of the original was compared, and what became of the rest."""
     coverage = report.coverage.original
     n = {bucket: found.tensors for bucket, found in coverage.items()}
@@ -113,11 +116,11 @@ def coverage_line(report: Report) -> str:
     return "; ".join(parts)
 
 
-def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
+def sort_layers(layers: Sequence["Layer"], sort_by: str = "snr") -> list["Layer"]:
     """The worst first; a layer whose value is undefined is worse than any."""
     key, _, descending = SORTS[sort_by]
 
-    def badness(layer: Layer) -> float:
+    def badness(layer: "Layer") -> float:
         value = getattr(layer, key)
         return -float("inf") if value is None else -value if descending else value
 
