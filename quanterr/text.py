@@ -47,6 +47,11 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def whole(word: str) -> int | None:
+    """The number that up to nine ASCII digits are; None of anything else, as ``²``, which is a digit to Python."""
+    return int(word) if 0 < len(word) < 10 and word.isascii() and word.isdecimal() else None
+
+
 def unicode(text: str) -> str:
     """The same; bytes of a file name or an argument that are no Unicode become ``\\udcNN``, for JSON."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,6 @@
 import pytest
 
-from quanterr.text import count, display, listed, size
+from quanterr.text import count, display, listed, size, whole
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,20 @@ def test_sizes_are_in_binary_units(n_bytes, shown):
 )
 def test_counts_have_their_plural(n, words, shown):
     assert shown == count(n, *words)
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("999999999", 999_999_999),
+        ("1" * 10, None),
+        ("", None),
+        ("-1", None),
+        ("²", None),
+        ("१", None),
+    ],
+)
+def test_a_whole_number_is_of_a_few_ascii_digits(word, number):
+    assert number == whole(word)
