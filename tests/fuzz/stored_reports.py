@@ -187,10 +187,10 @@ def check(raw: bytes) -> str:
     if verdict is None:
         return outcome
     path = folder() / "report.json"
-    read = [read_extract(path, METRICS, AGGREGATES) for _ in range(2)]
-    for line in diff_lines(diff(*read, ("a", "b")), 3):
-        require(line.isprintable(), f"diff: {line!a}")
     try:
+        read = [read_extract(path, METRICS, AGGREGATES) for _ in range(2)]
+        for line in diff_lines(diff(*read, ("a", "b")), 3):
+            require(line.isprintable(), f"diff: {line!a}")
         report = read_report(path)
     except QuanterrError as error:
         return f"{outcome}; {refusal(error)}"
