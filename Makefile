@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 DEMO = .demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests bench clean
+.PHONY: help install demo test lint types tests fuzz bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,9 +36,15 @@ types: install ## mypy, strict
 tests: install ## pytest
 	$(BIN)/python -m pytest -q
 
+N ?= 1000000
+TARGETS ?=
+
+fuzz: install ## N inputs (1000000) of each of the TARGETS (all); hours
+	PYTHONPATH=tests $(BIN)/python -m fuzz -n $(N) $(TARGETS)
+
 bench: install ## weights/s of each format; speed and memory beside a plain script and plain reading (minutes)
 	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/bench.py
 
 clean: ## what the other targets made
-	rm -rf $(VENV) $(DEMO) .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) .bench .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -35,7 +35,7 @@ from quanterr.report.model import (
     from_values,
 )
 from quanterr.roles import block_of, role_of
-from quanterr.text import count, display, listed, unicode
+from quanterr.text import count, display, listed, unicode, whole
 from quanterr.worker import Finished
 
 # Only a made-up model has more; a group for each would be larger than the layers.
@@ -399,4 +399,5 @@ def _format_notes(names: set[str]) -> dict[str, FormatNote]:
 
 def _natural(item: tuple[str, Group]) -> list[tuple[int, str]]:
     """Sorts layers.2 before layers.10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]
+    numbers = [(whole(part), part) for part in item[0].split(".")]
+    return [(-1, part) if number is None else (number, "") for number, part in numbers]

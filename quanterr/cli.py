@@ -15,7 +15,7 @@ from quanterr.commands import Color, Interrupt, Lenient, printing, warn, watchin
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.gate_command import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.metrics import OUTLIER
-from quanterr.text import unicode
+from quanterr.text import harmless, unicode
 
 if TYPE_CHECKING:
     from quanterr.report.files import Target
@@ -396,16 +396,16 @@ def _run() -> int:
     except KeyboardInterrupt:  # before the work, or after it
         return Status.INTERRUPTED
     except QuanterrError as error:
-        print(f"quanterr: {error}", file=sys.stderr)
+        print(f"quanterr: {harmless(str(error))}", file=sys.stderr)
         return error.status
     except Exception as error:  # an exit status of 1 would read as "a gate failed"
         if is_out_of_memory(error):
-            why = f" ({error})" if str(error) else ""
+            why = f" ({harmless(str(error))})" if str(error) else ""
             print(
                 f"quanterr: out of memory{why}; more is needed than there is, or than a limit allows", file=sys.stderr
             )
             return Status.ENVIRONMENT
-        traceback.print_exc()
+        print(harmless(traceback.format_exc()), file=sys.stderr)
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG
     return Status.OK

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from quanterr import strict_json
 from quanterr.errors import ResourceError, Status
+from quanterr.text import no_command
 
 HELP = """Compare two stored reports of the same original: which layers got better, worse, new or lost.
 
@@ -30,20 +32,18 @@ def diff(
 ) -> None:
     """Compare two stored reports."""
     import gc
-    import json
 
     from quanterr.diffing import AGGREGATES, METRICS, diff_lines
     from quanterr.diffing import diff as compared
-    from quanterr.gates.as_text import safe
     from quanterr.report.reading import read_extract
 
     gc.disable()  # what is read is kept to the end, and the end is near
     reports = [read_extract(path, METRICS, AGGREGATES) for path in (old, new)]
     found = compared(reports[0], reports[1], (old, new), force)
     if as_json:
-        _print(json.dumps(found.to_dict(), allow_nan=False, indent=1))
+        _print(strict_json.dumps(found.to_dict(), indent=1))
     else:
-        _print("\n".join(map(safe, diff_lines(found, top_layers))))
+        _print("\n".join(map(no_command, diff_lines(found, top_layers))))
 
 
 def _print(text: str) -> None:

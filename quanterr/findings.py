@@ -1,13 +1,14 @@
 """What is wrong or suspicious, told from headers, scales and sums: a sentence and what to do."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf, isfinite, sqrt
+from math import inf, isnan, sqrt
 from typing import Any
 
 from quanterr.folding import Folded
 from quanterr.importance import Covered
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums
+from quanterr.metrics.sums import ratio as energy_ratio
 from quanterr.pairing import Pair, Plan
 from quanterr.report.model import Finding
 from quanterr.text import count, display, listed
@@ -147,8 +148,12 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     measured = Measured(sums)
     bits = pair.quantized.code_bits or 8 * pair.quantized.nbytes // sums.elements
-    snr, ratio = snr_db(measured), sqrt(sums.y_sq / sums.x_sq)
-    if not isfinite(snr):  # told elsewhere
+    snr, ratio = snr_db(measured), sqrt(energy_ratio(sums.y_sq, sums.x_sq))
+    if isnan(snr) or snr == inf:  # told elsewhere, or as near as numbers go
+        return
+    if snr == -inf or ratio == inf:
+        message = f"{display(pair.name)}: its values as {pair.quantized.format} are too large for any ratio to tell"
+        yield finding("far_off", "error", pair.name, message, "quantize this layer again")
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
     only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quanterr.errors import UsageError
-from quanterr.text import display
+from quanterr.text import display, no_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def gate(
     """Judge a stored report."""
     import gc
 
-    from quanterr.gates.as_text import REASON_LENGTH, safe
+    from quanterr.gates.as_text import REASON_LENGTH
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.judging import exit_status, judge_values, needed
     from quanterr.gates.rules import check_baseline_use, read_rules
@@ -135,11 +135,11 @@ def gate(
     judged = judge_values(values, rules, before)
     if explain is not None:
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-        print("\n".join(map(safe, explained(values, rules, explain, before))), file=stream)
+        print("\n".join(map(no_command, explained(values, rules, explain, before))), file=stream)
     tell(judged)
     print(f"verdict: {judged.verdict}", file=sys.stderr)
     for reason in values.unreliable:
-        print(f"  - {safe(display(reason, REASON_LENGTH))}", file=sys.stderr)
+        print(f"  - {no_command(display(reason, REASON_LENGTH))}", file=sys.stderr)
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)
     raise typer.Exit(exit_status(judged, allow_partial))

@@ -137,6 +137,8 @@ def _legacy(file: StoredFile) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _checked(path: str, name: str, means: Tensor) -> Tensor:
+    if not means.numel():
+        raise CheckpointError(f"{display(path)}: {display(name)}: mean squares of no column")
     if not isfinite(float(means.sum())) or float(means.min()) < 0:
         raise CheckpointError(f"{display(path)}: {display(name)}: mean squares that are negative or not finite")
     return means

@@ -19,7 +19,7 @@ from typing import Any
 from quanterr import strict_json
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import CheckpointError
-from quanterr.text import display
+from quanterr.text import display, whole
 
 COMFY_SUFFIX = ".comfy_quant"
 MARKER = "scaled_fp8"
@@ -193,7 +193,7 @@ def _config_block(config: dict[str, Any]) -> tuple[int, int] | None:
 
 def _pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, str):  # older compressed-tensors wrote "128x128"
-        value = [int(word) for word in value.split("x") if word.isdigit()]
+        value = [whole(word) for word in value.split("x")]
     if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
         return value[0], value[1]
     return None

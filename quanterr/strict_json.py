@@ -1,6 +1,7 @@
 """JSON from a file that nobody vouches for: no duplicate keys, no huge numbers, no NaN, no surprise."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 MAX_DIGITS = 20  # of an integer: 2^64 has 20
@@ -40,6 +41,11 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
         raise Invalid(f"is not valid UTF-8 JSON at byte {at} ({error.msg})") from error
     except RecursionError as error:
         raise Invalid("is nested too deeply") from error
+
+
+def dumps(value: Any, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:
+    """ASCII JSON without NaN, in which no CI runner finds a command when it is printed (see text.COMMAND)."""
+    return json.dumps(value, allow_nan=False, default=default, indent=indent).replace("##", r"#\u0023")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

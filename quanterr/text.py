@@ -1,7 +1,11 @@
 """Text for people: names made harmless, sizes and counts made short."""
 
+import re
+
 MAX_SHOWN = 200
-COMMANDS = ("::", "##[")  # of GitHub Actions and Azure Pipelines
+MAX_LINE = 20_000
+LINE_COMMAND = "::"  # of GitHub Actions, at the beginning of a line
+COMMAND = re.compile(r"##(?=\w*\[)")  # of GitHub's runner, Azure Pipelines and TeamCity, wherever it stands
 
 
 def display(name: str, limit: int = MAX_SHOWN) -> str:
@@ -9,12 +13,15 @@ def display(name: str, limit: int = MAX_SHOWN) -> str:
 
     Whatever is not printable (control characters, escape sequences, bidirectional overrides, line
     separators, lone surrogates) becomes ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``, and so does the first
-    character of what a CI runner would obey at the beginning of a line; a long name loses its middle.
+    character of what a CI runner would obey; a long name loses its middle.
     """
+    if len(name) > 2 * limit:  # what is left out need not be looked at
+        name = name[:limit] + name[-limit:]
     shown = name if name.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in name)
-    if shown.lstrip().startswith(COMMANDS):
+    if shown.lstrip().startswith(LINE_COMMAND):
         start = len(shown) - len(shown.lstrip())
         shown = shown[:start] + _escaped(shown[start]) + shown[start + 1 :]
+    shown = no_command(shown)
     if not shown:
         return '""'
     if len(shown) > limit:
@@ -23,11 +30,26 @@ def display(name: str, limit: int = MAX_SHOWN) -> str:
     return shown
 
 
+def no_command(line: str) -> str:
+    """A line in which no CI runner finds a command, where the line does not begin with one."""
+    return COMMAND.sub(r"\\x23#", line) if "##" in line else line
+
+
+def harmless(text: str) -> str:
+    """Text of several lines, such as a traceback, as it may be printed."""
+    return "\n".join(line and display(line, MAX_LINE) for line in text.splitlines())
+
+
 def _escaped(character: str) -> str:
     code = ord(character)
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def whole(word: str) -> int | None:
+    """The number that up to nine ASCII digits are; None of anything else, as ``²``, which is a digit to Python."""
+    return int(word) if 0 < len(word) < 10 and word.isascii() and word.isdecimal() else None
 
 
 def unicode(text: str) -> str:

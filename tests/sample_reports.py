@@ -15,6 +15,7 @@ from statistics import NormalDist
 from types import SimpleNamespace
 
 import torch
+from hostile_names import HOSTILE
 
 from quanterr.assembling import Group, _fraction, _told
 from quanterr.findings import finding
@@ -405,27 +406,6 @@ def side(path: str, buckets: dict[str, BucketSize]) -> Side:
 
 
 # Names that want to be more than text: in a page, a terminal, a spreadsheet, a CI log, Markdown.
-HOSTILE = (
-    "<img src=x onerror=\"document.title='pwned'\">",
-    "</script><script>document.title='pwned'</script>",
-    "]]></error><failure/>",
-    "\x1b[31mred\x1b]0;title\x07",
-    "\u202eesrever\u2066",
-    "line\nbreak\r::error::title",
-    "nul\x00\x7f\x9b31m\ufffe",
-    "\ud800lone",
-    "=cmd|'/c calc'!A1",
-    "@SUM(1)",
-    "[bold]markup[/nothing]",
-    "`|` | b \\| \\",
-    "@everyone #1 https://evil.example www.evil.example",
-    "<!-- quanterr:end -->",
-    "${policy} $data {0} %s",
-    "&lt;b&gt; \"quoted\" 'single'",
-    "x" * 1_000_000,
-    "",
-    " ",
-)
 
 
 def hostile() -> Report:

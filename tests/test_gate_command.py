@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from test_cli import call
 
 import quanterr
 from quanterr.errors import Status
-from quanterr.gates.github import MAX_SUMMARY, annotations, code, summary
+from quanterr.gates.github import MAX_SUMMARY, annotations, summary
 from quanterr.gates.judging import Verdict
 from quanterr.report.verdicts import Gate, Violation
 
@@ -23,6 +24,7 @@ HOSTILE = [
     "`back``ticks`|<b>.weight",
     "\u202eevil\u2028.weight",
     "%0A::stop-commands::.weight",
+    r"a\|b|c##vso[task.complete]x.weight",
 ]
 LOCAL = {"GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
 
@@ -162,7 +164,7 @@ class TestWhatIsTold:
 
         assert "      because: prompts drift" in lines
         assert 5 == sum(line.startswith("      - ") for line in lines)
-        assert "      and 3 more layers" in lines
+        assert "      and 4 more layers" in lines
 
     def test_of_a_warning_does_not_change_the_status(self, stored, tmp_path):
         path = tmp_path / "thresholds.toml"
@@ -343,15 +345,15 @@ class TestGitHub:
         commands = [line for line in done.stderr.splitlines() if line.lstrip().startswith("::")]
 
         assert Status.GATE_FAILED == done.returncode
-        assert 5 == len(commands)
+        assert 6 == len(commands)
         assert all(line.startswith("::error title=quanterr::gate ") for line in commands)
-        assert "##[" not in done.stderr
+        assert not re.search(r"##\w*\[", done.stderr)
         assert done.stderr.replace("\n", "").isprintable()
         assert "%0A" not in done.stderr.replace("%250A", "").replace("- %0A", "").replace("worst %0A", "")
         text = path.read_text()
         assert text.replace("\n", "").isprintable()
-        assert "```" in text
-        assert all(line[0] in "#|`-" for line in text.splitlines() if line)
+        assert all(line[0] in "#|`-<" for line in text.splitlines() if line)
+        assert {line.count("|") for line in text.splitlines() if line[:1] == "|"} == {7}
 
     def test_a_reason_is_no_command_either(self, hostile, tmp_path):
         fields = json.loads(hostile.read_text())
@@ -373,12 +375,6 @@ class TestGitHub:
         assert not [line for line in (done.stdout + done.stderr).splitlines() if line.lstrip().startswith("::")]
         assert "##[" not in done.stdout + done.stderr
         assert (done.stdout + done.stderr).replace("\n", "").isprintable()
-
-    def test_a_code_span_cannot_be_ended_by_what_it_holds(self):
-        assert "`a`" == code("a")
-        assert "```a``b```" == code("a``b")
-        assert "`` `a ``" == code("`a")
-        assert r"`a\x0ab`" == code("a\nb")
 
 
 def failed(n, severity="error", violations=()):

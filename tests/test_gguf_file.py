@@ -416,9 +416,9 @@ BAD = [
     # the alignment
     *(Bad(f"alignment {n}", gguf([A], [key(ALIGNED, U32, n)]), f"{ALIGNED} is {n}; it must be a power of two")
       for n in (0, 3, 48, 2**31)),
-    Bad("an alignment in words", gguf([A], [key(ALIGNED, TEXT, "32")]), "should be a whole number or a shape"),
-    Bad("a very long alignment", gguf([A], [key(ALIGNED, TEXT, "x" * 5_000)]), "should be a whole number or a shape"),
-    Bad("an array as alignment", gguf([A], [array(ALIGNED, U32, [32])]), f"{ALIGNED} is (32,); it must be a power of"),
+    *(Bad(f"an alignment of type {kind}", gguf([A], [key(ALIGNED, kind, of)]), f"{ALIGNED} has type {kind}; it must be")
+      for kind, of in ((U64, 32), (I32, 32), (U16, 32), (BOOL, True), (F32, 32.0), (TEXT, "32"), (TEXT, "x" * 5_000))),
+    Bad("an array as alignment", gguf([A], [array(ALIGNED, U32, [32])]), f"{ALIGNED} has type 9; it must be of type"),
     Bad("a count of shards in words", gguf([A], [key("split.count", TEXT, "2")]), "should be a whole number"),
     # tensors
     Bad("no room for a tensor", header(1) + text("a") + struct.pack("<I", 2) + bytes(15), "a should have 8 bytes at"),
@@ -430,9 +430,11 @@ BAD = [
     Bad("2^32 - 1 dimensions", tensor_of(2**32 - 1), "a: 4294967295 dimensions; the limit is 4"),
     Bad("a huge dimension", tensor_of(2, (0, 2**41)), "a: dimension exceeds 2^40: [0, 2199023255552]"),
     Bad("a dimension of 2^64 - 1", tensor_of(1, (2**64 - 1,)), "a: dimension exceeds 2^40: [18446744073709551615]"),
-    Bad("a product of 2^64 + 4", tensor_of(4, WRAPPED), f"a: shape {list(WRAPPED[::-1])} is too large: 2^63 elem"),
-    Bad("a product of 2^160", tensor_of(4, (2**40,) * 4), "is too large: 2^63 elements or more"),
-    Bad("a product of 2^63 - 2^23", tensor_of(2, (2**40 - 1, 2**23)), "truncated: 36,893,488,147,385,548,768 bytes"),
+    Bad("a product of 2^64 + 4", tensor_of(4, WRAPPED), f"a: shape {list(WRAPPED[::-1])} is too large: 2^63 byte"),
+    Bad("a product of 2^160", tensor_of(4, (2**40,) * 4), "is too large: 2^63 bytes or more"),
+    Bad("a product of 2^61", tensor_of(2, (2**40, 2**21)), "is too large: 2^63 bytes or more"),
+    Bad("a product of 2^61 - 2^21", tensor_of(2, (2**40 - 1, 2**21)), "truncated: 9,223,372,036,846,387,"),
+    Bad("no element, but of 2^62 rows", tensor_of(3, (0, 2**40, 2**22)), "[4194304, 1099511627776, 0] is too large"),
     Bad("too large", tensor_of(1, (9,)), "truncated: 4 bytes missing (have 96, need 100); first affected: a"),
     Bad("a row of half a block", tensor_of(1, (48,), 2), "a: rows of 48 elements are not whole blocks of Q4_0, which"),
     Bad("a row of a Q4_K", tensor_of(2, (32, 8), 12), "are not whole blocks of Q4_K, which have 256"),

@@ -104,6 +104,13 @@ def test_weights_that_the_matrix_lacks_are_told(tmp_path):
     assert "mlp.up_proj" in next(f.message for f in report.findings if f.code == "importance_missing")
 
 
+def test_matrix_without_columns_is_refused(tmp_path):
+    path = gguf(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (np.zeros((1, 0)), [1])})
+
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight: mean squares of no column"):
+        read_importance(path)
+
+
 def test_matrix_of_another_model_is_an_error(tmp_path):
     path = tmp_path / "m.dat"
     path.write_bytes(legacy({"blk.77.attn_q.weight": COLUMNS}))

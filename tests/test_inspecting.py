@@ -118,6 +118,12 @@ class TestCommand:
         assert ("quanterr.inspection", "1.0") == (document["schema"], document["schema_version"])
         assert 4 == len(document["weights"]) == document["total"]["weights"]
 
+    def test_of_an_empty_checkpoint_is_an_empty_table(self, tmp_path):
+        done = self.run(store(tmp_path / "m.safetensors", {}))
+
+        assert 0 == done.exit_code, done.exception
+        assert "0 tensors" in done.stdout
+
     def test_of_a_hostile_name_prints_nothing_of_it(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", {"a\x1b[31m.weight": X}), "-v")
 

@@ -740,6 +740,10 @@ REFUSED = {
         GPTQ | {"a.g_idx": np.arange(96, dtype=np.int32) - 1},
         "a.g_idx (I32 [96]) names block -1",
     ),
+    "an order in a row of its own": (
+        GPTQ | {"a.g_idx": np.zeros((1, 96), np.int32)},
+        "a.g_idx (I32 [1, 96]) should have one for each of 96 columns",
+    ),
     "an order of other columns": (
         GPTQ | {"a.g_idx": np.zeros(200, np.int32)},
         "fit no number of bits a code in 200 columns",

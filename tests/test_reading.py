@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import pair
+from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.errors import ReportError, Status
@@ -23,6 +24,17 @@ def report(tmp_path_factory):
 @pytest.fixture(scope="module")
 def text(report):
     return report.to_json()
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory):
+    """A report with something in each of its lists, as text."""
+    x = original() | {"gone": torch.ones(2, 2), "same": torch.ones(2, 2)}
+    y = quantized(original()) | {"same": torch.ones(2, 2)}
+    y["model.layers.0.input_layernorm.weight"] = 1.2 * y["model.layers.0.input_layernorm.weight"]
+    folder = tmp_path_factory.mktemp("lacking")
+    made = quanterr.compare(write(folder / "x.safetensors", x), write(folder / "y.safetensors", y), device="cpu")
+    return made.to_json()
 
 
 @pytest.fixture
@@ -81,6 +93,21 @@ def test_a_newer_major_version_is_refused_although_it_is_as_it_was_written(repor
     for read in (read_report, read_extract):
         with pytest.raises(ReportError, match=r"report schema 2\.0, this quanterr reads 1\.x"):
             read(stored)
+
+
+@pytest.mark.parametrize("key", ["findings", "layers", "other_changes", "lossless", "not_compared"])
+@pytest.mark.parametrize("read", [read_report, read_extract])
+def test_a_report_that_lost_an_item_of_a_list_is_refused(lacking, tmp_path, key, read):
+    fields = json.loads(lacking)
+    (tmp_path / "report.json").write_text(json.dumps(fields))
+    read(tmp_path / "report.json")
+    n = len(fields[key])
+    del fields[key][0]
+    fields["aggregate"]["total_layers"] = len(fields["layers"])
+    (tmp_path / "report.json").write_text(json.dumps(fields))
+
+    with pytest.raises(ReportError, match=f"has {n - 1} of {n} in {key}: it was edited"):
+        read(tmp_path / "report.json")
 
 
 def edited(**changes):

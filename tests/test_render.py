@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ class TestOutputs:
 
     def test_a_hostile_report_can_be_rendered_in_a_poor_locale(self, tmp_path):
         path = tmp_path / "report.json"
-        path.write_text(hostile().to_json().replace("\\ud800", ""))  # a lone surrogate cannot be read
+        path.write_text(re.sub(r"\\ud[89a-f]..", "?", hostile().to_json()))  # a lone surrogate cannot be read
         poor = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
         for output in OUTPUTS:

@@ -1,6 +1,6 @@
 import pytest
 
-from quanterr.text import count, display, listed, size
+from quanterr.text import count, display, listed, size, whole
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,11 @@ def test_no_control_character_stays(code):
         ("::error::x", "\\x3a:error::x"),
         ("  ::set-output", "  \\x3a:set-output"),
         ("##[error]x", "\\x23#[error]x"),
+        ("a ##[add-mask]x", "a \\x23#[add-mask]x"),
+        ("##vso[task.complete]", "\\x23#vso[task.complete]"),
+        ("a##teamcity[x]", "a\\x23#teamcity[x]"),
+        ("###[error]", "#\\x23#[error]"),
+        ("a ## b [c]", "a ## b [c]"),
         ("a::b", "a::b"),
     ],
 )
@@ -120,3 +125,20 @@ def test_sizes_are_in_binary_units(n_bytes, shown):
 )
 def test_counts_have_their_plural(n, words, shown):
     assert shown == count(n, *words)
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("999999999", 999_999_999),
+        ("1" * 10, None),
+        ("", None),
+        ("-1", None),
+        ("²", None),
+        ("१", None),
+    ],
+)
+def test_a_whole_number_is_of_a_few_ascii_digits(word, number):
+    assert number == whole(word)

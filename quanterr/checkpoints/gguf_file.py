@@ -46,14 +46,16 @@ from quanterr.text import count, display
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # where the file names none
+ALIGNMENT_KEY = "general.alignment"
+ALIGNMENT_TYPE = 4  # the one type that it may have: llama.cpp and the gguf package stop at any other
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 TOKENIZER = "tokenizer."
-NEEDED = (ORIGINAL_SHAPE, "general.alignment", "split.")
+NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
 
 MAX_KEYS = 1 << 17
 MAX_KEY = 65_535  # bytes, the format's own limit
 MAX_TENSOR_DIMENSIONS = 4
-MAX_ELEMENTS = 1 << 63
+MAX_BYTES = 1 << 63  # of a tensor
 MAX_ALIGNMENT = 1 << 30
 MAX_KEPT_TEXT = 4096  # bytes; longer ones are templates for chats
 MAX_KEPT_ARRAY = 1024  # elements; longer ones are vocabularies
@@ -243,7 +245,10 @@ def _metadata(cursor: _Cursor, n: int) -> GgufMetadata:
         if key in seen:
             raise CheckpointError(f"{cursor.file}: {what} appears twice")
         seen.add(key)
-        value = _value(cursor, cursor.number(U32, what), what, keep=not key.startswith(TOKENIZER))
+        kind = cursor.number(U32, what)
+        if key == ALIGNMENT_KEY and kind != ALIGNMENT_TYPE:
+            raise CheckpointError(f"{cursor.file}: {what} has type {kind}; it must be of type {ALIGNMENT_TYPE} (u32)")
+        value = _value(cursor, kind, what, keep=not key.startswith(TOKENIZER))
         if key.startswith(NEEDED) and not isinstance(value, int | tuple):
             raise CheckpointError(f"{cursor.file}: {what} should be a whole number or a shape")
         if value is not None:
@@ -284,7 +289,7 @@ def _array(cursor: _Cursor, what: str, keep: bool) -> Value | None:
 
 
 def _alignment(file: StoredFile, metadata: GgufMetadata) -> int:
-    alignment = metadata.values.get("general.alignment", ALIGNMENT)
+    alignment = metadata.values.get(ALIGNMENT_KEY, ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise CheckpointError(f"{file}: general.alignment is {display(str(alignment))}; it must be a power of two")
     return alignment
@@ -315,10 +320,11 @@ def _entry(file: StoredFile, tensor: _Tensor, metadata: GgufMetadata, data_start
     """The entry of a tensor; where its type is unknown, it ends where the next of ``ends`` is."""
     where = f"{file}: {display(tensor.name)}"
     shape = tuple(reversed(tensor.dimensions))
-    if prod(shape) >= MAX_ELEMENTS:
-        raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
+    sizes = [size or 1 for size in shape]  # other readers multiply them in any order, a 0 at the end as well
     true_shape = _true_shape(where, tensor, shape, metadata)
     if tensor.type_id not in TYPES:
+        if prod(sizes) >= MAX_BYTES:
+            raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
         dtype, unknown = _unknown_type(tensor.type_id)
         following = bisect_right(ends, tensor.offset)
         n_bytes = ends[following] - tensor.offset if following < len(ends) else 0
@@ -330,6 +336,8 @@ def _entry(file: StoredFile, tensor: _Tensor, metadata: GgufMetadata, data_start
         raise CheckpointError(
             f"{where}: rows of {cols} elements are not whole blocks of {dtype}, which have {per_block}"
         )
+    if prod(sizes) * block_bytes >= MAX_BYTES * per_block:
+        raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 bytes or more")
     n_bytes = prod(shape) // per_block * block_bytes
     return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes)
 

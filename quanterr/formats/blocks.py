@@ -93,7 +93,7 @@ def fit_blocks(n: int, cols: int, said: int | None = None, order: Entry | None =
 
 def _fit_order(entry: Entry, n: int, cols: int) -> Blocks | None:
     """The blocks by a stored order; None where it is not used."""
-    if not entry.n == cols > 0:
+    if entry.shape != (cols,) or not cols:
         raise Misfit(f"{entry} should have one for each of {cols} columns")
     order = torch.frombuffer(bytearray(entry.read()), dtype=torch.int32)
     if bool((order == -1).all()):

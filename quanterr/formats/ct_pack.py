@@ -34,6 +34,7 @@ from quanterr.formats.blocks import Blocks, fit_blocks
 from quanterr.formats.ct import said
 from quanterr.formats.packed import WORD, Packing, cropped, unpack_columns, unpack_rows
 from quanterr.tensors import TORCH_DTYPES, Workspace
+from quanterr.text import whole
 
 NEEDS = {
     "codes": Part(("{weight}_packed",), frozenset({"I32"})),
@@ -126,8 +127,9 @@ def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_block
 def _version(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Of the library that wrote the file; where it does not say, a new one."""
     version = config.get("version")
-    words = version.split(".")[:2] if isinstance(version, str) else []
-    return tuple(int(word) for word in words) if words and all(word.isdigit() for word in words) else DENSE_SINCE
+    words = [whole(word) for word in version.split(".")[:2]] if isinstance(version, str) else []
+    numbers = tuple(word for word in words if word is not None)
+    return numbers if numbers and len(numbers) == len(words) else DENSE_SINCE
 
 
 def dequantize(parts: Parts, packing: Packing, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:

@@ -41,7 +41,7 @@ from quanterr.formats.scaled import Grid, fit_grid
 from quanterr.formats.tiled import TILE_COLS, TILE_ROWS, BlockScales
 from quanterr.formats.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
 from quanterr.tensors import Workspace
-from quanterr.text import display
+from quanterr.text import display, whole
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
@@ -108,7 +108,7 @@ def _fit_integers(format: str, parts: Parts, said: Described) -> Weight:
         raise Misfit(f"its scale {scale} should be floating")
     target = said.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
-    code_bits = int(named.removeprefix("int")) if named.removeprefix("int").isdigit() else 8
+    code_bits = whole(named.removeprefix("int")) or 8
     padded = unpadded(parts, codes.shape, group)
     return Weight(
         parts.name,

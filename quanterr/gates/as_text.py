@@ -1,7 +1,7 @@
 """What is told of gates on standard error."""
 
 from quanterr.report.verdicts import Gate, Violation
-from quanterr.text import count, display, unrounded
+from quanterr.text import MAX_LINE, count, display, unrounded
 
 MAX_VIOLATIONS = 5  # of a gate
 REASON_LENGTH = 2000
@@ -15,7 +15,7 @@ def gate_lines(gates: list[Gate]) -> list[str]:
         lines.append(f"{mark}: {gate.message}")
         if gate.status == "fail":
             lines += _below(gate)
-    return [safe(line) for line in lines]
+    return [display(line, MAX_LINE) for line in lines]
 
 
 def _below(gate: Gate) -> list[str]:
@@ -36,8 +36,3 @@ def violation_text(gate: Gate, violation: Violation) -> str:
         return f"{name}: {display(violation.reason or '', REASON_LENGTH)}"
     margin = "" if violation.margin is None else f", margin {unrounded(violation.margin)}"
     return f"{name}: {unrounded(violation.observed)}, limit {unrounded(gate.limit)}{margin}"
-
-
-def safe(line: str) -> str:
-    """A line that no CI system takes for a command: ``##[…]`` is one wherever it stands."""
-    return line.replace("##[", "## [")

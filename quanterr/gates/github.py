@@ -5,13 +5,13 @@ checkpoint can be neither Markdown nor a workflow command.
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from quanterr.gates.as_text import REASON_LENGTH, safe, violation_text
+from quanterr.gates.as_text import REASON_LENGTH, violation_text
+from quanterr.report.markdown import code
 from quanterr.report.verdicts import Gate
-from quanterr.text import display, unrounded
+from quanterr.text import display, no_command, unrounded
 
 if TYPE_CHECKING:
     from quanterr.gates.judging import Verdict
@@ -35,7 +35,7 @@ def annotations(judged: "Verdict | Report") -> list[str]:
         found.insert(0, ("error", f"inconclusive: {judged.reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
         found[MAX_ANNOTATIONS - 1 :] = [("error", f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
-    return [f"::{kind} title=quanterr::{_escaped(safe(display(text, REASON_LENGTH)))}" for kind, text in found]
+    return [f"::{kind} title=quanterr::{_escaped(no_command(display(text, REASON_LENGTH)))}" for kind, text in found]
 
 
 def _escaped(text: str) -> str:
@@ -70,15 +70,15 @@ def summary(judged: "Verdict | Report", limit: int = MAX_SUMMARY) -> str:
 def _summary(judged: "Verdict | Report") -> Iterator[str]:
     yield f"### quanterr: {judged.verdict}\n\n"
     if judged.verdict == "inconclusive":
-        yield from (f"- {code(reason)}\n" for reason in judged.reasons)
+        yield from (f"- {_code(reason)}\n" for reason in judged.reasons)
         yield "\n"
     yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
     for gate in judged.gates:
-        yield _row([code(gate.id), _holds(gate), code(gate.require), *map(_number, _numbers(gate))])
+        yield _row([_code(gate.id), _holds(gate), _code(gate.require), *map(_number, _numbers(gate))])
     for gate in judged.gates:
         if gate.status == "fail":
-            yield f"\n{code(gate.message)}{', because: ' + code(gate.reason) if gate.reason else ''}\n\n"
-            yield from (f"- {code(violation_text(gate, v))}\n" for v in gate.violations if v.layer is not None)
+            yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
+            yield from (f"- {_code(violation_text(gate, v))}\n" for v in gate.violations if v.layer is not None)
     yield "\n"
 
 
@@ -95,12 +95,8 @@ def _number(value: float | None) -> str:
 
 
 def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    return f"| {' | '.join(cells)} |\n"
 
 
-def code(text: str) -> str:
-    """Text as a code span that it cannot end: in more backticks than follow each other in it."""
-    shown = display(text, REASON_LENGTH)
-    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
-    pad = " " if shown.startswith("`") or shown.endswith("`") else ""
-    return f"{fence}{pad}{shown}{pad}{fence}"
+def _code(text: str) -> str:
+    return code(text, REASON_LENGTH)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, isnan, log10, nan, sqrt
 from typing import Any, NamedTuple
 
-from quanterr.metrics.sums import Sums, as_float, worst_rows
+from quanterr.metrics.sums import Sums, as_float, ratio, worst_rows
 
 OUTLIER = 0.01  # |e| above it is an outlier, unless the user says otherwise
 RELATIVE_OUTLIER = 0.01  # of |x|
@@ -64,16 +64,6 @@ class Metric(NamedTuple):
     formula: str
     of: Callable[[Measured], Value]
     kind: str = "number"  # "count", "percentiles", "rows", "experts"
-
-
-def ratio(numerator: float, denominator: float) -> float:
-    """Numerator / denominator; 0/0 is NaN and anything else over 0 infinite, as on paper."""
-    if denominator:
-        try:
-            return numerator / denominator
-        except OverflowError:
-            return inf if (numerator > 0) == (denominator > 0) else -inf
-    return nan if not numerator else inf if numerator > 0 else -inf
 
 
 def decibels(power_ratio: float) -> float:

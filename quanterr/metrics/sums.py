@@ -8,7 +8,7 @@ of threads and the way layers are grouped cannot change a digit; only :func:`as_
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -36,6 +36,16 @@ def as_float(total: int) -> float:
         return total / ONE
     except OverflowError:
         return inf if total > 0 else -inf
+
+
+def ratio(numerator: float, denominator: float) -> float:
+    """Numerator / denominator; 0/0 is NaN and anything else over 0 infinite, as on paper."""
+    if denominator:
+        try:
+            return numerator / denominator
+        except OverflowError:
+            return inf if (numerator > 0) == (denominator > 0) else -inf
+    return nan if not numerator else inf if numerator > 0 else -inf
 
 
 class RowSums(NamedTuple):
@@ -158,4 +168,4 @@ def worst_rows(rows: Iterable[tuple[int, RowSums]]) -> list[tuple[int, RowSums]]
 
 def _row_order(item: tuple[int, RowSums]) -> tuple[float, int]:
     number, row = item
-    return -(row.e_sq / row.x_sq) if row.x_sq else -inf, number
+    return -ratio(row.e_sq, row.x_sq), number

@@ -21,8 +21,8 @@ from quanterr.text import display
 MAX_NAME = 4096  # characters
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
 
-# At the start, or after what a spreadsheet may take for the end of a cell.
-_FORMULA = re.compile(r"(^|;)([=+\-@\t\r\n＝＋－＠])")
+# At the start, or after what a spreadsheet may take for the end of a cell; quotes and spaces it may take away.
+_FORMULA = re.compile(r"(^|;)(?=[\s\"']*[=+\-@＝＋－＠])")
 
 
 def write(report: Report, file: IO[str]) -> None:
@@ -93,4 +93,4 @@ def cell(value: Any) -> str | float | int | None:
         return value
     if value == "+inf":
         return "inf"
-    return _FORMULA.sub(r"\1'\2", display(value, MAX_NAME)) if value else value
+    return _FORMULA.sub(r"\1'", display(value, MAX_NAME)) if value else value

@@ -1,14 +1,13 @@
 """The report as a section of a model card, between two comments, so that the next one can take its place.
 
-Names are hostile. They stand in code, where Markdown knows no markup, and those that could end it are written
-in entities; of sentences everything that is markup, a mention or a link is written in entities.
+Names are hostile: see markdown.py.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import IO
 
 from quanterr.errors import UsageError
+from quanterr.report.markdown import code, prose
 from quanterr.report.model import Report, Side
 from quanterr.report.shown import (
     BUCKETS,
@@ -19,19 +18,14 @@ from quanterr.report.shown import (
     gate_words,
     number,
     percent,
-    sentence,
     usual,
     worst_layers,
 )
-from quanterr.text import count, display, size
+from quanterr.text import count, size
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
 WORST = 5  # layers
 MAX_LISTED = 10  # rows of any other kind
-
-_SPLIT = "\u200b"  # of no width: splits what would be a mention, an issue or a link
-_LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[@#])", re.IGNORECASE)
-_TEXT = re.compile(r"[A-Za-z0-9 .,:;()'\"/+=%?-]|(?<=[A-Za-z0-9])_(?=[A-Za-z0-9])")
 
 
 def write(report: Report, file: IO[str]) -> None:
@@ -153,17 +147,3 @@ def _table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
     yield from (f"| {' | '.join(row)} |" for row in rows)
-
-
-def code(name: str) -> str:
-    """A name as code; one that could end the code or the cell of a table in entities, which Markdown leaves alone."""
-    shown = display(name)
-    if not set(shown) & set("`|\\") and shown == shown.strip():
-        return f"`{shown}`"
-    return f"<code>{''.join(c if c.isalnum() or c == '_' else f'&#{ord(c)};' for c in shown)}</code>"
-
-
-def prose(text: str) -> str:
-    """A sentence whose characters are all text."""
-    shown = _LINK.sub(_SPLIT, sentence(text).strip())
-    return "".join(c if _TEXT.match(shown, n) or c.isalpha() else f"&#{ord(c)};" for n, c in enumerate(shown))

@@ -157,7 +157,7 @@ FORMAT_COLUMNS = (Column("usual dB", 7), Column("grade", 8, right=False))
 
 def _groups(report: Report, kind: str, plain: bool, to: Console) -> Table:
     rows = []
-    for name, a in report.groups[kind].items():
+    for name, a in report.groups.get(kind, {}).items():
         row = [
             f"{a.total_layers:,}",
             f"{a.total_elements:,}",
@@ -181,7 +181,7 @@ def fitted(
     to: Console,
 ) -> Table:
     """A table whose first column holds names, with as many of the others as the console is wide enough for."""
-    widths = [max(len(c.header), *(len(row[n]) for _, row in rows)) + 3 for n, c in enumerate(columns)]
+    widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
     name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
     kept = list(range(len(columns)))
     while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:

@@ -4,7 +4,6 @@ The fields of a layer and of an aggregate that are metrics are made from the row
 History of ``schema_version``: 1.0, the first.
 """
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
@@ -12,11 +11,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
+from quanterr import strict_json
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import SCHEMA
 from quanterr.report.verdicts import Gate
 
 SCHEMA_VERSION = "1.0"
+LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 
 class Model(BaseModel):
@@ -310,6 +311,9 @@ class Report(Model):
         crc, separator = 0, "{\n"
         for name, info in type(self).model_fields.items():
             if name == "run":
+                counts = f'{separator}"records": {dumps({key: len(getattr(self, key)) for key in LISTS})}'
+                crc = zlib.crc32(counts.encode("ascii"), crc)
+                yield counts
                 yield f'{separator}"checksum": "{crc:08x}"'
             for piece in _pieces(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
                 crc = zlib.crc32(piece.encode("ascii"), crc)
@@ -330,7 +334,7 @@ def _pieces(start: str, value: Any) -> Iterator[str]:
 
 def dumps(value: Any) -> str:
     """A part of a report as strict, ASCII JSON on one line."""
-    return json.dumps(value, allow_nan=False, default=_as_dict)
+    return strict_json.dumps(value, _as_dict)
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
@@ -342,6 +346,14 @@ def _as_dict(value: Any) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the report."""
     schema = Report.model_json_schema(by_alias=True, mode="serialization")
+    count = {"type": "integer", "minimum": 0}
+    schema["properties"]["records"] = {
+        "type": "object",
+        "description": "How many items each list has: tells a report that lost some",
+        "properties": dict.fromkeys(LISTS, count),
+        "required": list(LISTS),
+    }
+    schema["required"].append("records")
     schema["properties"]["checksum"] = {
         "type": "string",
         "description": "CRC-32 of all that is written before it: tells a report that was edited since",

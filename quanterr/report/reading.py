@@ -39,6 +39,8 @@ _COUNT = core.int_schema(strict=True, ge=0)
 _NUMBER = core.float_schema(strict=True, allow_inf_nan=False)
 _OPTIONAL_NUMBER = core.nullable_schema(_NUMBER)
 
+RECORDS = {"records": dict.fromkeys(("findings", "layers", "other_changes", "lossless", "not_compared"), _COUNT)}
+
 
 def read_report(path: str | os.PathLike[str]) -> "Report":
     """The whole report.
@@ -50,8 +52,10 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
     from quanterr.report.model import Report
 
     where = display(os.fspath(path))
-    report = _validated(_bytes(path, where), where, lambda raw: Report.model_validate_json(raw, strict=True))
-    _check(extract(report), where)
+    raw = _bytes(path, where)
+    report = _validated(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
+    records = _validated(raw, where, SchemaValidator(_schema(RECORDS)).validate_json)["records"]
+    _check(extract(report), records, where)
     return report
 
 
@@ -64,9 +68,9 @@ def read_extract(
         ReportError: as for :func:`read_report`.
     """
     where = display(os.fspath(path))
-    validator = SchemaValidator(_schema(_parts(metrics, aggregates)))
+    validator = SchemaValidator(_schema(_parts(metrics, aggregates) | RECORDS))
     found: Extract = _validated(_bytes(path, where), where, validator.validate_json)
-    _check(found, where)
+    _check(found, found.pop("records"), where)
     return found
 
 
@@ -201,11 +205,14 @@ def _told(error: ValidationError) -> str:
     return f"{display(path)}: {first['msg']}{found}" if path else f"{first['msg']}{found}"
 
 
-def _check(found: Extract, where: str) -> None:
-    """What a report says twice has to agree."""
+def _check(found: Extract, records: dict[str, int], where: str) -> None:
+    """What a report says twice has to agree: one that lost a layer, or what was wrong with it, says nothing."""
     layers, total = len(found["layers"]), found["aggregate"]["total_layers"]
     if layers != total:
         raise ReportError(f"{where}: has {layers:,} layers, but aggregate.total_layers is {total:,}: it was edited")
+    for key, n in records.items():
+        if len(found[key]) < n:
+            raise ReportError(f"{where}: has {len(found[key]):,} of {n:,} in {key}: it was edited; compare again")
     names = [row["layer_name"] for key in ("layers", "other_changes", "lossless") for row in found[key]]
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from quanterr.report.model import Expert, Layer, Report
 from quanterr.report.verdicts import Gate, Violation
 from quanterr.roles import Place, place_of
 from quanterr.text import count, display, unrounded
+
+if TYPE_CHECKING:
+    from quanterr.report.model import Expert, Layer, Report
 
 UNDEFINED = "undefined"
 LONG = 2000  # characters of a sentence
@@ -65,7 +68,7 @@ def grade(snr_db: float | None) -> str:
     return UNDEFINED if snr_db is None else next(name for limit, name in GRADES if snr_db >= limit)
 
 
-def usual(report: Report, format_name: str, dash: str = "-") -> str:
+def usual(report: "Report", format_name: str, dash: str = "-") -> str:
     """The level that is usual for a format, where one is known."""
     note = report.formats.get(format_name)
     return f"{note.usual_snr_db[0]}{dash}{note.usual_snr_db[-1]}" if note and note.usual_snr_db else "-"
@@ -97,7 +100,7 @@ def sentence(text: str) -> str:
     return display(text, LONG)
 
 
-def coverage_line(report: Report) -> str:
+def coverage_line(report: "Report") -> str:
     """How much of the original was compared, and what became of the rest."""
     coverage = report.coverage.original
     n = {bucket: found.tensors for bucket, found in coverage.items()}
@@ -115,12 +118,12 @@ def coverage_line(report: Report) -> str:
     return "; ".join(parts)
 
 
-def worst_expert(experts: Sequence[Expert]) -> Expert:
+def worst_expert(experts: "Sequence[Expert]") -> "Expert":
     """The one with the lowest SNR; undefined is worse than any."""
     return min(experts, key=lambda expert: -float("inf") if expert.snr_db is None else expert.snr_db)
 
 
-def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[tuple[str, Layer]]:
+def worst_layers(layers: "Sequence[Layer]", top: int, sort_by: str = "snr") -> "list[tuple[str, Layer]]":
     """The worst layers with what to call them; of the experts of a module of a block the worst stands for all."""
     n_experts: Counter[tuple[Place, str]] = Counter()
     for layer in layers:
@@ -145,17 +148,17 @@ def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> lis
     return told
 
 
-def _experts_of(layer: Layer) -> tuple[Place, str] | None:
+def _experts_of(layer: "Layer") -> tuple[Place, str] | None:
     """The module of a block that an expert is one of many of; None of what is no expert of its own."""
     place = place_of(layer.layer_name)
     return (place, layer.format) if place and layer.role == "experts" and "*" in place.module else None
 
 
-def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
+def sort_layers(layers: "Sequence[Layer]", sort_by: str = "snr") -> "list[Layer]":
     """The worst first; a layer whose value is undefined is worse than any."""
     key, _, descending = SORTS[sort_by]
 
-    def badness(layer: Layer) -> float:
+    def badness(layer: "Layer") -> float:
         value = getattr(layer, key)
         return -float("inf") if value is None else -value if descending else value
 

@@ -1,0 +1,206 @@
+"""Random changes of valid inputs. Each is small and copies only what it changes; several make an input."""
+
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+NUMBERS = (0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 127, 128, 255, 256, 1000, 4096, 65_535, 65_536, 2**31 - 1, 2**31)
+NUMBERS += (2**32 - 1, 2**32, 2**40, 2**40 + 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -2, -(2**63))
+STRANGE = (
+    "",
+    " ",
+    "\0",
+    "\x1b[2J",
+    "a\n::error::b",
+    "\u202egnp",
+    "\ud800",
+    "\U0010ffff",
+    "[bold]",
+    "<b>",
+    "=1+1",
+    "²",
+    "१२",
+    "1e5",
+    "nan",
+    "-1",
+    "0x10",
+    "1" * 5000,
+    "x" * 5000,
+    "a|b`\\",
+    "../x",
+    "..",
+    "a/b",
+    "__metadata__",
+    "##[error]",
+)
+
+
+class Raw(str):
+    """JSON text that stands as it is."""
+
+    __slots__ = ()
+
+
+class Pairs(list[tuple[str, Any]]):
+    """A JSON object whose keys may occur twice."""
+
+    __slots__ = ()
+
+
+RAW = (
+    Raw("NaN"),
+    Raw("-Infinity"),
+    Raw("1e999"),
+    Raw("-0"),
+    Raw("4.0"),
+    Raw("1E2"),
+    Raw("0.1"),
+    Raw("9" * 30),
+    Raw("9" * 5000),
+    Raw("-" + "9" * 25),
+    Raw("[" * 3000 + "]" * 3000),
+    Raw('{"a":' * 3000 + "1" + "}" * 3000),
+    Raw('"\\ud83d"'),
+    Raw('"\\u0000"'),
+    Raw("01"),
+    Raw("'a'"),
+    Raw("//"),
+    Raw(""),
+)
+PLAIN = (None, True, False, [], Pairs(), [[]], "", 0, 1, -1, 0.5, [1, 2], "a", Pairs([("a", 1)]))
+
+
+_known: dict[int, tuple[Any, str]] = {}  # seeds and all that is in them, which changes leave mostly as it is
+
+
+def parsed(text: str | bytes) -> Any:
+    """JSON as a tree; what :func:`dumped` writes."""
+    return json.loads(text, object_pairs_hook=Pairs)
+
+
+def seed(text: str | bytes) -> Any:
+    """The same, of a text that is changed again and again."""
+    tree = parsed(text)
+    _remember(tree)
+    return tree
+
+
+def _remember(tree: Any) -> None:
+    if isinstance(tree, list):
+        for item in tree:
+            _remember(item[1] if isinstance(tree, Pairs) else item)
+        _known[id(tree)] = tree, dumped(tree)
+
+
+def dumped(tree: Any) -> str:
+    """A tree as JSON, or nearly."""
+    if known := _known.get(id(tree)):
+        return known[1]
+    if isinstance(tree, Raw):
+        return str(tree)
+    if isinstance(tree, Pairs):
+        return "{" + ",".join([f"{json.dumps(key)}:{dumped(value)}" for key, value in tree]) + "}"
+    if isinstance(tree, list):
+        return "[" + ",".join(map(dumped, tree)) + "]"
+    return json.dumps(tree)
+
+
+def changed(random: Random, tree: Any, words: Sequence[Any] = (), stop: float = 0.1) -> Any:
+    """The tree with one change somewhere; ``words`` are values that mean something there."""
+    if not isinstance(tree, list) or not tree or random.random() < stop:
+        return other_value(random, tree, words)
+    copy = type(tree)(tree)
+    n = random.randrange(len(copy))
+    if random.random() < 0.25:
+        _rearrange(random, copy, n, words)
+    elif isinstance(copy, Pairs):
+        key, value = copy[n]
+        copy[n] = key, changed(random, value, words, stop)
+    else:
+        copy[n] = changed(random, copy[n], words, stop)
+    return copy
+
+
+def _rearrange(random: Random, items: Any, n: int, words: Sequence[Any]) -> None:
+    """One item goes, comes twice, changes places or its name."""
+    other = random.randrange(len(items))
+    match random.randrange(4):
+        case 0:
+            del items[n]
+        case 1:
+            items.insert(other, items[n])
+        case 2:
+            items[n], items[other] = items[other], items[n]
+        case 3 if isinstance(items, Pairs):
+            named = random.choice((items[other][0], *STRANGE, *(word for word in words if isinstance(word, str))))
+            items[n] = named, items[n][1]
+        case _:
+            items[n] = items[other]
+
+
+def other_value(random: Random, value: Any, words: Sequence[Any] = ()) -> Any:
+    """Another value, near to it or far from it."""
+    kind = random.random()
+    if kind < 0.35 and isinstance(value, int) and not isinstance(value, bool):
+        return random.choice((value + 1, value - 1, 2 * value, -value, value // 2, 3 * value + 1, float(value % 2**60)))
+    if kind < 0.35 and isinstance(value, str):
+        return other_text(random, value)
+    if kind < 0.6 and words:
+        return random.choice(words)
+    if kind < 0.75:
+        return random.choice(NUMBERS)
+    if kind < 0.85:
+        return random.choice(STRANGE)
+    return random.choice(RAW if kind < 0.92 else PLAIN)
+
+
+def other_text(random: Random, text: str) -> str:
+    """The text with something in it changed."""
+    at = random.randint(0, len(text))
+    match random.randrange(5):
+        case 0:
+            return text[:at] + random.choice(STRANGE) + text[at:]
+        case 1:
+            return text[:at]
+        case 2:
+            return text[at:]
+        case 3:
+            return text[:at] + text[at + 1 :]
+    return text.swapcase()
+
+
+def number(random: Random, bits: int) -> int:
+    """An interesting number of that many bits."""
+    return (random.choice(NUMBERS) + random.choice((-1, 0, 0, 0, 1))) % 2**bits
+
+
+def changed_bytes(random: Random, raw: bytes, end: int | None = None) -> bytes:
+    """The bytes with one change within the first ``end``."""
+    at = random.randint(0, min(len(raw), len(raw) if end is None else end))
+    match random.randrange(7):
+        case 0:
+            return raw[:at] + bytes([random.randrange(256)]) + raw[at + 1 :]
+        case 1:
+            size = random.choice((1, 2, 4, 8))
+            return raw[:at] + number(random, 8 * size).to_bytes(size, "little") + raw[at + size :]
+        case 2:
+            return raw[:at] + raw[at + random.choice((1, 1, 2, 4, 8, 32)) :]
+        case 3:
+            return raw[:at] + bytes(random.choice((1, 1, 2, 4, 8, 32))) + raw[at:]
+        case 4:
+            return raw[:at]
+        case 5:
+            begin, size = random.randint(0, len(raw)), random.randint(1, 40)
+            return raw[:at] + raw[begin : begin + size] + raw[at:]
+    if at < len(raw):
+        return raw[:at] + bytes([raw[at] ^ 1 << random.randrange(8)]) + raw[at + 1 :]
+    return raw + b"\0"
+
+
+def few(random: Random, most: int = 3) -> int:
+    """How many changes: mostly one."""
+    n = 1
+    while n < most and random.random() < 0.3:
+        n += 1
+    return n

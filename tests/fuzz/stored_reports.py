@@ -1,0 +1,312 @@
+"""A stored report and rules: a clear error or a verdict, and no damage makes a report pass that did not pass before."""
+
+import contextlib
+import io
+import json
+from functools import cache
+from random import Random
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from sample_reports import report_of, tiny
+from stored import original, quantized, write
+
+import quanterr
+from fuzz.finding import Target, folder, refusal, require
+from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, few, other_text, seed
+from quanterr.diffing import AGGREGATES, METRICS, diff, diff_lines
+from quanterr.errors import QuanterrError
+from quanterr.gates.as_text import gate_lines
+from quanterr.gates.github import annotations, summary
+from quanterr.gates.judging import Verdict, judge_values, needed
+from quanterr.gates.rules import PRESETS, Rule, read_rules
+from quanterr.gates.values import Values
+from quanterr.report import OUTPUTS
+from quanterr.report.as_table import console, show
+from quanterr.report.model import LISTS
+from quanterr.report.reading import CHECKSUM, read_extract, read_report
+
+LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")
+LENIENT += ("original_compared_fraction >= 0.9", "findings.error <= 0", "not_compared <= 0", "mean(nmse) <= 0.9")
+STRICT = (
+    "snr_db >= 31",
+    "snr_db >= 20",
+    "min(snr_db) >= 31.9",
+    "max(relative_error) <= 0.001",
+    "findings.warning <= 0",
+)
+WORDS = (
+    "pass",
+    "fail",
+    "inconclusive",
+    "error",
+    "warning",
+    "info",
+    "nan",
+    "+inf",
+    "-inf",
+    "layers",
+    "snr_db",
+    1e308,
+    -1e308,
+)
+
+
+class Sound(NamedTuple):
+    """A report as it was written, and which rules hold for it."""
+
+    text: bytes
+    tree: Any
+    holds: frozenset[str]
+
+
+@cache
+def rules() -> list[Rule]:
+    """Each of them is judged by itself."""
+    return read_rules(None, (*LENIENT, *STRICT))
+
+
+@cache
+def sound() -> list[Sound]:
+    """A good report, one with other changes and a failed gate, one that is inconclusive."""
+    place = folder()
+    x = write(place / "x.safetensors", original())
+    changed_norm = quantized(original())
+    changed_norm["model.layers.0.input_layernorm.weight"] = changed_norm["model.layers.0.input_layernorm.weight"] * 1.2
+    lost = quantized(original())
+    del lost["model.layers.0.mlp.up_proj.weight"], lost["model.layers.0.mlp.up_proj.weight_scale"]
+    wrong = quantized(original())
+    wrong["model.layers.0.mlp.up_proj.weight_scale"] *= 3
+    candidates = (changed_norm, lost, wrong)
+    reports = [quanterr.compare(x, write(place / "y.safetensors", y), device="cpu") for y in candidates]
+    reports = [quanterr.judge(report, require=["snr_db >= 1", "snr_db >= 40"]) for report in reports]
+    found = []
+    for report in (*reports, report_of(tiny())):
+        text = report.to_json().encode()
+        path = place / "sound.json"
+        path.write_bytes(text)
+        found.append(Sound(text, seed(text), holding(judged(path))))
+    return found
+
+
+def judged(path: Any) -> Verdict:
+    """The report under all rules."""
+    return judge_values(Values(read_extract(path, *needed(rules()))), rules())
+
+
+def holding(verdict: Verdict) -> frozenset[str]:
+    """The rules that hold, and ``whole`` if nothing else stands against the report."""
+    found = {gate.id for gate in verdict.gates if gate.status == "pass"}
+    return frozenset(found | ({"whole"} if verdict.verdict != "inconclusive" else set()))
+
+
+# Damage: what is lost. It never makes anything better.
+
+
+def lost(random: Random, tree: Any) -> Any:
+    """The tree without something, or with nothing in its place."""
+    copy = type(tree)(tree)
+    n = random.randrange(len(copy))
+    value = copy[n][1] if isinstance(copy, Pairs) else copy[n]
+    if isinstance(value, list) and value and random.random() < 0.85:
+        value = lost(random, value)
+    elif random.random() < 0.5:
+        del copy[n]
+        return copy
+    else:
+        value = random.choice((None, None, [], Pairs(), Raw("NaN")))
+    copy[n] = (copy[n][0], value) if isinstance(copy, Pairs) else value
+    return copy
+
+
+def shortened(random: Random, tree: Any) -> Any:
+    """The report with fewer items in one of its lists, and as many layers told as there are."""
+    key = random.choice(LISTS)
+    fields = dict(tree)
+    if not isinstance(fields.get(key), list):  # lost before
+        return tree
+    kept = [item for item in fields[key] if random.random() < 0.6]
+    fields[key] = kept
+    if key == "layers" and isinstance(fields.get("aggregate"), list):
+        fields["aggregate"] = Pairs((dict(fields["aggregate"]) | {"total_layers": len(kept)}).items())
+    return Pairs(fields.items())
+
+
+def make_lost(random: Random) -> bytes:
+    """A report that lost one thing; its first byte says of which sound report."""
+    n = random.randrange(len(sound()))
+    if random.random() < 0.1:
+        text = sound()[n].text
+        at = random.randint(0, len(text))
+        raw = text[:at] + (b"" if random.random() < 0.5 else text[at + random.randint(1, 2000) :])
+        return bytes([n]) + raw
+    tree = sound()[n].tree
+    for _ in range(few(random)):
+        tree = shortened(random, tree) if random.random() < 0.3 else lost(random, tree)
+    return bytes([n]) + _signed(random, dumped(tree).encode())
+
+
+def check_lost(raw: bytes) -> str:
+    """Refused, or judged; no rule holds that did not hold for the sound report."""
+    before = sound()[raw[0]]
+    outcome, verdict = _judged(raw[1:])
+    if verdict is None:
+        return outcome
+    better = holding(verdict) - before.holds
+    require(not better, f"holds now, and did not for the sound report: {sorted(better)}")
+    return outcome
+
+
+# Any other change
+
+
+def make(random: Random) -> bytes:
+    """A report with anything in it changed; sometimes with the checksum that belongs to it."""
+    tree = random.choice(sound()).tree
+    for _ in range(few(random)):
+        tree = changed(random, tree, WORDS, stop=0.03)
+    raw = dumped(tree).encode()
+    if random.random() < 0.1:
+        raw = changed_bytes(random, raw)
+    return _signed(random, raw)
+
+
+def _signed(random: Random, raw: bytes) -> bytes:
+    """Sometimes as the writer would have written it, checksum and all."""
+    if random.random() < 0.6 or not raw.startswith(b'{"schema":'):
+        return raw
+    head, _, tail = raw.rpartition(b',"run":')
+    text = b'{\n"schema": ' + head[len(b'{"schema":') :].replace(b',"schema_version":', b',\n"schema_version": ', 1)
+    text, _, _ = text.partition(b',"checksum":')
+    return text + CHECKSUM + f'{crc32(text):08x}"'.encode() + b',"run":' + tail
+
+
+def check(raw: bytes) -> str:
+    """Refused, or judged, compared and rendered."""
+    outcome, verdict = _judged(raw)
+    if verdict is None:
+        return outcome
+    path = folder() / "report.json"
+    try:
+        read = [read_extract(path, METRICS, AGGREGATES) for _ in range(2)]
+        for line in diff_lines(diff(*read, ("a", "b")), 3):
+            require(line.isprintable(), f"diff: {line!a}")
+        report = read_report(path)
+    except QuanterrError as error:
+        return f"{outcome}; {refusal(error)}"
+    pick = crc32(raw) % (len(OUTPUTS) + 1)
+    if pick < len(OUTPUTS):
+        OUTPUTS[pick].write(report, io.StringIO())
+    else:
+        show(report, console(io.StringIO(), "never"), 3, verbose=True)
+    return f"{outcome}; rendered"
+
+
+def _judged(raw: bytes) -> tuple[str, Verdict | None]:
+    path = folder() / "report.json"
+    path.write_bytes(raw)
+    try:
+        verdict = judged(path)
+    except QuanterrError as error:
+        return refusal(error), None
+    for line in (*gate_lines(verdict.gates), *annotations(verdict)):
+        require(line.isprintable(), f"said: {line!a}")
+    summary(verdict)
+    json.dumps(verdict.reasons)
+    return f"{verdict.verdict}, {sum(gate.status == 'pass' for gate in verdict.gates)} gates hold", verdict
+
+
+# Rules
+
+OWN = """schema = 1
+[[rule]]
+id = "attn"
+require = "snr_db >= 30"
+layers = ["attn", "re:.*q_proj.*", "!norm"]
+severity = "warn"
+undefined = "skip"
+reason = "why"
+[[rule]]
+id = "share"
+require = "share(snr_db >= 28.5) >= 0.9"
+[[rule]]
+id = "whole"
+require = "p99(absolute_error_percentiles.p99_9) <= 1e-3"
+"""
+TOKENS = (
+    '"',
+    "'",
+    "[",
+    "]]",
+    "=",
+    "\n",
+    "#",
+    "snr_db",
+    ">=",
+    "<",
+    "(",
+    ")",
+    "delta(snr_db) >= 0",
+    "1e999",
+    "nan",
+    "true",
+)
+TOKENS += (
+    "layers = []",
+    'id = "attn"',
+    "re:(",
+    "re:(a*)*b",
+    "*" * 50,
+    "!",
+    "global(",
+    "p101(snr_db)",
+    "\\u0000",
+    '"""',
+    "0x1F",
+)
+
+
+def make_rules(random: Random) -> bytes:
+    """A thresholds file."""
+    text = random.choice((OWN, OWN, *(path.read_text() for path in PRESETS.values())))
+    for _ in range(random.choice((0, 1, 1, 2, 3))):
+        at = random.randint(0, len(text))
+        end = at + random.choice((0, 0, 1, 3, 10))
+        text = (
+            text[:at] + random.choice((*TOKENS, *STRANGE)) + text[end:]
+            if random.random() < 0.7
+            else other_text(random, text)
+        )
+    raw = text.encode(errors="surrogatepass")
+    return changed_bytes(random, raw) if random.random() < 0.1 else raw
+
+
+@cache
+def _values(metrics: tuple[frozenset[str], frozenset[str]]) -> Values:
+    path = folder() / "sound.json"
+    path.write_bytes(sound()[0].text)
+    return Values(read_extract(path, *metrics))
+
+
+def check_rules(raw: bytes) -> str:
+    """Refused, or judged by."""
+    path = folder() / "thresholds.toml"
+    path.write_bytes(raw)
+    try:
+        found = read_rules(path)
+        metrics = needed(found)
+        values = _values((frozenset(metrics[0]), frozenset(metrics[1])))
+        verdict = judge_values(values, found)
+    except QuanterrError as error:
+        return refusal(error)
+    require(len(verdict.gates) == len(found), "a rule was left out")
+    for line in (*gate_lines(verdict.gates), *annotations(verdict)):
+        require(line.isprintable(), f"said: {line!a}")
+    with contextlib.redirect_stderr(io.StringIO()):
+        summary(verdict)
+    return f"{verdict.verdict}, {len(found)} rules"
+
+
+LOST = Target("lost", make_lost, check_lost)
+TARGET = Target("report", make, check)
+RULES = Target("rules", make_rules, check_rules)
