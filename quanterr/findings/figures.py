@@ -1,0 +1,54 @@
+"""What the sums of a weight tell of its error: how much of it one factor would take away."""
+
+from math import isfinite, log10, sqrt
+from typing import NamedTuple
+
+from quanterr.metrics.sums import Sums, as_float
+from quanterr.pairing import Pair
+
+LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of so many bits reach
+LEVEL = 29.0  # dB, of more bits
+GAINS = {1: float("inf"), 2: 2.5}  # dB that a factor may bring right weights of so few bits
+GAIN = 0.9  # dB, of more bits: 0.04 dB at 20 dB by theory, where nothing is clipped
+
+
+class Figures(NamedTuple):
+    """Of one weight whose sides differ; ``factor`` is that of y = factor · x, ``snr_db`` finite."""
+
+    bits: int
+    snr_db: float
+    norm_ratio: float
+    cosine: float
+    factor: float
+    rescaled_db: float  # SNR once y is divided by that factor
+
+    @property
+    def gains(self) -> bool:
+        """Whether one factor takes away more of the error than rounding explains."""
+        return self.rescaled_db - self.snr_db > GAINS.get(self.bits, GAIN)
+
+    @property
+    def low(self) -> bool:
+        """Whether the SNR is below what as many bits reach; a reason to look closer, no finding."""
+        return self.snr_db < LEVELS.get(self.bits, LEVEL)
+
+
+def figures_of(pair: Pair, sums: Sums) -> Figures | None:
+    """The figures, from exact sums; None where one side is zero or a sum too large for a float64."""
+    if not sums.x_sq or not sums.y_sq or not sums.e_sq or not isfinite(as_float(max(sums.x_sq, sums.y_sq, sums.e_sq))):
+        return None
+    bits = pair.quantized.code_bits or max(8 * pair.quantized.nbytes // sums.elements, 1)
+    both = sums.x_sq * sums.y_sq
+    unexplained = both - sums.xy * sums.xy
+    return Figures(
+        bits=bits,
+        snr_db=10 * (log10(sums.x_sq) - log10(sums.e_sq)),
+        norm_ratio=sqrt(sums.y_sq / sums.x_sq),
+        cosine=_root(sums.xy * sums.xy / both, sums.xy),
+        factor=sums.y_sq / sums.xy if sums.xy else 0.0,
+        rescaled_db=10 * (log10(both) - log10(unexplained)) if unexplained > 0 else 400.0,
+    )
+
+
+def _root(square: float, sign: int) -> float:
+    return -sqrt(square) if sign < 0 else sqrt(square)
