@@ -137,7 +137,11 @@ def broken(sound: Sound, mutation: Mutation, folder: Path) -> Iterator[Outcome]:
     """What becomes of each weight that the mutation changes."""
     stored = Stored.read(sound.case)
     OTHERS[id(stored)] = sound.weights
-    hit = [weight for weight in sound.weights if mutation.change(stored, weight)]
+    hit: list[Weight] = []
+    for weight in sound.weights:
+        touched = {name for other in hit for name in other.parts.values()}
+        if touched.isdisjoint(weight.parts.values()) and mutation.change(stored, weight):
+            hit.append(weight)
     OTHERS.pop(id(stored))
     if not hit:
         return
@@ -186,6 +190,7 @@ def snr(report: Report, name: str) -> float:
 
 def judged(case: Path, mutations: Iterable[Mutation] = MUTATIONS) -> tuple[list[Outcome], list[Finding]]:
     """All outcomes of a golden case, and what is found in it while it is sound."""
+    torch.set_num_threads(1)  # several processes, and very small tensors
     with tempfile.TemporaryDirectory() as name:
         sound = made_sound(case, Path(name))
         found = [broken(sound, mutation, Path(name) / str(number)) for number, mutation in enumerate(mutations)]

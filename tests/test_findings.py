@@ -10,7 +10,7 @@ from making import compared, numbers, quantized_fp8, quantized_int8
 import quanterr
 from quanterr.findings import CODES
 from quanterr.findings.factors import meaning
-from quanterr.findings.samples import order_of
+from quanterr.findings.repairs import order_of
 from quanterr.worker import Scales
 
 UP = "layers.{}.mlp.up_proj.weight"

@@ -5,7 +5,7 @@ Told from four kinds of evidence, by small functions that know nothing of each o
 planned     headers, labels and what was tried before the run
 sums        the scales and sums of one weight
 layers      all weights together
-samples     repairs, tried on a sample of the few weights that are worst off
+samples     repairs, tried on the first rows of the few weights that are worst off
 
 A finding of severity error makes the result inconclusive: it says that the numbers do not measure
 rounding. So errors need proof, a repair that works or a level that no right weight has.

@@ -30,18 +30,27 @@ class Figures(NamedTuple):
     @property
     def low(self) -> bool:
         """Whether the SNR is below what as many bits reach; a reason to look closer, no finding."""
-        return self.snr_db < LEVELS.get(self.bits, LEVEL)
+        return self.snr_db < level_of(self.bits)
+
+
+def bits_of(pair: Pair) -> int:
+    """Of a code; where its format does not tell, stored bits of an element."""
+    return pair.quantized.code_bits or max(8 * pair.quantized.nbytes // max(pair.quantized.n, 1), 1)
+
+
+def level_of(bits: int) -> float:
+    """The SNR in dB that right weights of so many bits reach."""
+    return LEVELS.get(bits, LEVEL)
 
 
 def figures_of(pair: Pair, sums: Sums) -> Figures | None:
     """The figures, from exact sums; None where one side is zero or a sum too large for a float64."""
     if not sums.x_sq or not sums.y_sq or not sums.e_sq or not isfinite(as_float(max(sums.x_sq, sums.y_sq, sums.e_sq))):
         return None
-    bits = pair.quantized.code_bits or max(8 * pair.quantized.nbytes // sums.elements, 1)
     both = sums.x_sq * sums.y_sq
     unexplained = both - sums.xy * sums.xy
     return Figures(
-        bits=bits,
+        bits=bits_of(pair),
         snr_db=10 * (log10(sums.x_sq) - log10(sums.e_sq)),
         norm_ratio=sqrt(sums.y_sq / sums.x_sq),
         cosine=_root(sums.xy * sums.xy / both, sums.xy),

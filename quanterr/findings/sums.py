@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from math import inf, isfinite, log10, sqrt
 
 from quanterr.findings.codes import finding
+from quanterr.findings.figures import bits_of, level_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
-from quanterr.metrics.sums import RowSums, Sums, as_float, worst_rows
+from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing import Pair
 from quanterr.report.model import Finding
 from quanterr.text import count, display
@@ -25,7 +26,9 @@ PLAIN = ("dense", "verbatim")
 MANY = 128  # elements: of fewer nothing is told from their distribution
 SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest element there
 ONE_SIDED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
-ROW_DB = 8.0  # a bad row is so far below its weight; sound ones of up to 8 bits were 6 dB, plain casts more
+ROW_DB = 8.0  # a bad row is so far below its weight; of sound ones with outliers the worst were 7.6
+ROW_DB_FEW = 5.5  # of at most 4 bits
+BELOW_LEVEL = 3.0  # dB, and by so much below what its bits usually reach
 WEAK = 4  # a row with less energy than the mean by that factor may be lost by right scales
 
 
@@ -62,7 +65,7 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
     if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and pair.quantized.format in PLAIN):
         return
     measured = Measured(sums)
-    bits = pair.quantized.code_bits or 8 * pair.quantized.nbytes // sums.elements
+    bits = bits_of(pair)
     snr, ratio = snr_db(measured), sqrt(sums.y_sq / sums.x_sq)
     if not isfinite(snr):  # told elsewhere
         return
@@ -158,8 +161,10 @@ def _bad_rows(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     strong = [(n, row) for n, row in worst_rows(sums.rows.items()) if row.x_sq * rows * WEAK > sums.x_sq]
     dead = [n for n, row in strong if row.e_sq == row.x_sq]
-    bits = pair.quantized.code_bits or 8
-    bad = [n for n, row in strong if n not in dead and bits > 1 and _far_below(row, sums)]
+    bits = bits_of(pair)
+    below = ROW_DB_FEW if bits <= 4 else ROW_DB
+    limit = min(_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - BELOW_LEVEL)
+    bad = [n for n, row in strong if n not in dead and row.e_sq and _db(row.x_sq, row.e_sq) < limit]
     shown = display(pair.name)
     if dead and sums.y_sq:
         numbers = ", ".join(map(str, dead))
@@ -172,10 +177,6 @@ def _bad_rows(pair: Pair, sums: Sums) -> Iterator[Finding]:
             f"{count(len(bad), 'row')} far worse than the rest ({', '.join(map(str, bad))})"
         )
         yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
-
-
-def _far_below(row: RowSums, sums: Sums) -> bool:
-    return _db(sums.x_sq, sums.e_sq) - _db(row.x_sq, row.e_sq) > ROW_DB
 
 
 def _db(signal: int, noise: int) -> float:
