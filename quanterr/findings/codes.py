@@ -39,6 +39,7 @@ CODES = {
     "scale_constant": Code("info", "every scale is 1, as if there were none"),
     "saturated": Code("warning", "more codes at the end of their range than a right scale leaves there"),
     "far_off": Code("warning error", "further off than any right weight of as many bits"),
+    "below_usual": Code("warning", "far below the level that its format usually has, whatever the weight"),
     "one_sided": Code("warning", "errors lean to one side, as with zero points that are off"),
     "dead_rows": Code("warning", "rows that are all zero, and not in the original"),
     "bad_rows": Code("warning", "rows far worse than the others of their weight"),

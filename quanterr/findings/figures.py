@@ -3,6 +3,7 @@
 from math import isfinite, log10, sqrt
 from typing import NamedTuple
 
+from quanterr.formats import FORMATS
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import Pair
 
@@ -10,6 +11,11 @@ LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right w
 LEVEL = 29.0  # dB, of more bits
 GAINS = {1: float("inf"), 2: 2.5}  # dB that a factor may bring right weights of so few bits
 GAIN = 0.9  # dB, of more bits: 0.04 dB at 20 dB by theory, where nothing is clipped
+CAST = 0.005  # a factor that is nearer to 1 is none
+UNIFORM = 32.0  # dB that codes of 8 bits with equal steps reach without outliers
+OUTLIERS = 4.0  # dB that they often cost
+NARROW = 4  # dB: where the usual level of a format is known so well, it says something about a weight
+USUAL = {row.name: row.usual_db for row in FORMATS}
 
 
 class Figures(NamedTuple):
@@ -22,15 +28,17 @@ class Figures(NamedTuple):
     factor: float
     rescaled_db: float  # SNR once y is divided by that factor
 
+    usual_db: float  # what its format and bits usually reach at least
+
     @property
     def gains(self) -> bool:
         """Whether one factor takes away more of the error than rounding explains."""
-        return self.rescaled_db - self.snr_db > GAINS.get(self.bits, GAIN)
+        return self.rescaled_db - self.snr_db > GAINS.get(self.bits, GAIN) and abs(self.factor - 1) > CAST
 
     @property
     def low(self) -> bool:
-        """Whether the SNR is below what as many bits reach; a reason to look closer, no finding."""
-        return self.snr_db < level_of(self.bits)
+        """Whether the SNR is below what is usual; a reason to look closer, no finding."""
+        return self.snr_db < self.usual_db
 
 
 def bits_of(pair: Pair) -> int:
@@ -41,6 +49,19 @@ def bits_of(pair: Pair) -> int:
 def level_of(bits: int) -> float:
     """The SNR in dB that right weights of so many bits reach."""
     return LEVELS.get(bits, LEVEL)
+
+
+def usual_of(format_name: str) -> tuple[int, int] | None:
+    """The usual SNR in dB of a format, from … to …, where it hardly depends on the weight."""
+    usual = USUAL.get(format_name)
+    return usual if usual and usual[1] - usual[0] <= NARROW else None
+
+
+def _usual_at_least(pair: Pair) -> float:
+    bits, usual = bits_of(pair), usual_of(pair.quantized.format)
+    if usual:
+        return usual[0] - OUTLIERS
+    return UNIFORM if pair.quantized.uniform_bits == bits == 8 else level_of(bits)
 
 
 def figures_of(pair: Pair, sums: Sums) -> Figures | None:
@@ -56,6 +77,7 @@ def figures_of(pair: Pair, sums: Sums) -> Figures | None:
         cosine=_root(sums.xy * sums.xy / both, sums.xy),
         factor=sums.y_sq / sums.xy if sums.xy else 0.0,
         rescaled_db=10 * (log10(both) - log10(unexplained)) if unexplained > 0 else 400.0,
+        usual_db=_usual_at_least(pair),
     )
 
 

@@ -84,11 +84,12 @@ def severity(before_db: float, after_db: float) -> str:
 
 def below_group(seen: Iterable[Seen]) -> Iterator[Finding]:
     """Weights far below the others of their format and role."""
-    groups: dict[tuple[str, str], list[Seen]] = {}
+    groups: dict[tuple[str, int, str], list[Seen]] = {}
     for one in seen:
         if one.figures and len(one.pair.original.shape) > 1:
-            groups.setdefault((one.pair.quantized.format, role_of(one.pair.name)), []).append(one)
-    for (name, role), group in groups.items():
+            key = one.pair.quantized.format, one.figures.bits, role_of(one.pair.name)
+            groups.setdefault(key, []).append(one)
+    for (name, _, role), group in groups.items():
         levels = [one.figures.snr_db for one in group if one.figures]
         if len(group) < ENOUGH:
             continue
@@ -141,7 +142,7 @@ def lossless(seen: Sequence[Seen], same: Sequence[Pair]) -> Iterator[Finding]:
         yield finding("identical", "info", None, message)
         return
     message = (
-        f"nothing was lost, although {count(len(coded), 'weight')} are stored quantized: "
+        f"nothing was lost by codes: {count(len(coded), 'weight')} stored quantized, each the same as the original: "
         f"{listed([pair.name for pair in coded], 3)}; the original holds values that were rounded before"
     )
     remedy = "compare with the checkpoint from before the quantization"

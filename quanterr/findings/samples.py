@@ -20,18 +20,21 @@ from quanterr.report.model import Finding
 from quanterr.tensors import Workspace
 from quanterr.text import display
 
-MOST_WEIGHTS = 8  # that are looked at
+MOST_WRONG = 8  # weights that are looked at, of those with a finding
+MOST_LOW = 3  # and of those that are but below what is usual
 MOST_OTHERS = 256  # weights that one is held against
-ELEMENTS = 1 << 20  # of a sample
+ELEMENTS = 1 << 19  # of a sample
 
 
 def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Sequence[Pair]) -> Iterator[Finding]:
     """For the worst of the weights that are doubtful, or that a factor or their level makes so, what mends them."""
-    chosen = [one for one in seen if _matrix(one.pair) and (one.pair.name in doubtful or _suspicious(one))]
-    chosen.sort(key=lambda one: one.figures.snr_db if one.figures else -inf)
+    matrices = sorted((one for one in seen if _matrix(one.pair)), key=_level)
+    wrong = [one for one in matrices if one.pair.name in doubtful or (one.figures and one.figures.gains)]
+    low = [one for one in matrices if one.figures and one.figures.low and one not in wrong]
+    chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
     with torch.inference_mode():
-        for one in sorted(chosen[:MOST_WEIGHTS], key=lambda one: one.number):
+        for one in sorted(chosen, key=lambda one: one.number):
             if found := _diagnosis(one, workspaces) or _another(one, pairs, workspaces):
                 yield found
 
@@ -40,8 +43,8 @@ def _matrix(pair: Pair) -> bool:
     return pair.original.matrix[0] > 1 or pair.quantized.format != "dense"
 
 
-def _suspicious(one: Seen) -> bool:
-    return one.figures is not None and (one.figures.gains or one.figures.low)
+def _level(one: Seen) -> float:
+    return one.figures.snr_db if one.figures else -inf
 
 
 def _diagnosis(one: Seen, workspaces: tuple[Workspace, Workspace]) -> Finding | None:
@@ -50,11 +53,11 @@ def _diagnosis(one: Seen, workspaces: tuple[Workspace, Workspace]) -> Finding | 
     if bits < 2:
         return None
     sample = sample_of(one.pair, workspaces)
+    before = snr_db(sample.x, sample.y - sample.x)
     found = simplest(sample, bits)
     if found is None:
-        return None
+        return _partly(one)
     repair, mended = found
-    before = snr_db(sample.x, sample.y - sample.x)
     more = meaning(float(mended.told), one.scales) if repair is ONE_FACTOR else ""
     message = repair.message.format(told=mended.told)
     level = f"{before if one.figures is None else one.figures.snr_db:.1f} dB as {one.pair.quantized.format}: "
@@ -67,6 +70,25 @@ def _diagnosis(one: Seen, workspaces: tuple[Workspace, Workspace]) -> Finding | 
         snr_db=before,
         snr_db_repaired=mended.snr_db,
         found=mended.told,
+    )
+
+
+def _partly(one: Seen) -> Finding | None:
+    """A factor that takes away much of the error, though rows do not agree on it."""
+    figures = one.figures
+    if figures is None or not figures.gains or figures.cosine < LIKE:
+        return None
+    return finding(
+        "scale_factor",
+        "warning",
+        one.pair.name,
+        f"{display(one.pair.name)}: {figures.snr_db:.1f} dB as {one.pair.quantized.format}; its values are "
+        f"{figures.factor:.4g} times the original's on the whole, without that factor it had {figures.rescaled_db:.1f} "
+        "dB: some of its scales are wrong, or large values were cut off",
+        "compare its scales with what the quantizer wrote",
+        snr_db=figures.snr_db,
+        snr_db_repaired=figures.rescaled_db,
+        found=f"{figures.factor:.4g}",
     )
 
 

@@ -1,10 +1,10 @@
 """What the scales and sums of one weight show."""
 
 from collections.abc import Iterator
-from math import inf, isfinite, log10, sqrt
+from math import isfinite, log10, sqrt
 
 from quanterr.findings.codes import finding
-from quanterr.findings.figures import bits_of, level_of
+from quanterr.findings.figures import bits_of, level_of, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing import Pair
@@ -14,8 +14,8 @@ from quanterr.worker import Finished
 
 # Bits of a code → SNR in dB: right readings are above the first, wrong ones below the second. Plain
 # rounding of normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few.
-DOUBTFUL_DB = {1: -inf, 2: 0.0, 3: 6.0}
-BROKEN_DB = {1: -inf, 2: -3.0, 3: 1.0}
+DOUBTFUL_DB = {1: -6.0, 2: 0.0, 3: 6.0}
+BROKEN_DB = {1: -8.0, 2: -3.0, 3: 1.0}
 USUALLY = 9.0, 3.0  # of more bits
 ONLY_LENGTH = 0.99  # of a cosine: what is wrong is the scale and nothing else
 SAME_DIRECTION = 0.9  # of a cosine: only the length differs
@@ -23,6 +23,7 @@ UNRELATED = 0.3
 SAME_LENGTH = 0.8, 1.25  # of a norm ratio
 
 PLAIN = ("dense", "verbatim")
+FAR_DB = 9.0  # below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
 MANY = 128  # elements: of fewer nothing is told from their distribution
 SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest element there
 ONE_SIDED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
@@ -71,9 +72,10 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
     only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]
-    if not (snr < DOUBTFUL_DB.get(bits, USUALLY[0]) or only_length or abs(cosine) < UNRELATED):
+    if not (snr < DOUBTFUL_DB.get(bits, USUALLY[0]) or only_length or cosine < UNRELATED):
+        yield from _below_usual(pair, snr)
         return
-    unrelated = abs(cosine) < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
+    unrelated = cosine < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
     broken = snr < BROKEN_DB.get(bits, USUALLY[1]) or only_length or unrelated
     yield finding(
         "far_off",
@@ -86,6 +88,21 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
         norm_ratio=ratio,
         cosine_similarity=cosine,
     )
+
+
+def _below_usual(pair: Pair, snr: float) -> Iterator[Finding]:
+    """A weight in a format whose level hardly depends on the weight, and yet far below it."""
+    usual = usual_of(pair.quantized.format)
+    if usual and snr < usual[0] - FAR_DB and len(pair.original.shape) > 1:
+        yield finding(
+            "below_usual",
+            "warning",
+            pair.name,
+            f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; usual are {usual[0]} to {usual[1]} dB",
+            "quantize it again, or leave it in higher precision",
+            snr_db=snr,
+            usual_snr_db=list(usual),
+        )
 
 
 def _diagnosis(ratio: float, cosine: float) -> str:
