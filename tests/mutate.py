@@ -88,12 +88,12 @@ def level(format_name: str, bits: float) -> float:
 
 def noisy(values: torch.Tensor, snr_db: float, generator: torch.Generator) -> torch.Tensor:
     """Values plus noise of the same level in each run of 32 elements of a row, as of blocks with a scale each."""
-    flat = values.double().reshape(-1)
-    pad = -len(flat) % 32
-    blocks = torch.nn.functional.pad(flat, (0, pad)).nan_to_num(0, 0, 0).reshape(-1, 32)
-    step = blocks.square().mean(1, keepdim=True).sqrt() * 10 ** (-snr_db / 20)
+    rows = values.double().reshape(-1, values.shape[-1] if values.dim() else 1)
+    pad = -rows.shape[1] % 32
+    blocks = torch.nn.functional.pad(rows, (0, pad)).reshape(len(rows), -1, 32)
+    step = blocks.square().mean(2, keepdim=True).sqrt() * 10 ** (-snr_db / 20)
     noise = torch.randn(blocks.shape, generator=generator, dtype=torch.float64) * step
-    return (flat + noise.reshape(-1)[: len(flat)]).reshape(values.shape).float()
+    return (rows + noise.reshape(len(rows), -1)[:, : rows.shape[1]]).reshape(values.shape).float()
 
 
 def made_sound(case: Path, folder: Path) -> Sound:

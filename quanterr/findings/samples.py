@@ -22,15 +22,15 @@ from quanterr.text import display
 
 MOST_WRONG = 8  # weights that are looked at, of those with a finding
 MOST_LOW = 3  # and of those that are but below what is usual
-MOST_OTHERS = 256  # weights that one is held against
+MOST_OTHERS = 64  # weights that one is held against
 ELEMENTS = 1 << 19  # of a sample
 
 
 def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Sequence[Pair]) -> Iterator[Finding]:
     """For the worst of the weights that are doubtful, or that a factor or their level makes so, what mends them."""
     matrices = sorted((one for one in seen if _matrix(one.pair)), key=_level)
-    wrong = [one for one in matrices if one.pair.name in doubtful or (one.figures and one.figures.gains)]
-    low = [one for one in matrices if one.figures and one.figures.low and one not in wrong]
+    wrong = [one for one in matrices if _wrong(one, doubtful)]
+    low = [one for one in matrices if not _wrong(one, doubtful) and one.figures and one.figures.low]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
     with torch.inference_mode():
@@ -41,6 +41,10 @@ def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Seq
 
 def _matrix(pair: Pair) -> bool:
     return pair.original.matrix[0] > 1 or pair.quantized.format != "dense"
+
+
+def _wrong(one: Seen, doubtful: Collection[str | None]) -> bool:
+    return one.pair.name in doubtful or (one.figures is not None and one.figures.gains)
 
 
 def _level(one: Seen) -> float:

@@ -28,7 +28,7 @@ MANY = 128  # elements: of fewer nothing is told from their distribution
 SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest element there
 ONE_SIDED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
 ROW_DB = 8.0  # a bad row is so far below its weight; of sound ones with outliers the worst were 7.6
-ROW_DB_FEW = 5.5  # of at most 4 bits
+ROW_DB_FEW = 6.0  # of at most 4 bits
 BELOW_LEVEL = 3.0  # dB, and by so much below what its bits usually reach
 WEAK = 4  # a row with less energy than the mean by that factor may be lost by right scales
 
