@@ -9,7 +9,7 @@ from making import compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
 from quanterr.findings import CODES
-from quanterr.findings.factors import meaning
+from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.repairs import order_of
 from quanterr.worker import Scales
 
@@ -128,6 +128,7 @@ class TestScales:
         found = told(compared(tmp_path, x, y))
 
         assert "a factor for each row mends it" in found["scale_factor"].message
+        assert "each belongs 1 further back" in found["scale_factor"].message
 
     def test_scales_of_other_blocks_are_told(self, tmp_path):
         x = model(shape=(128, 128))
@@ -174,7 +175,7 @@ class TestScales:
         (3.0, 1.0, "the real one was dropped"),
         (0.02, 0.0004, "applied twice"),
         (0.0004, 0.02, "inverse"),
-        (0.02, 0.02, "had it already"),
+        (0.02, 0.02, "had them already"),
         (448.0, 0.01, "largest FP8 E4M3"),
         (1 / 127, 0.3, "largest INT8"),
         (0.25, 0.3, "power of two"),
@@ -186,6 +187,27 @@ def test_what_a_factor_suggests(factor, scale, words):
 
     assert words in meaning(factor, scales)
     assert bool(words) == bool(meaning(factor, scales))
+
+
+@pytest.mark.parametrize(
+    ("stored", "factors", "words"),
+    [
+        (lambda s: s * 0 + 1, lambda s: 1 / s, "every scale that is stored is 1, the real ones were dropped"),
+        (lambda s: s * s, lambda s: s, "applied twice, or stored squared"),
+        (lambda s: 1 / s, lambda s: s**-2, "inverse"),
+        (lambda s: s, lambda s: s, "had them already"),
+        (lambda s: s.roll(1), lambda s: s.roll(1) / s, "1 further back"),
+        (lambda s: s.roll(16), lambda s: s.roll(16) / s, "16 further on"),
+        (lambda s: s, lambda s: s.flip(0) / s, ""),
+        (lambda s: -s, lambda s: s, ""),
+    ],
+)
+def test_what_the_factors_of_rows_suggest_of_their_scales(stored, factors, words):
+    scales = torch.rand(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.01
+    told = pattern(factors(scales), stored(scales))
+
+    assert words in told
+    assert bool(words) == bool(told)
 
 
 class TestOrder:

@@ -37,6 +37,7 @@ class Mended(NamedTuple):
 
     snr_db: float
     told: str  # what was found
+    factors: Tensor | None = None  # one for each row or block, (r, 1 or blocks): what y is of the original
 
 
 class Repair(NamedTuple):
@@ -111,13 +112,13 @@ def _block_factors(sample: Sample) -> Mended | None:
     for x, y in _blocks(sample):
         factors = _factors(x, y, (2,))
         found.append(_spread(snr_db(x, y * factors - x, factors.numel()), factors))
-    return max(found, default=None)
+    return max(found, key=lambda mended: mended.snr_db, default=None)
 
 
 def _spread(snr_db: float, factors: Tensor) -> Mended:
     used = 1 / factors[factors != 0]
     told = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
-    return Mended(snr_db, told)
+    return Mended(snr_db, told, 1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
 
 
 def _row_shifts(sample: Sample) -> Mended | None:
@@ -130,7 +131,7 @@ def _block_shifts(sample: Sample) -> Mended | None:
     for x, y in _blocks(sample):
         shifts = (y - x).mean(2, keepdim=True)
         found.append(_shifted(snr_db(x, y - shifts - x, shifts.numel()), shifts))
-    return max(found, default=None)
+    return max(found, key=lambda mended: mended.snr_db, default=None)
 
 
 def _shifted(snr_db: float, shifts: Tensor) -> Mended:
@@ -224,7 +225,7 @@ REPAIRS = (
     ),
     Repair(
         "scale_factor",
-        "a factor for each row mends it (rows are {told} times the original's): the scales are those of other rows",
+        "a factor for each row mends it (rows are {told} times the original's): their scales are wrong",
         "look for scales that were shifted, cut or ordered otherwise than the rows",
         _row_factors,
     ),
@@ -248,7 +249,7 @@ REPAIRS = (
     ),
     Repair(
         "scale_factor",
-        "a factor for each block mends it (blocks are {told} times the original's): the scales are those of others",
+        "a factor for each block mends it (blocks are {told} times the original's): their scales are wrong",
         "look for scales that are shifted, transposed, or still in the tiles of a kernel",
         _block_factors,
     ),

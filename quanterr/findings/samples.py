@@ -11,10 +11,11 @@ from torch import Tensor
 
 from quanterr.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.findings.codes import finding
-from quanterr.findings.factors import meaning
+from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.layers import Seen, severity
-from quanterr.findings.repairs import LIKE, ONE_FACTOR, Sample, simplest, snr_db
+from quanterr.findings.repairs import LIKE, ONE_FACTOR, Mended, Sample, simplest, snr_db
 from quanterr.formats import Weight
+from quanterr.formats.scaled import chunks_of_scale
 from quanterr.pairing import Pair
 from quanterr.report.model import Finding
 from quanterr.tensors import Workspace
@@ -62,7 +63,9 @@ def _diagnosis(one: Seen, workspaces: tuple[Workspace, Workspace]) -> Finding | 
     if found is None:
         return _partly(one)
     repair, mended = found
-    more = meaning(float(mended.told), one.scales) if repair is ONE_FACTOR else ""
+    more = (
+        meaning(float(mended.told), one.scales) if repair is ONE_FACTOR else _pattern(one.pair, mended, workspaces[1])
+    )
     message = repair.message.format(told=mended.told)
     level = f"{before if one.figures is None else one.figures.snr_db:.1f} dB as {one.pair.quantized.format}: "
     return finding(
@@ -75,6 +78,14 @@ def _diagnosis(one: Seen, workspaces: tuple[Workspace, Workspace]) -> Finding | 
         snr_db_repaired=mended.snr_db,
         found=mended.told,
     )
+
+
+def _pattern(pair: Pair, mended: Mended, workspace: Workspace) -> str:
+    """What the factors of all rows, or of all blocks of them, suggest of the scales, where those are as many."""
+    if mended.factors is None or pair.quantized.scale is None or pair.quantized.scale.n != mended.factors.numel():
+        return ""
+    stored = torch.cat([piece.flatten().double() for piece in chunks_of_scale(pair.quantized.scale, workspace)])
+    return pattern(mended.factors.flatten(), stored)
 
 
 def _partly(one: Seen) -> Finding | None:
