@@ -269,6 +269,14 @@ class TestOrder:
         assert {"far_off"} == found.keys()
 
 
+@pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e155, 1e-160), (1e160, 1.001e160)])
+def test_values_that_float64_cannot_square_are_no_pass(tmp_path, x, y):
+    ones = torch.ones(16, 64, dtype=torch.float64)
+    report = compared(tmp_path, {"a.weight": x * ones}, {"a.weight": y * ones})
+
+    assert ("inconclusive", ["far_off"]) == (report.verdict, [finding.code for finding in report.findings])
+
+
 class TestZeroPoints:
     def test_errors_that_lean_to_one_side(self, tmp_path):
         x = model()

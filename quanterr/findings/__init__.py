@@ -15,13 +15,15 @@ from quanterr.findings.codes import CODES, finding
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import Seen, below_group, common_factor, constant_scales, lossless, norm_offset, offset_of
 from quanterr.findings.planned import of_folding, of_importance, of_plan
-from quanterr.findings.samples import diagnoses
+from quanterr.findings.samples import diagnoses, one_factor_mends
 from quanterr.findings.sums import of_weight
 from quanterr.pairing import Pair, Plan
 from quanterr.report.model import Finding
 from quanterr.worker import Finished
 
 __all__ = ["CODES", "Noticed", "finding", "of_folding", "of_importance", "of_plan"]
+
+PROOFS = 3  # weights that are read again, until one shows that a factor mends it
 
 
 class Noticed:
@@ -45,20 +47,27 @@ class Noticed:
         self._seen[done.number] = Seen(done.number, pair, figures, done.scales, offset_of(pair, done.sums))
 
     def findings(self, complete: bool) -> list[Finding]:
-        """All of them; of an interrupted run without those that need all weights or more reading."""
+        """All of them; of an interrupted run only what single weights show."""
         seen = [self._seen[number] for number in sorted(self._seen)]
-        common, explained = common_factor(seen)
         single = [found for one in seen for found in self._of_weights[one.number]]
+        if not complete:
+            return single
+        common, alike = self._common(seen)
         below = list(below_group(seen))
-        repairs = []
-        if complete:
-            doubtful = {found.layer for found in (*single, *below) if found.code in ("far_off", "below_group")}
-            rest = [one for one in seen if one.number not in explained]
-            repairs = list(diagnoses(rest, doubtful, self._plan.pairs))
-        told = {self._seen[number].pair.name for number in explained}
-        told |= {found.layer for found in repairs if found.severity == "error" and found.layer}
-        single = [found for found in single if found.code != "far_off" or found.layer not in told]
-        whole = [*common, *constant_scales(seen), *norm_offset(seen)]
-        if complete:
-            whole += lossless(seen, self._same)
+        doubtful = {found.layer for found in (*single, *below) if found.code in ("far_off", "below_group")}
+        repairs = list(diagnoses([one for one in seen if one.number not in alike], doubtful, self._plan.pairs))
+        explained = {found.layer for found in repairs if found.severity == "error"}
+        if any(found.severity == "error" for found in common):
+            explained |= {self._seen[number].pair.name for number in alike}
+        single = [found for found in single if found.code != "far_off" or found.layer not in explained]
+        whole = [*common, *constant_scales(seen), *norm_offset(seen), *lossless(seen, self._same)]
         return [*whole, *single, *repairs, *below]
+
+    def _common(self, seen: list[Seen]) -> tuple[list[Finding], set[int]]:
+        """The factor that many weights have in common, if it mends one of them; the numbers of those weights."""
+        found, numbers = common_factor(seen)
+        for number in sorted(numbers)[:PROOFS]:
+            one = self._seen[number]
+            if one.figures and one_factor_mends(one.pair, one.figures):
+                return found, numbers
+        return [], set()

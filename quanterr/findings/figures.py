@@ -1,6 +1,6 @@
 """What the sums of a weight tell of its error: how much of it one factor would take away."""
 
-from math import isfinite, log10, sqrt
+from math import inf, isfinite, log10, sqrt
 from typing import NamedTuple
 
 from quanterr.formats import FORMATS
@@ -9,8 +9,9 @@ from quanterr.pairing import Pair
 
 LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of so many bits reach
 LEVEL = 29.0  # dB, of more bits
-GAINS = {1: float("inf"), 2: 2.5}  # dB that a factor may bring right weights of so few bits
+GAINS = {1: inf, 2: 2.5}  # dB that a factor may bring right weights of so few bits
 GAIN = 0.9  # dB, of more bits: 0.04 dB at 20 dB by theory, where nothing is clipped
+EXACT_DB = 400.0  # stands for no error at all
 CAST = 0.005  # a factor that is nearer to 1 is none
 UNIFORM = 32.0  # dB that codes of 8 bits with equal steps reach without outliers
 OUTLIERS = 4.0  # dB that they often cost
@@ -64,6 +65,14 @@ def _usual_at_least(pair: Pair) -> float:
     return UNIFORM if pair.quantized.uniform_bits == bits == 8 else level_of(bits)
 
 
+def norm_ratio(sums: Sums) -> float:
+    """||y|| / ||x||; infinite where it is too large for a float64."""
+    try:
+        return sqrt(sums.y_sq / sums.x_sq)
+    except OverflowError:
+        return inf
+
+
 def figures_of(pair: Pair, sums: Sums) -> Figures | None:
     """The figures, from exact sums; None where one side is zero or a sum too large for a float64."""
     if not sums.x_sq or not sums.y_sq or not sums.e_sq or not isfinite(as_float(max(sums.x_sq, sums.y_sq, sums.e_sq))):
@@ -73,12 +82,19 @@ def figures_of(pair: Pair, sums: Sums) -> Figures | None:
     return Figures(
         bits=bits_of(pair),
         snr_db=10 * (log10(sums.x_sq) - log10(sums.e_sq)),
-        norm_ratio=sqrt(sums.y_sq / sums.x_sq),
+        norm_ratio=norm_ratio(sums),
         cosine=_root(sums.xy * sums.xy / both, sums.xy),
-        factor=sums.y_sq / sums.xy if sums.xy else 0.0,
-        rescaled_db=10 * (log10(both) - log10(unexplained)) if unexplained > 0 else 400.0,
+        factor=_quotient(sums.y_sq, sums.xy),
+        rescaled_db=10 * (log10(both) - log10(unexplained)) if unexplained > 0 else EXACT_DB,
         usual_db=_usual_at_least(pair),
     )
+
+
+def _quotient(a: int, b: int) -> float:
+    try:
+        return a / b if b else 0.0
+    except OverflowError:
+        return 0.0
 
 
 def _root(square: float, sign: int) -> float:

@@ -6,13 +6,13 @@ times as large with k numbers fitted to n elements.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from math import inf, isqrt, log10
+from math import inf, isfinite, isqrt, log10
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.findings.figures import GAIN, GAINS, level_of
+from quanterr.findings.figures import EXACT_DB, GAIN, GAINS, level_of
 
 FEW = 64  # rows or columns whose like is looked for
 LIKE = 0.6  # of a cosine: two rows are the same
@@ -20,7 +20,7 @@ AGREE = 0.75  # of the rows
 MENDED_DB = {2: 4.0}  # bits → SNR that a repair must reach
 MENDED = 7.0
 BETTER_DB = {2: 5.0}  # bits → by how much it must be better, where one number for all is not enough
-BETTER = 2.5
+BETTER = 4.5  # factors of blocks alone gain 3.5 dB where codes are as coarse as E5M2's
 SIMPLER_DB = 2.0  # a later repair must be that much better than an earlier, simpler one
 BLOCKS = (16, 32, 64, 128)
 
@@ -69,7 +69,9 @@ def snr_db(x: Tensor, e: Tensor, fitted: int = 0) -> float:
     if left <= 0:
         return -inf
     signal, noise = float(x.square().sum()), float(e.square().sum()) * e.numel() / left
-    return 10 * log10(signal / noise) if signal and noise else (400.0 if signal else -inf)
+    if not signal or not isfinite(noise):
+        return -inf
+    return 10 * (log10(signal) - log10(noise)) if noise else EXACT_DB
 
 
 # Factors and shifts

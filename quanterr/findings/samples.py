@@ -4,7 +4,6 @@ Sound weights are never read again, of doubtful ones the first rows of a few.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from math import inf
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from quanterr.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning, pattern
+from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import Seen, severity
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Mended, Sample, simplest, snr_db
 from quanterr.formats import Weight
@@ -29,50 +29,50 @@ ELEMENTS = 1 << 19  # of a sample
 
 def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Sequence[Pair]) -> Iterator[Finding]:
     """For the worst of the weights that are doubtful, or that a factor or their level makes so, what mends them."""
-    matrices = sorted((one for one in seen if _matrix(one.pair)), key=_level)
-    wrong = [one for one in matrices if _wrong(one, doubtful)]
-    low = [one for one in matrices if not _wrong(one, doubtful) and one.figures and one.figures.low]
+    matrices = [(one, one.figures) for one in seen if one.figures and _matrix(one.pair)]
+    matrices.sort(key=lambda item: item[1].snr_db)
+    wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
+    low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
     with torch.inference_mode():
-        for one in sorted(chosen, key=lambda one: one.number):
-            if found := _diagnosis(one, workspaces) or _another(one, pairs, workspaces):
+        for one, figures in sorted(chosen, key=lambda item: item[0].number):
+            found = _diagnosis(one, figures, workspaces) or _another(one.pair, figures, pairs, workspaces)
+            if found:
                 yield found
+
+
+def one_factor_mends(pair: Pair, figures: Figures) -> bool:
+    """Whether the rows of a sample agree on one factor, and it mends them."""
+    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    with torch.inference_mode():
+        found = simplest(sample_of(pair, workspaces), figures.bits)
+    return found is not None and found[0] is ONE_FACTOR
 
 
 def _matrix(pair: Pair) -> bool:
     return pair.original.matrix[0] > 1 or pair.quantized.format != "dense"
 
 
-def _wrong(one: Seen, doubtful: Collection[str | None]) -> bool:
-    return one.pair.name in doubtful or (one.figures is not None and one.figures.gains)
-
-
-def _level(one: Seen) -> float:
-    return one.figures.snr_db if one.figures else -inf
-
-
-def _diagnosis(one: Seen, workspaces: tuple[Workspace, Workspace]) -> Finding | None:
+def _diagnosis(one: Seen, figures: Figures, workspaces: tuple[Workspace, Workspace]) -> Finding | None:
     """The simplest repair that mends a sample of a weight."""
-    bits = one.figures.bits if one.figures else 8
+    pair, bits = one.pair, figures.bits
     if bits < 2:
         return None
-    sample = sample_of(one.pair, workspaces)
-    before = snr_db(sample.x, sample.y - sample.x)
+    sample = sample_of(pair, workspaces)
     found = simplest(sample, bits)
     if found is None:
-        return _partly(one)
+        return _partly(pair, figures)
     repair, mended = found
-    more = (
-        meaning(float(mended.told), one.scales) if repair is ONE_FACTOR else _pattern(one.pair, mended, workspaces[1])
-    )
-    message = repair.message.format(told=mended.told)
-    level = f"{before if one.figures is None else one.figures.snr_db:.1f} dB as {one.pair.quantized.format}: "
+    told = repair.message.format(told=mended.told)
+    told += meaning(float(mended.told), one.scales) if repair is ONE_FACTOR else _pattern(pair, mended, workspaces[1])
+    before = snr_db(sample.x, sample.y - sample.x)
     return finding(
         repair.code,
         severity(before, mended.snr_db),
-        one.pair.name,
-        f"{display(one.pair.name)}: {level}{message}{more}; mended it has {mended.snr_db:.1f} dB on a sample",
+        pair.name,
+        f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}: {told}; "
+        f"{'mended it is exact' if mended.snr_db == EXACT_DB else f'mended it has {mended.snr_db:.1f} dB'} on a sample",
         repair.remedy,
         snr_db=before,
         snr_db_repaired=mended.snr_db,
@@ -88,16 +88,15 @@ def _pattern(pair: Pair, mended: Mended, workspace: Workspace) -> str:
     return pattern(mended.factors.flatten(), stored)
 
 
-def _partly(one: Seen) -> Finding | None:
+def _partly(pair: Pair, figures: Figures) -> Finding | None:
     """A factor that takes away much of the error, though rows do not agree on it."""
-    figures = one.figures
-    if figures is None or not figures.gains or figures.cosine < LIKE:
+    if not figures.gains or figures.cosine < LIKE:
         return None
     return finding(
         "scale_factor",
         "warning",
-        one.pair.name,
-        f"{display(one.pair.name)}: {figures.snr_db:.1f} dB as {one.pair.quantized.format}; its values are "
+        pair.name,
+        f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}; its values are "
         f"{figures.factor:.4g} times the original's on the whole, without that factor it had {figures.rescaled_db:.1f} "
         "dB: some of its scales are wrong, or large values were cut off",
         "compare its scales with what the quantizer wrote",
@@ -107,13 +106,15 @@ def _partly(one: Seen) -> Finding | None:
     )
 
 
-def _another(one: Seen, pairs: Sequence[Pair], workspaces: tuple[Workspace, Workspace]) -> Finding | None:
+def _another(
+    pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: tuple[Workspace, Workspace]
+) -> Finding | None:
     """The weight of the original whose values these are, among those of one shape."""
-    if one.figures is None or abs(one.figures.cosine) > LIKE / 2:
+    if abs(figures.cosine) > LIKE / 2:
         return None
-    shape = one.pair.original.shape
-    others = [pair for pair in pairs if pair.original.shape == shape and pair.name != one.pair.name][:MOST_OTHERS]
-    y = _rows(one.pair.quantized, workspaces[1], ELEMENTS // 16)
+    shape = pair.original.shape
+    others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
+    y = _rows(pair.quantized, workspaces[1], ELEMENTS // 16)
     for other in others:
         x = _rows(other.original, workspaces[0], ELEMENTS // 16)
         cosine = float((x * y).sum() / (x.norm() * y.norm()))
@@ -121,8 +122,8 @@ def _another(one: Seen, pairs: Sequence[Pair], workspaces: tuple[Workspace, Work
             return finding(
                 "another_weight",
                 "error",
-                one.pair.name,
-                f"{display(one.pair.name)}: its values are those of {display(other.name)} of the original "
+                pair.name,
+                f"{display(pair.name)}: its values are those of {display(other.name)} of the original "
                 f"(cosine {cosine:.4f} on a sample)",
                 "find out where the layers were exchanged",
                 weight=other.name,

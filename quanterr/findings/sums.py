@@ -1,10 +1,10 @@
 """What the scales and sums of one weight show."""
 
 from collections.abc import Iterator
-from math import isfinite, log10, sqrt
+from math import isfinite, log10
 
 from quanterr.findings.codes import finding
-from quanterr.findings.figures import bits_of, level_of, usual_of
+from quanterr.findings.figures import bits_of, level_of, norm_ratio, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing import Pair
@@ -67,8 +67,12 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     measured = Measured(sums)
     bits = bits_of(pair)
-    snr, ratio = snr_db(measured), sqrt(sums.y_sq / sums.x_sq)
-    if not isfinite(snr):  # told elsewhere
+    snr, ratio = snr_db(measured), norm_ratio(sums)
+    if not isfinite(snr):
+        message = (
+            f"{display(pair.name)}: sums of its squares are too large for a float64, so nothing measures its error"
+        )
+        yield finding("far_off", "error", pair.name, message, "look for values beyond 1e150 on either side")
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
     only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]
@@ -181,7 +185,7 @@ def _bad_rows(pair: Pair, sums: Sums) -> Iterator[Finding]:
     bits = bits_of(pair)
     below = ROW_DB_FEW if bits <= 4 else ROW_DB
     limit = min(_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - BELOW_LEVEL)
-    bad = [n for n, row in strong if n not in dead and row.e_sq and _db(row.x_sq, row.e_sq) < limit]
+    bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and _db(row.x_sq, row.e_sq) < limit]
     shown = display(pair.name)
     if dead and sums.y_sq:
         numbers = ", ".join(map(str, dead))

@@ -155,4 +155,7 @@ def worst_rows(rows: Iterable[tuple[int, RowSums]]) -> list[tuple[int, RowSums]]
 
 def _row_order(item: tuple[int, RowSums]) -> tuple[float, int]:
     number, row = item
-    return -(row.e_sq / row.x_sq) if row.x_sq else -inf, number
+    try:
+        return -(row.e_sq / row.x_sq) if row.x_sq else -inf, number
+    except OverflowError:  # values of float64 alone
+        return -inf, number
