@@ -4,6 +4,7 @@ Sound weights are never read again, of doubtful ones the first rows of a few.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from quanterr.text import display
 MOST_WRONG = 8  # weights that are looked at, of those with a finding
 MOST_LOW = 3  # and of those that are but below what is usual
 MOST_OTHERS = 64  # weights that one is held against
-ELEMENTS = 1 << 19  # of a sample
+ELEMENTS = 1 << 18  # of a sample
 
 
 def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Sequence[Pair]) -> Iterator[Finding]:
@@ -35,17 +36,28 @@ def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Seq
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with torch.inference_mode():
+    with _one_thread(), torch.inference_mode():
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
             found = _diagnosis(one, figures, workspaces) or _another(one.pair, figures, pairs, workspaces)
             if found:
                 yield found
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of torch: samples are so small that several would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def one_factor_mends(pair: Pair, figures: Figures) -> bool:
     """Whether the rows of a sample agree on one factor, and it mends them."""
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with torch.inference_mode():
+    with _one_thread(), torch.inference_mode():
         found = simplest(sample_of(pair, workspaces), figures.bits)
     return found is not None and found[0] is ONE_FACTOR
 
