@@ -314,6 +314,13 @@ class TestRows:
         assert [7] == found["bad_rows"].evidence["rows"]
 
 
+def test_far_below_the_usual_level_of_its_format(tmp_path):
+    x = model()
+    found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
+
+    assert ("warning", [31, 32]) == (found["below_usual"].severity, found["below_usual"].evidence["usual_snr_db"])
+
+
 class TestAllWeights:
     def test_one_far_below_its_group(self, tmp_path):
         x = model(8)
