@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 DEMO = .demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests fuzz bench clean
+.PHONY: help install demo test lint types tests mutate fuzz bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ types: install ## mypy, strict
 
 tests: install ## pytest
 	$(BIN)/python -m pytest -q
+
+mutate: install ## breaks every golden file in many ways and counts what is noticed (minutes)
+	$(BIN)/python tests/mutate.py
 
 N ?= 1000000
 TARGETS ?=

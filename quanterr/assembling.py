@@ -6,14 +6,14 @@ from typing import Any
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.findings import finding, of_folding, of_importance, of_plan, of_weight
+from quanterr.findings import Noticed, finding, of_folding, of_importance, of_plan
+from quanterr.findings.files import of_config, of_notes
 from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
 from quanterr.importance import Covered
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.oddities import of_config, of_notes
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
 from quanterr.report.model import (
     Aggregate,
@@ -118,7 +118,7 @@ class Assembly:
         self._buckets: dict[int, Bucket] = {}
         self._refused: set[int] = set()
         self._leftovers = list(plan.leftovers)
-        self._findings: dict[int, list[Finding]] = {}
+        self._noticed = Noticed(plan)
         self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
 
     def add(self, done: Finished) -> None:
@@ -128,13 +128,12 @@ class Assembly:
         if refusal and not sums.exact:
             self._refuse(done.number, pair, refusal)
             return
+        self._noticed.add(done)
         if sums.exact:
             self._buckets[done.number] = Bucket.LOSSLESS
             self._lossless[done.number] = LosslessLayer(**_header(pair), bits_per_weight=_bits_per_weight(pair))
             return
         self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
-        if found := list(of_weight(pair, done)):
-            self._findings[done.number] = found
         layer = _layer(pair, done)
         if len(pair.original.shape) < 2:
             self._other[done.number] = layer
@@ -177,9 +176,9 @@ class Assembly:
             *of_plan(self._plan),
             *of_folding(self._folded),
             *of_importance(self._covered),
-            *(f for number in sorted(self._findings) for f in self._findings[number]),
+            *self._noticed.findings(complete),
+            *self._on_the_whole(),
         ]
-        findings += self._on_the_whole(complete)
         reasons = self._reasons(complete, not_compared, findings, original, quantized)
         return Report.model_construct(
             tool=Tool(name="quanterr", version=__version__),
@@ -206,7 +205,7 @@ class Assembly:
             run=run,
         )
 
-    def _on_the_whole(self, complete: bool) -> list[Finding]:
+    def _on_the_whole(self) -> list[Finding]:
         found = []
         if self._other:
             names = [self._other[n].layer_name for n in sorted(self._other)]
@@ -217,9 +216,6 @@ class Assembly:
             found.append(finding("other_changes", "info", None, message, tensors=len(names)))
         if not self._by_block:
             found.append(finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block"))
-        if complete and self._plan.pairs and not self._layers and not self._other and self._lossless:
-            message = "all compared tensors are identical; is this the quantized checkpoint?"
-            found.append(finding("identical", "warning", None, message))
         return found
 
     def _coverage(self) -> Coverage:

@@ -65,7 +65,7 @@ class Interrupt:
 
 def warn(findings: "Iterable[Finding]") -> None:
     """Tell on stderr what is odd about the files: of that nobody may hear only in a report."""
-    from quanterr.oddities import NOTE
+    from quanterr.findings.files import NOTE
     from quanterr.report.shown import sentence
 
     for message in dict.fromkeys(sentence(found.message) for found in findings if found.code == NOTE):

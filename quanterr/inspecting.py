@@ -8,8 +8,8 @@ from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import Misfit
 from quanterr.findings import finding
+from quanterr.findings.files import of_config, of_notes
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
-from quanterr.oddities import of_config, of_notes
 from quanterr.report.inspection import Inspection, StoredWeight, Tally
 from quanterr.report.model import Finding, StoredFile, Tool
 from quanterr.roles import block_of, role_of

@@ -115,6 +115,16 @@ def formats() -> str:
     return "\n".join([*rows, "", f"Known and not read, which a report says with what to do instead: {refused}."])
 
 
+def findings() -> str:
+    """One row for each row of CODES."""
+    from quanterr.findings import CODES
+
+    rows = ["| finding | severity | says |", "|---|---|---|"]
+    return "\n".join(
+        [*rows, *(f"| `{name}` | {', '.join(row.severities)} | {row.meaning} |" for name, row in CODES.items())]
+    )
+
+
 def outputs() -> str:
     """One row for each row of OUTPUTS."""
     from quanterr.report import OUTPUTS
@@ -174,6 +184,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "thresholds": thresholds,
     "presets": presets,
     "formats": formats,
+    "findings": findings,
     "outputs": outputs,
     "map": block_map,
     "metrics": metrics,

@@ -91,7 +91,7 @@ class TestWeight:
         report = compared(tmp_path, x, x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN])})
 
         assert [] == folded(report)
-        assert self.UP in {finding.layer for finding in report.findings if finding.code == "far_off"}
+        assert [(self.UP, "scale_factor")] == [(f.layer, f.code) for f in report.findings if f.severity == "error"]
 
 
 def test_fused_rotation_that_config_tells_of_is_an_error(tmp_path):

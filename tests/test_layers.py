@@ -50,7 +50,6 @@ LAYERS = [
     "running",
     "measuring",
     "findings",
-    "oddities",
     "inspecting",
     "assembling",
     "progress",

@@ -134,7 +134,7 @@ class TestInconclusive:
 
         assert ("broken", "inconclusive", None, False) == (broken.name, broken.verdict, broken.rank, broken.on_front)
         assert None is broken.snr_db is broken.bytes is broken.squared_error
-        assert "off by about that factor" in broken.not_ranked
+        assert "the scale is off by a factor of 3" in broken.not_ranked
         assert "inconclusive" == found.verdict
         assert found.reasons[0].startswith("broken: ")
 

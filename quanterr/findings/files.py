@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from quanterr.checkpoints import Checkpoint
-from quanterr.findings import finding
+from quanterr.findings.codes import finding
 from quanterr.report.model import Finding
 from quanterr.text import count, display
 

@@ -1,0 +1,74 @@
+"""Findings: what is wrong or suspicious, with the evidence and what to do about it.
+
+Told from five kinds of evidence, by small functions that know nothing of each other:
+
+files       what was noted when they were opened, and where config.json contradicts them
+planned     headers, labels and what was tried before the run
+sums        the scales and sums of one weight
+layers      all weights together
+samples     repairs, tried on the first rows of the few weights that are worst off
+
+A finding of severity error makes the result inconclusive: it says that the numbers do not measure
+rounding. So errors need proof, a repair that works or a level that no right weight has.
+"""
+
+from quanterr.findings.codes import CODES, finding
+from quanterr.findings.figures import figures_of
+from quanterr.findings.layers import Seen, below_group, common_factor, constant_scales, lossless, norm_offset, offset_of
+from quanterr.findings.planned import of_folding, of_importance, of_plan
+from quanterr.findings.samples import diagnoses, one_factor_mends
+from quanterr.findings.sums import of_weight
+from quanterr.pairing import Pair, Plan
+from quanterr.report.model import Finding
+from quanterr.worker import Finished
+
+__all__ = ["CODES", "Noticed", "finding", "of_folding", "of_importance", "of_plan"]
+
+PROOFS = 3  # weights that are read again, until one shows that a factor mends it
+
+
+class Noticed:
+    """Takes in finished weights and tells at the end what they show."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Nothing noticed yet."""
+        self._plan = plan
+        self._seen: dict[int, Seen] = {}
+        self._same: list[Pair] = []
+        self._of_weights: dict[int, list[Finding]] = {}
+
+    def add(self, done: Finished) -> None:
+        """Take in a compared weight; its sums are not kept."""
+        pair = self._plan.pairs[done.number]
+        if done.sums.exact:
+            self._same.append(pair)
+            return
+        self._of_weights[done.number] = list(of_weight(pair, done))
+        figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
+        self._seen[done.number] = Seen(done.number, pair, figures, done.scales, offset_of(pair, done.sums))
+
+    def findings(self, complete: bool) -> list[Finding]:
+        """All of them; of an interrupted run only what single weights show."""
+        seen = [self._seen[number] for number in sorted(self._seen)]
+        single = [found for one in seen for found in self._of_weights[one.number]]
+        if not complete:
+            return single
+        common, alike = self._common(seen)
+        below = list(below_group(seen))
+        doubtful = {found.layer for found in (*single, *below) if found.code in ("far_off", "below_group")}
+        repairs = list(diagnoses([one for one in seen if one.number not in alike], doubtful, self._plan.pairs))
+        explained = {found.layer for found in repairs if found.severity == "error"}
+        if any(found.severity == "error" for found in common):
+            explained |= {self._seen[number].pair.name for number in alike}
+        single = [found for found in single if found.code != "far_off" or found.layer not in explained]
+        whole = [*common, *constant_scales(seen), *norm_offset(seen), *lossless(seen, self._same)]
+        return [*whole, *single, *repairs, *below]
+
+    def _common(self, seen: list[Seen]) -> tuple[list[Finding], set[int]]:
+        """The factor that many weights have in common, if it mends one of them; the numbers of those weights."""
+        found, numbers = common_factor(seen)
+        for number in sorted(numbers)[:PROOFS]:
+            one = self._seen[number]
+            if one.figures and one_factor_mends(one.pair, one.figures):
+                return found, numbers
+        return [], set()

@@ -1,0 +1,76 @@
+"""What a factor between a quantized weight and its original suggests."""
+
+from math import isfinite, log, log2
+
+from torch import Tensor
+
+from quanterr.worker import Scales
+
+# Largest codes: scales are made with them, and a step that leaves one out, or repeats it, is off by just that.
+LARGEST = {
+    448.0: "the largest FP8 E4M3 number",
+    57344.0: "the largest FP8 E5M2 number",
+    240.0: "the largest FP8 E4M3 FNUZ number",
+    127.0: "the largest INT8 code",
+    128.0: "the number of INT8 codes of a sign",
+    255.0: "the number of steps of 8 bits",
+    15.0: "the number of steps of 4 bits",
+    7.0: "the largest INT4 code",
+    6.0: "the largest FP4 number",
+    2688.0: "448 · 6, of the second scale of NVFP4",
+}
+# Power of the stored scale that the factor is: what happened to the scale.
+POWERS = {
+    0.5: "scales are applied twice, or stored squared",
+    2.0: "scales are stored as their inverse",
+    1.0: "scales are applied to values that had them already",
+}
+NEAR = 0.01  # of the logarithm
+
+
+def meaning(factor: float, scales: Scales | None) -> str:
+    """What y = factor · x suggests, in words that follow a sentence; ``scales`` are those that are stored."""
+    if factor < 0:
+        return ": the sign is inverted" if _near(-factor, 1) else ": the sign is inverted as well"
+    one = scales.low if scales and scales.low == scales.high and isfinite(scales.low) and scales.low > 0 else None
+    if one == 1:
+        return ": the scale that is stored is 1, the real one was dropped"
+    if one is not None and not _near(one, 1):
+        for power, told in POWERS.items():
+            if _near(factor, one**power):
+                return f": {told}"
+    for number, told in LARGEST.items():
+        if _near(factor, number) or _near(factor, 1 / number):
+            return f": {number:g}, {told}, was left out or used twice"
+    if abs(log2(factor) - round(log2(factor))) < NEAR:
+        return ": a power of two, as a wrong exponent makes"
+    return ""
+
+
+def pattern(factors: Tensor, stored: Tensor) -> str:
+    """What y = factor · x suggests of the scales that are stored, one for each factor and in their order.
+
+    In words that follow a sentence; nothing if no rule fits. Either is float64, (n,).
+    """
+    usable = bool((factors > 0).all() and (stored > 0).all()) and len(factors) == len(stored) > 2
+    if not usable:
+        return ""
+    f, s = factors.log(), stored.log()
+    if float(s.std()) < NEAR:
+        return f": every scale that is stored is {float(stored[0]):.4g}, the real ones were dropped"
+    for power, told in POWERS.items():
+        if _all_near(f, power * s):
+            return f": {told}"
+    right = s - f
+    for by in (1, -1, len(s) // 2):
+        if _all_near(right, s.roll(by)):
+            return f": each belongs {abs(by)} further {'on' if by > 0 else 'back'}"
+    return ""
+
+
+def _all_near(a: Tensor, b: Tensor) -> bool:
+    return float((a - b).abs().median()) < 3 * NEAR
+
+
+def _near(a: float, b: float) -> bool:
+    return a > 0 and b > 0 and abs(log(a) - log(b)) < NEAR

@@ -1,0 +1,149 @@
+"""What all weights together show: one wrong factor in many, one far below its like, nothing lost at all."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import exp, log
+from statistics import median
+from typing import NamedTuple
+
+from quanterr.findings.codes import finding
+from quanterr.findings.factors import meaning
+from quanterr.findings.figures import Figures
+from quanterr.metrics.sums import Sums, as_float
+from quanterr.pairing import Pair
+from quanterr.report.model import Finding
+from quanterr.roles import role_of
+from quanterr.text import count, display, listed
+from quanterr.worker import Scales
+
+PLAIN = ("dense", "verbatim")
+ALIKE = 0.02  # of the logarithm of two factors
+ALONG = 0.9  # of a cosine: the direction is right
+ENOUGH = 5  # weights of a group
+LEAST_DB = 6.0  # below the median
+SPREADS = 6.0  # median absolute deviations below the median
+OFFSET = 0.02  # of 1, and of the scatter of a norm's errors
+
+
+class Seen(NamedTuple):
+    """A compared weight whose sides differ."""
+
+    number: int
+    pair: Pair
+    figures: Figures | None
+    scales: Scales | None
+    offset: float | None  # of a norm: by how much all its elements differ
+
+
+def offset_of(pair: Pair, sums: Sums) -> float | None:
+    """1 or -1 where all elements of a 1-D tensor differ by that; None otherwise."""
+    if len(pair.original.shape) != 1 or sums.n < 2:
+        return None
+    mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
+    return round(mean) if abs(abs(mean) - 1) < OFFSET and square - mean * mean < OFFSET**2 else None
+
+
+def common_factor(seen: Sequence[Seen]) -> tuple[list[Finding], set[int]]:
+    """The factor that many weights have in common, as one finding; the numbers of those weights."""
+    gaining = [one for one in seen if one.figures and one.figures.gains and abs(one.figures.cosine) > ALONG]
+    signs = {one.figures.factor > 0 for one in gaining if one.figures}
+    if len(gaining) < 2 or len(signs) > 1:
+        return [], set()
+    logs = {one.number: log(abs(one.figures.factor)) for one in gaining if one.figures}
+    middle = median(logs.values())
+    alike = [one for one in gaining if abs(logs[one.number] - middle) < ALIKE]
+    if len(alike) < max(2, len(gaining) / 2):
+        return [], set()
+    factor = exp(middle) * (1 if True in signs else -1)
+    names = [one.pair.name for one in alike]
+    after = min(one.figures.rescaled_db for one in alike if one.figures)
+    before = min(one.figures.snr_db for one in alike if one.figures)
+    scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
+    message = (
+        f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
+        f"divided by it the worst of them reaches {after:.1f} instead of {before:.1f} dB{meaning(factor, scales)}"
+    )
+    remedy = "look for what applies the scales: left out, applied twice, or inverted"
+    found = finding(
+        "scale_factor",
+        severity(before, after),
+        None,
+        message,
+        remedy,
+        factor=factor,
+        layers=names,
+        snr_db=before,
+        snr_db_repaired=after,
+    )
+    return [found], {one.number for one in alike}
+
+
+def severity(before_db: float, after_db: float) -> str:
+    """Of a repair: an error where most of what was measured is no rounding."""
+    return "error" if after_db - before_db > LEAST_DB else "warning"
+
+
+def below_group(seen: Iterable[Seen]) -> Iterator[Finding]:
+    """Weights far below the others of their format and role."""
+    groups: dict[tuple[str, int, str], list[Seen]] = {}
+    for one in seen:
+        if one.figures and len(one.pair.original.shape) > 1:
+            key = one.pair.quantized.format, one.figures.bits, role_of(one.pair.name)
+            groups.setdefault(key, []).append(one)
+    for (name, _, role), group in groups.items():
+        levels = [one.figures.snr_db for one in group if one.figures]
+        if len(group) < ENOUGH:
+            continue
+        middle = median(levels)
+        spread = median(abs(level - middle) for level in levels)
+        limit = middle - max(LEAST_DB, SPREADS * spread)
+        for one, level in zip(group, levels, strict=True):
+            if level < limit:
+                message = (
+                    f"{display(one.pair.name)}: {level:.1f} dB, where the {len(group)} weights of {name} in "
+                    f"{role} have {middle:.1f} dB in the median"
+                )
+                remedy = "quantize it again, or leave it in higher precision"
+                yield finding(
+                    "below_group", "warning", one.pair.name, message, remedy, snr_db=level, median_snr_db=middle
+                )
+
+
+def constant_scales(seen: Iterable[Seen]) -> Iterator[Finding]:
+    """Scales that are stored and scale nothing."""
+    ones = [one for one in seen if one.scales and one.scales.number and one.scales.low == one.scales.high == 1]
+    if ones:
+        names = [one.pair.name for one in ones]
+        message = f"every scale of {count(len(names), 'weight')} is 1, as if there were none: {listed(names, 3)}"
+        remedy = "nothing, if they were cast and not scaled; else the scales were dropped"
+        yield finding("scale_constant", "info", None, message, remedy, layers=names)
+
+
+def norm_offset(seen: Iterable[Seen]) -> Iterator[Finding]:
+    """Norms that one side stores around 0 and the other around 1."""
+    off = [one for one in seen if one.offset is not None]
+    if not off:
+        return
+    names = [one.pair.name for one in off]
+    message = (
+        f"{count(len(names), 'norm')} of the quantized checkpoint are the original's "
+        f"{'plus' if (off[0].offset or 0) > 0 else 'minus'} 1 throughout: {listed(names, 3)}"
+    )
+    remedy = "some models compute (1 + weight) · x: make sure that what runs the quantized one knows which is stored"
+    yield finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
+
+
+def lossless(seen: Sequence[Seen], same: Sequence[Pair]) -> Iterator[Finding]:
+    """Nothing differs: one checkpoint twice, or codes whose rounding left no trace."""
+    if seen or not same:
+        return
+    coded = [pair for pair in same if pair.quantized.format not in PLAIN and pair.original.format in PLAIN]
+    if not coded:
+        message = "all compared tensors are identical; is this the quantized checkpoint?"
+        yield finding("identical", "info", None, message)
+        return
+    message = (
+        f"nothing was lost by codes: {count(len(coded), 'weight')} stored quantized, each the same as the original: "
+        f"{listed([pair.name for pair in coded], 3)}; the original holds values that were rounded before"
+    )
+    remedy = "compare with the checkpoint from before the quantization"
+    yield finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))

@@ -1,0 +1,258 @@
+"""Ways to mend a weight, as data, and the simplest that does.
+
+A repair sees a sample of both sides and says what SNR it reaches. What it fits to the original (a factor for
+each block takes away some error of any weight) is paid for: the error that remains counts as n / (n - k)
+times as large with k numbers fitted to n elements.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf, isfinite, isqrt, log10
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.findings.figures import EXACT_DB, GAIN, GAINS, level_of
+
+FEW = 64  # rows or columns whose like is looked for
+LIKE = 0.6  # of a cosine: two rows are the same
+AGREE = 0.75  # of the rows
+MENDED_DB = {2: 4.0}  # bits → SNR that a repair must reach
+MENDED = 7.0
+BETTER_DB = {2: 5.0}  # bits → by how much it must be better, where one number for all is not enough
+BETTER = 4.5  # factors of blocks alone gain 3.5 dB where codes are as coarse as E5M2's
+SIMPLER_DB = 2.0  # a later repair must be that much better than an earlier, simpler one
+BLOCKS = (16, 32, 64, 128)
+
+
+class Sample(NamedTuple):
+    """The first rows of both sides, float64, (r, c); zero where one is not finite."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Mended(NamedTuple):
+    """What a repair leaves of the error."""
+
+    snr_db: float
+    told: str  # what was found
+    factors: Tensor | None = None  # one for each row or block, (r, 1 or blocks): what y is of the original
+
+
+class Repair(NamedTuple):
+    """One way to mend a weight."""
+
+    code: str
+    message: str  # follows "<weight>: "
+    remedy: str
+    mend: Callable[[Sample], Mended | None]
+
+
+def simplest(sample: Sample, bits: int) -> tuple[Repair, Mended] | None:
+    """The first repair of REPAIRS that is about as good as any; None where none mends a weight of so many bits."""
+    before, good = snr_db(sample.x, sample.y - sample.x), []
+    for repair in REPAIRS:
+        better = GAINS.get(bits, GAIN) if repair is ONE_FACTOR else BETTER_DB.get(bits, BETTER)
+        mended = repair.mend(sample)
+        if mended and mended.snr_db >= MENDED_DB.get(bits, MENDED) and mended.snr_db - before > better:
+            good.append((repair, mended))
+            if mended.snr_db > level_of(bits):
+                break
+    best = max((mended.snr_db for _, mended in good), default=inf)
+    return next(((repair, mended) for repair, mended in good if mended.snr_db >= best - SIMPLER_DB), None)
+
+
+def snr_db(x: Tensor, e: Tensor, fitted: int = 0) -> float:
+    """SNR in dB; with so many numbers fitted."""
+    left = e.numel() - fitted
+    if left <= 0:
+        return -inf
+    signal, noise = float(x.square().sum()), float(e.square().sum()) * e.numel() / left
+    if not signal or not isfinite(noise):
+        return -inf
+    return 10 * (log10(signal) - log10(noise)) if noise else EXACT_DB
+
+
+# Factors and shifts
+
+
+def _factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """What y must be multiplied by along these axes; 0 where y is zero."""
+    return ((x * y).sum(axes, keepdim=True) / y.square().sum(axes, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _one_factor(sample: Sample) -> Mended | None:
+    """One for all, if most rows agree on it."""
+    x, y = sample
+    factor, each = _factors(x, y, (0, 1)), _factors(x, y, (1,))
+    agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
+    if not float(factor) or agree < AGREE:
+        return None
+    return Mended(snr_db(x, y * factor - x, 1), f"{1 / float(factor):.4g}")
+
+
+def _row_factors(sample: Sample) -> Mended | None:
+    x, y = sample
+    return _spread(snr_db(x, y * _factors(x, y, (1,)) - x, x.shape[0]), _factors(x, y, (1,)))
+
+
+def _column_factors(sample: Sample) -> Mended | None:
+    x, y = sample
+    return _spread(snr_db(x, y * _factors(x, y, (0,)) - x, x.shape[1]), _factors(x, y, (0,)))
+
+
+def _blocks(sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both sides as (r, blocks, n) for each size of block."""
+    for n in BLOCKS:
+        if not sample.x.shape[1] % n:
+            yield tuple(side.reshape(side.shape[0], -1, n) for side in sample)  # type: ignore[misc]
+
+
+def _block_factors(sample: Sample) -> Mended | None:
+    found = []
+    for x, y in _blocks(sample):
+        factors = _factors(x, y, (2,))
+        found.append(_spread(snr_db(x, y * factors - x, factors.numel()), factors))
+    return max(found, key=lambda mended: mended.snr_db, default=None)
+
+
+def _spread(snr_db: float, factors: Tensor) -> Mended:
+    used = 1 / factors[factors != 0]
+    told = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
+    return Mended(snr_db, told, 1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
+
+
+def _row_shifts(sample: Sample) -> Mended | None:
+    shifts = (sample.y - sample.x).mean(1, keepdim=True)
+    return _shifted(snr_db(sample.x, sample.y - shifts - sample.x, shifts.numel()), shifts)
+
+
+def _block_shifts(sample: Sample) -> Mended | None:
+    found = []
+    for x, y in _blocks(sample):
+        shifts = (y - x).mean(2, keepdim=True)
+        found.append(_shifted(snr_db(x, y - shifts - x, shifts.numel()), shifts))
+    return max(found, key=lambda mended: mended.snr_db, default=None)
+
+
+def _shifted(snr_db: float, shifts: Tensor) -> Mended:
+    return Mended(snr_db, f"{float(shifts.mean()):.3g} in the mean")
+
+
+# Order
+
+
+def _transposed(sample: Sample) -> Mended | None:
+    n = min(sample.x.shape)
+    x, y = sample.x[:n, :n], sample.y[:n, :n].t()
+    return Mended(snr_db(x, y - x), "") if n > 3 else None
+
+
+def _row_order(sample: Sample) -> Mended | None:
+    return _reordered(sample.x, sample.y)
+
+
+def _column_order(sample: Sample) -> Mended | None:
+    return _reordered(sample.x.t(), sample.y.t())
+
+
+def _reordered(x: Tensor, y: Tensor) -> Mended | None:
+    """Rows of y beside those rows of x that are most alike; scales may not have moved with them."""
+    rows, cols = x.shape
+    if rows < 2 or cols < 8:
+        return None
+    few = torch.linspace(0, rows - 1, min(rows, FEW), dtype=torch.float64).round().long()
+    own = y[few]
+    alike = (own / own.norm(dim=1, keepdim=True)) @ (x / x.norm(dim=1, keepdim=True)).t()
+    best, places = alike.nan_to_num(-1.0).max(1)
+    if float((best > LIKE).double().mean()) < AGREE or torch.equal(places, few):
+        return None
+    there = x[places]
+    plain, rescaled = snr_db(there, own - there), snr_db(there, own * _factors(there, own, (1,)) - there, len(few))
+    return Mended(max(plain, rescaled), order_of(few.tolist(), places.tolist(), rows))
+
+
+def order_of(own: Sequence[int], there: Sequence[int], n: int) -> str:
+    """In words what brings row i of ``own`` to where it belongs, one of ``n``."""
+    pairs = list(zip(own, there, strict=True))
+
+    def most(fits: Callable[[int, int], bool]) -> bool:
+        return sum(fits(i, j) for i, j in pairs) > 0.9 * len(pairs)
+
+    if most(lambda i, j: j == i ^ 1):
+        return "neighbours are exchanged, as by nibbles in the other order"
+    by = (pairs[0][0] - pairs[0][1]) % n
+    if most(lambda i, j: (i - j) % n == by):
+        return f"shifted by {by if by <= n // 2 else by - n}"
+    if most(lambda i, j: i + j == n - 1):
+        return "in reverse"
+    runs = max(i ^ j for i, j in pairs)
+    if most(lambda i, j: i ^ j == runs) and runs & (runs + 1) == 0:
+        return f"in reverse within runs of {runs + 1}"
+    if most(lambda i, j: i ^ j == runs) and runs & (runs - 1) == 0:
+        return f"halves of runs of {2 * runs} are exchanged, as by nibbles in the other order"
+    if isqrt(n) ** 2 == n and most(lambda i, j: j == i % isqrt(n) * isqrt(n) + i // isqrt(n)):
+        return "interleaved"
+    return "in an order of no simple rule"
+
+
+ONE_FACTOR = Repair(
+    "scale_factor",
+    "the scale is off by a factor of {told}",
+    "look for what applies the scale: left out, applied twice, or inverted",
+    _one_factor,
+)
+
+# The simpler ones first: each later one must be clearly better.
+REPAIRS = (
+    ONE_FACTOR,
+    Repair(
+        "transposed",
+        "it is stored the other way round, rows as columns",
+        "transpose it, or tell how it is stored",
+        _transposed,
+    ),
+    Repair(
+        "order",
+        "its rows are in another order ({told})",
+        "look for a permutation that one side has undone and the other not",
+        _row_order,
+    ),
+    Repair(
+        "order",
+        "its columns are in another order ({told})",
+        "look for the order of nibbles, or of the inputs (act-order, g_idx)",
+        _column_order,
+    ),
+    Repair(
+        "scale_factor",
+        "a factor for each row mends it (rows are {told} times the original's): their scales are wrong",
+        "look for scales that were shifted, cut or ordered otherwise than the rows",
+        _row_factors,
+    ),
+    Repair(
+        "scale_factor",
+        "a factor for each column mends it (columns are {told} times the original's)",
+        "scales were folded into what comes before (AWQ, SmoothQuant), or belong to other columns",
+        _column_factors,
+    ),
+    Repair(
+        "zero_points",
+        "a shift of each row mends it ({told}): its zero points are off",
+        "look for the convention: some formats store zero points less one",
+        _row_shifts,
+    ),
+    Repair(
+        "zero_points",
+        "a shift of each block mends it ({told}): its zero points are off",
+        "look for the convention: some formats store zero points less one",
+        _block_shifts,
+    ),
+    Repair(
+        "scale_factor",
+        "a factor for each block mends it (blocks are {told} times the original's): their scales are wrong",
+        "look for scales that are shifted, transposed, or still in the tiles of a kernel",
+        _block_factors,
+    ),
+)

@@ -1,0 +1,161 @@
+"""The few weights that are worst off are read again: what mends a sample of them says what is wrong.
+
+Sound weights are never read again, of doubtful ones the first rows of a few.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from quanterr.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.findings.codes import finding
+from quanterr.findings.factors import meaning, pattern
+from quanterr.findings.figures import EXACT_DB, Figures
+from quanterr.findings.layers import Seen, severity
+from quanterr.findings.repairs import LIKE, ONE_FACTOR, Mended, Sample, simplest, snr_db
+from quanterr.formats import Weight
+from quanterr.formats.scaled import chunks_of_scale
+from quanterr.pairing import Pair
+from quanterr.report.model import Finding
+from quanterr.tensors import Workspace
+from quanterr.text import display
+
+MOST_WRONG = 8  # weights that are looked at, of those with a finding
+MOST_LOW = 3  # and of those that are but below what is usual
+MOST_OTHERS = 64  # weights that one is held against
+ELEMENTS = 1 << 18  # of a sample
+
+
+def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """For the worst of the weights that are doubtful, or that a factor or their level makes so, what mends them."""
+    matrices = [(one, one.figures) for one in seen if one.figures and _matrix(one.pair)]
+    matrices.sort(key=lambda item: item[1].snr_db)
+    wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
+    low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
+    chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
+    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    with _one_thread(), torch.inference_mode():
+        for one, figures in sorted(chosen, key=lambda item: item[0].number):
+            found = _diagnosis(one, figures, workspaces) or _another(one.pair, figures, pairs, workspaces)
+            if found:
+                yield found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of torch: samples are so small that several would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def one_factor_mends(pair: Pair, figures: Figures) -> bool:
+    """Whether the rows of a sample agree on one factor, and it mends them."""
+    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    with _one_thread(), torch.inference_mode():
+        found = simplest(sample_of(pair, workspaces), figures.bits)
+    return found is not None and found[0] is ONE_FACTOR
+
+
+def _matrix(pair: Pair) -> bool:
+    return pair.original.matrix[0] > 1 or pair.quantized.format != "dense"
+
+
+def _diagnosis(one: Seen, figures: Figures, workspaces: tuple[Workspace, Workspace]) -> Finding | None:
+    """The simplest repair that mends a sample of a weight."""
+    pair, bits = one.pair, figures.bits
+    if bits < 2:
+        return None
+    sample = sample_of(pair, workspaces)
+    found = simplest(sample, bits)
+    if found is None:
+        return _partly(pair, figures)
+    repair, mended = found
+    told = repair.message.format(told=mended.told)
+    told += meaning(float(mended.told), one.scales) if repair is ONE_FACTOR else _pattern(pair, mended, workspaces[1])
+    before = snr_db(sample.x, sample.y - sample.x)
+    return finding(
+        repair.code,
+        severity(before, mended.snr_db),
+        pair.name,
+        f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}: {told}; "
+        f"{'mended it is exact' if mended.snr_db == EXACT_DB else f'mended it has {mended.snr_db:.1f} dB'} on a sample",
+        repair.remedy,
+        snr_db=before,
+        snr_db_repaired=mended.snr_db,
+        found=mended.told,
+    )
+
+
+def _pattern(pair: Pair, mended: Mended, workspace: Workspace) -> str:
+    """What the factors of all rows, or of all blocks of them, suggest of the scales, where those are as many."""
+    if mended.factors is None or pair.quantized.scale is None or pair.quantized.scale.n != mended.factors.numel():
+        return ""
+    stored = torch.cat([piece.flatten().double() for piece in chunks_of_scale(pair.quantized.scale, workspace)])
+    return pattern(mended.factors.flatten(), stored)
+
+
+def _partly(pair: Pair, figures: Figures) -> Finding | None:
+    """A factor that takes away much of the error, though rows do not agree on it."""
+    if not figures.gains or figures.cosine < LIKE:
+        return None
+    return finding(
+        "scale_factor",
+        "warning",
+        pair.name,
+        f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}; its values are "
+        f"{figures.factor:.4g} times the original's on the whole, without that factor it had {figures.rescaled_db:.1f} "
+        "dB: some of its scales are wrong, or large values were cut off",
+        "compare its scales with what the quantizer wrote",
+        snr_db=figures.snr_db,
+        snr_db_repaired=figures.rescaled_db,
+        found=f"{figures.factor:.4g}",
+    )
+
+
+def _another(
+    pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: tuple[Workspace, Workspace]
+) -> Finding | None:
+    """The weight of the original whose values these are, among those of one shape."""
+    if abs(figures.cosine) > LIKE / 2:
+        return None
+    shape = pair.original.shape
+    others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
+    y = _rows(pair.quantized, workspaces[1], ELEMENTS // 16)
+    for other in others:
+        x = _rows(other.original, workspaces[0], ELEMENTS // 16)
+        cosine = float((x * y).sum() / (x.norm() * y.norm()))
+        if cosine > LIKE:
+            return finding(
+                "another_weight",
+                "error",
+                pair.name,
+                f"{display(pair.name)}: its values are those of {display(other.name)} of the original "
+                f"(cosine {cosine:.4f} on a sample)",
+                "find out where the layers were exchanged",
+                weight=other.name,
+                cosine_similarity=cosine,
+            )
+    return None
+
+
+def sample_of(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Sample:
+    """The first rows of a pair."""
+    x, y = _rows(pair.original, workspaces[0], ELEMENTS), _rows(pair.quantized, workspaces[1], ELEMENTS)
+    finite = x.isfinite() & y.isfinite()
+    return Sample(x.where(finite, 0.0), y.where(finite, 0.0))
+
+
+def _rows(weight: Weight, workspace: Workspace, elements: int) -> Tensor:
+    """The first rows, at most so many elements but at least one row or a piece of one; (r, c) float64."""
+    rows, cols = weight.matrix
+    if cols >= elements:
+        return weight.dequantize(Chunk(0, 1, 0, elements), workspace).weight.double()
+    n = min(elements // max(cols, 1), rows)
+    chunks = Cut(n, cols, CPU_CHUNK)
+    return torch.cat([weight.dequantize(chunk, workspace).weight.double() for chunk in chunks])

@@ -1,0 +1,204 @@
+"""What the scales and sums of one weight show."""
+
+from collections.abc import Iterator
+from math import inf, isfinite, log10
+
+from quanterr.findings.codes import finding
+from quanterr.findings.figures import bits_of, level_of, norm_ratio, usual_of
+from quanterr.metrics import Measured, cosine_similarity, snr_db
+from quanterr.metrics.sums import Sums, as_float, worst_rows
+from quanterr.pairing import Pair
+from quanterr.report.model import Finding
+from quanterr.text import count, display
+from quanterr.worker import Finished
+
+# Bits of a code → SNR in dB: right readings are above the first, wrong ones below the second. Plain
+# rounding of normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few.
+DOUBTFUL_DB = {1: -6.0, 2: 0.0, 3: 6.0}
+BROKEN_DB = {1: -8.0, 2: -3.0, 3: 1.0}
+USUALLY = 9.0, 3.0  # of more bits
+ONLY_LENGTH = 0.99  # of a cosine: what is wrong is the scale and nothing else
+SAME_DIRECTION = 0.9  # of a cosine: only the length differs
+UNRELATED = 0.3
+SAME_LENGTH = 0.8, 1.25  # of a norm ratio
+
+PLAIN = ("dense", "verbatim")
+FAR_DB = 9.0  # below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
+MANY = 128  # elements: of fewer nothing is told from their distribution
+SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest element there
+ONE_SIDED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
+ROW_DB = 8.0  # a bad row is so far below its weight; of sound ones with outliers the worst were 7.6
+ROW_DB_FEW = 6.0  # of at most 4 bits
+BELOW_LEVEL = 3.0  # dB, and by so much below what its bits usually reach
+WEAK = 4  # a row with less energy than the mean by that factor may be lost by right scales
+
+
+def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
+    """What one compared weight shows."""
+    shown, sums = display(pair.name), done.sums
+    for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):
+        if n:
+            yield finding(
+                f"nonfinite_{side}",
+                "error",
+                pair.name,
+                f"{shown}: {n:,} of {sums.elements:,} elements of the {side} weight are NaN or infinite",
+                "quantize this layer again, or find out where the original overflowed",
+                elements=n,
+            )
+    if done.scales:
+        yield from _of_scales(pair, done)
+    yield from _far_off(pair, sums)
+    yield from _saturated(pair, done)
+    yield from _one_sided(pair, sums)
+    yield from _bad_rows(pair, sums)
+    if sums.n and not sums.x_sq and sums.e_sq:
+        yield finding(
+            "zero_original",
+            "warning",
+            pair.name,
+            f"{shown}: the original is all zeros, the quantized weight is not",
+        )
+
+
+def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
+    """A weight that lies further off than any right one of as many bits: read wrong, or broken."""
+    if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and pair.quantized.format in PLAIN):
+        return
+    measured = Measured(sums)
+    bits = bits_of(pair)
+    snr, ratio = snr_db(measured), norm_ratio(sums)
+    if snr == inf:  # as near as numbers go
+        return
+    if not isfinite(snr):
+        message = f"{display(pair.name)}: its values as {pair.quantized.format} are too large for any ratio to tell"
+        yield finding("far_off", "error", pair.name, message, "look for values beyond 1e150 on either side")
+        return
+    cosine = cosine_similarity(measured) if ratio else 0.0
+    only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]
+    if not (snr < DOUBTFUL_DB.get(bits, USUALLY[0]) or only_length or cosine < UNRELATED):
+        yield from _below_usual(pair, snr)
+        return
+    unrelated = cosine < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
+    broken = snr < BROKEN_DB.get(bits, USUALLY[1]) or only_length or unrelated
+    yield finding(
+        "far_off",
+        "error" if broken else "warning",
+        pair.name,
+        f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; its norm is {ratio:.4g} times the "
+        f"original's at a cosine of {cosine:.4f}: {_diagnosis(ratio, cosine)}",
+        "compare the scale and the rows of this layer with what the quantizer wrote" if broken else None,
+        snr_db=snr,
+        norm_ratio=ratio,
+        cosine_similarity=cosine,
+    )
+
+
+def _below_usual(pair: Pair, snr: float) -> Iterator[Finding]:
+    """A weight in a format whose level hardly depends on the weight, and yet far below it."""
+    usual = usual_of(pair.quantized.format)
+    if usual and snr < usual[0] - FAR_DB and len(pair.original.shape) > 1:
+        yield finding(
+            "below_usual",
+            "warning",
+            pair.name,
+            f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; usual are {usual[0]} to {usual[1]} dB",
+            "quantize it again, or leave it in higher precision",
+            snr_db=snr,
+            usual_snr_db=list(usual),
+        )
+
+
+def _diagnosis(ratio: float, cosine: float) -> str:
+    if not ratio:
+        return "all its values are zero"
+    if cosine > SAME_DIRECTION:
+        return f"the scale is off by about that factor ({ratio:.4g})"
+    if cosine < -SAME_DIRECTION:
+        return "the sign is inverted"
+    if abs(cosine) < UNRELATED and SAME_LENGTH[0] < ratio < SAME_LENGTH[1]:
+        return "rows or columns in another order, rotated, or another tensor"
+    if abs(cosine) < UNRELATED:
+        return "another tensor, or read wrong"
+    return "outliers that one scale cannot hold, or a broken layer"
+
+
+def _of_scales(pair: Pair, done: Finished) -> Iterator[Finding]:
+    scales = done.scales
+    if scales is None:
+        return
+    name = display(pair.quantized.scale.name) if pair.quantized.scale else ""
+    for code, n, severity, what in (
+        ("scale_nonfinite", scales.nonfinite, "error", "NaN or infinite"),
+        ("scale_negative", scales.negative, "warning", "negative"),
+        ("scale_zero", scales.zero, "warning", "zero"),
+    ):
+        if n:
+            message = f"{display(pair.name)}: {n:,} of {scales.number:,} scales in {name} are {what}"
+            remedy = None if severity == "warning" else "quantize this layer again"
+            yield finding(code, severity, pair.name, message, remedy, scales=n)
+
+
+def _saturated(pair: Pair, done: Finished) -> Iterator[Finding]:
+    """Codes at the end of their range; of those that a format counts."""
+    sums, scales = done.sums, done.scales
+    if not scales or sums.n < MANY or sums.saturated <= SATURATED[0] * sums.n + SATURATED[1] * scales.number:
+        return
+    share = 100 * sums.saturated / sums.n
+    yield finding(
+        "saturated",
+        "warning",
+        pair.name,
+        f"{display(pair.name)}: {share:.3g} % of the codes are at the end of their range: larger values were cut off",
+        "a larger scale, or finer ones",
+        saturated_pct=share,
+    )
+
+
+def _one_sided(pair: Pair, sums: Sums) -> Iterator[Finding]:
+    """Errors whose mean is no accident: zero points that are off, or rounding that always goes one way."""
+    if sums.n < MANY or not sums.e_sq or len(pair.original.shape) < 2 or pair.quantized.format in PLAIN:
+        return
+    mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
+    share = mean * mean / square if square else 0.0
+    if not share > ONE_SIDED:
+        return
+    yield finding(
+        "one_sided",
+        "warning",
+        pair.name,
+        f"{display(pair.name)}: the errors lean to one side: their mean {mean:.4g} makes {share:.0%} of the squared "
+        "error; the zero points are off, or rounding always goes one way",
+        "compare zero points (some formats store them less one) and rounding with what the quantizer does",
+        mean_error=mean,
+        share=share,
+    )
+
+
+def _bad_rows(pair: Pair, sums: Sums) -> Iterator[Finding]:
+    """Rows that were lost, or came out far worse than their weight, of the few worst that are kept."""
+    rows = pair.original.matrix[0]
+    if rows < 2 or not sums.x_sq or not sums.e_sq or pair.quantized.format in PLAIN:
+        return
+    strong = [(n, row) for n, row in worst_rows(sums.rows.items()) if row.x_sq * rows * WEAK > sums.x_sq]
+    dead = [n for n, row in strong if row.e_sq == row.x_sq]
+    bits = bits_of(pair)
+    below = ROW_DB_FEW if bits <= 4 else ROW_DB
+    limit = min(_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - BELOW_LEVEL)
+    bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and _db(row.x_sq, row.e_sq) < limit]
+    shown = display(pair.name)
+    if dead and sums.y_sq:
+        numbers = ", ".join(map(str, dead))
+        message = f"{shown}: all zeros in {count(len(dead), 'row')} that the original fills, as {numbers}"
+        yield finding("dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead)
+    if bad:
+        worst = _db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
+        message = (
+            f"{shown}: {worst:.1f} dB in row {bad[0]}, {_db(sums.x_sq, sums.e_sq):.1f} dB in all: "
+            f"{count(len(bad), 'row')} far worse than the rest ({', '.join(map(str, bad))})"
+        )
+        yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
+
+
+def _db(signal: int, noise: int) -> float:
+    return 10 * (log10(signal) - log10(noise))

@@ -1,0 +1,241 @@
+"""Breaks every golden file in the ways of the accidents that users reported, and counts what is noticed.
+
+python tests/mutate.py [FORMAT ...]        make mutate
+
+Each golden file is compared with its expected values plus noise of the level that its format usually has:
+sound, and then broken in each way of MUTATIONS, all its weights at once. A weight that a mutation changes by
+1 dB or more ends in one of
+
+    error       the result is unreliable: a finding of severity error, or not compared, or not readable
+    finding     a finding of lower severity that names the weight
+    number      no finding, but the SNR in the report is 3 dB or more off the sound one
+    slight      no finding, but that SNR is off by 1 to 3 dB: what a gate against a baseline sees
+    UNNOTICED   none of these: the report has the sound number
+
+Exit status 1 if any is unnoticed, or if a sound file has a finding of severity error.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from math import inf, isfinite, log10
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from making import dequantized, planned
+from mutating import MUTATIONS, OTHERS, Mutation, Stored, Weight
+from safetensors.torch import load_file, save_file
+
+import quanterr
+from quanterr.errors import QuanterrError
+from quanterr.formats import FORMATS
+from quanterr.report.model import Finding, Report
+
+GOLDEN = Path(__file__).parent / "golden"
+EXPECTED = ".expected.safetensors"
+USUAL = {row.name: row.usual_db for row in FORMATS}
+CHANGED = 1.0  # dB
+CLEARLY = 3.0  # dB
+OUTCOMES = ("error", "finding", "number", "slight", "UNNOTICED")
+
+
+class Outcome(NamedTuple):
+    """What became of one weight under one mutation."""
+
+    case: str
+    format: str
+    weight: str
+    mutation: str
+    outcome: str
+    sound_db: float
+    broken_db: float
+
+
+class Sound(NamedTuple):
+    """A golden case with an original whose error is that of its format."""
+
+    case: Path
+    original: Path
+    weights: list[Weight]
+    true_db: dict[str, float]
+    report: Report
+
+
+def cases() -> list[Path]:
+    """All golden cases whose values are numbers."""
+    found = [path for path in GOLDEN.glob("*/*") if path.parent.name not in ("__pycache__", "verbatim", "dense")]
+    return sorted(path for path in found if not path.name.endswith(EXPECTED))
+
+
+def named(case: Path) -> str:
+    """A golden case in words."""
+    return f"{case.parent.name}/{case.name}"
+
+
+def level(format_name: str, bits: float) -> float:
+    """SNR in dB of good weights of a format: the usual one, or what so many bits give."""
+    usual = USUAL.get(format_name)
+    if usual and usual[1] - usual[0] <= 4:
+        return sum(usual) / 2
+    return {1: 4.5, 2: 8.0, 3: 14.0}.get(round(bits), 6.0 * bits - 4)
+
+
+def noisy(values: torch.Tensor, snr_db: float, generator: torch.Generator) -> torch.Tensor:
+    """Values plus noise of the same level in each run of 32 elements of a row, as of blocks with a scale each."""
+    rows = values.double().reshape(-1, values.shape[-1] if values.dim() else 1)
+    pad = -rows.shape[1] % 32
+    blocks = torch.nn.functional.pad(rows, (0, pad)).reshape(len(rows), -1, 32)
+    step = blocks.square().mean(2, keepdim=True).sqrt() * 10 ** (-snr_db / 20)
+    noise = torch.randn(blocks.shape, generator=generator, dtype=torch.float64) * step
+    return (rows + noise.reshape(len(rows), -1)[:, : rows.shape[1]]).reshape(values.shape).float()
+
+
+def made_sound(case: Path, folder: Path) -> Sound:
+    """The case beside an original that it could have been quantized from."""
+    expected = load_file(case.with_suffix(EXPECTED))
+    generator = torch.Generator().manual_seed(0)
+    weights = []
+    original = {}
+    with planned(case.with_suffix(EXPECTED), case) as plan:
+        for pair in plan.pairs:
+            y = pair.quantized
+            if not bool(expected[pair.name].isfinite().all()):
+                continue
+            bits = y.code_bits or 8 * y.nbytes / max(y.n, 1)
+            weights.append(
+                Weight(pair.name, y.format, round(bits), {role: entry.name for role, entry in y.parts.items()})
+            )
+            original[pair.name] = noisy(expected[pair.name], level(y.format, bits), generator)
+    path = folder / "original.safetensors"
+    save_file(original, path)
+    return Sound(case, path, weights, true_levels(path, case), quanterr.compare(path, case, device="cpu"))
+
+
+def true_levels(original: Path, quantized: Path) -> dict[str, float]:
+    """SNR in dB of each paired weight as it is stored, by float64: nothing is tried, undone or found."""
+    values = load_file(original)
+    found = {}
+    with planned(original, quantized) as plan:
+        for pair in plan.pairs:
+            x = values[pair.name].double().reshape(pair.quantized.matrix)
+            y = dequantized(pair.quantized).double()
+            e = y - x
+            keep = x.isfinite() & y.isfinite()
+            noise, signal = float(e[keep].square().sum()), float(x[keep].square().sum())
+            found[pair.name] = 10 * log10(signal / noise) if noise and signal and isfinite(noise) else inf
+            if not bool(keep.all()):
+                found[pair.name] = -inf
+    return found
+
+
+def broken(sound: Sound, mutation: Mutation, folder: Path) -> Iterator[Outcome]:
+    """What becomes of each weight that the mutation changes."""
+    stored = Stored.read(sound.case)
+    OTHERS[id(stored)] = sound.weights
+    hit: list[Weight] = []
+    for weight in sound.weights:
+        touched = {name for other in hit for name in other.parts.values()}
+        if touched.isdisjoint(weight.parts.values()) and mutation.change(stored, weight):
+            hit.append(weight)
+    OTHERS.pop(id(stored))
+    if not hit:
+        return
+    folder.mkdir()
+    path = stored.write(folder, mutation.truncated)
+    try:
+        report, true_db = quanterr.compare(sound.original, path, device="cpu"), true_levels(sound.original, path)
+    except QuanterrError:
+        report, true_db = None, {}
+    for weight in hit:
+        before, after = sound.true_db[weight.name], true_db.get(weight.name, -inf)
+        if before == after or abs(before - after) < CHANGED:
+            continue
+        told = "error" if report is None else outcome(report, sound.report, weight.name)
+        yield Outcome(
+            named(sound.case),
+            weight.format,
+            weight.name,
+            mutation.name,
+            told,
+            before,
+            after,
+        )
+
+
+def outcome(report: Report, sound: Report, name: str) -> str:
+    """How a report tells that something is wrong with a weight, where that of the sound file does not."""
+    before = {(f.code, f.layer) for f in sound.findings}
+    new = [f for f in report.findings if (f.code, f.layer) not in before]
+    about = [f for f in new if f.layer in (name, None) or name in f.evidence.get("layers", ())]
+    if any(item.layer_name == name for item in report.not_compared) or any(f.severity == "error" for f in about):
+        return "error"
+    if any(f.severity == "warning" for f in about):
+        return "finding"
+    then, now = snr(sound, name), snr(report, name)
+    off = abs(then - now)
+    return "number" if off >= CLEARLY else "slight" if off >= CHANGED else "UNNOTICED"
+
+
+def snr(report: Report, name: str) -> float:
+    """SNR in dB of a layer of a report; where there is none 0, and infinite where it is lossless."""
+    for layer in (*report.layers, *report.other_changes):
+        if layer.layer_name == name:
+            return layer.snr_db or 0.0
+    return 1000.0 if any(layer.layer_name == name for layer in report.lossless) else 0.0
+
+
+def judged(case: Path, mutations: Iterable[Mutation] = MUTATIONS) -> tuple[list[Outcome], list[Finding]]:
+    """All outcomes of a golden case, and what is found in it while it is sound."""
+    torch.set_num_threads(1)  # several processes, and very small tensors
+    with tempfile.TemporaryDirectory() as name:
+        sound = made_sound(case, Path(name))
+        found = [broken(sound, mutation, Path(name) / str(number)) for number, mutation in enumerate(mutations)]
+        return [outcome for outcomes in found for outcome in outcomes], sound.report.findings
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Mutation × outcome, in numbers of weights; then what was unnoticed."""
+    lines = [f"{'mutation':<28}" + "".join(f"{told:>11}" for told in OUTCOMES) + f"{'formats':>9}"]
+    for mutation in MUTATIONS:
+        found = [o for o in outcomes if o.mutation == mutation.name]
+        counts = Counter(o.outcome for o in found)
+        formats = len({o.format for o in found})
+        lines.append(f"{mutation.name:<28}" + "".join(f"{counts[told]:>11}" for told in OUTCOMES) + f"{formats:>9}")
+    counts = Counter(o.outcome for o in outcomes)
+    lines.append(f"{'all':<28}" + "".join(f"{counts[told]:>11}" for told in OUTCOMES))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run all, or the formats named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("formats", nargs="*")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list what was told by its number alone")
+    asked = parser.parse_args()
+    started = time.monotonic()
+    chosen = [case for case in cases() if not asked.formats or case.parent.name in asked.formats]
+    outcomes, alarms = [], []
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for case, (found, findings) in zip(chosen, pool.map(judged, chosen), strict=True):
+            outcomes += found
+            told = [finding for finding in findings if finding.severity != "info" and finding.code != "layout_doubt"]
+            alarms += [f"{named(case)}: {finding.severity}: {finding.message}" for finding in told]
+    print(table(outcomes))
+    for o in outcomes:
+        if o.outcome == "UNNOTICED" or (asked.verbose and o.outcome in ("number", "slight")):
+            print(f"{o.outcome}: {o.mutation}: {o.case} {o.weight}: {o.sound_db:.1f} dB, broken {o.broken_db:.1f} dB")
+    false = [alarm for alarm in alarms if ": error: " in alarm]
+    print("\n".join(f"told of a sound file: {alarm}" for alarm in alarms))
+    print(f"{len(chosen)} sound files, {len(false)} false alarms")
+    print(f"{time.monotonic() - started:.0f} s")
+    return int(bool(false) or any(o.outcome == "UNNOTICED" for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

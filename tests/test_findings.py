@@ -1,0 +1,366 @@
+"""Findings: each from a checkpoint that has just that fault, and none from sound ones."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from making import compared, numbers, quantized_fp8, quantized_int8
+
+import quanterr
+from quanterr.findings import CODES
+from quanterr.findings.factors import meaning, pattern
+from quanterr.findings.repairs import order_of
+from quanterr.worker import Scales
+
+UP = "layers.{}.mlp.up_proj.weight"
+SHAPE = 64, 128
+
+
+def model(n=1, shape=SHAPE):
+    return {UP.format(i): numbers(*shape, seed=i) for i in range(n)}
+
+
+def stored(x, quantize=quantized_fp8):
+    """Codes and one scale for each weight."""
+    found = {}
+    for name, weight in x.items():
+        found[name], found[f"{name}_scale"] = quantize(weight)
+    return found
+
+
+def by_row(weight):
+    scale = weight.float().abs().amax(1, keepdim=True) / 127
+    return (weight.float() / scale).round().to(torch.int8), scale
+
+
+def told(report):
+    return {finding.code: finding for finding in report.findings}
+
+
+def faulty(folder, change, n=1, quantize=quantized_fp8, shape=SHAPE):
+    """What is found once ``change`` was at the stored tensors of the last weight."""
+    x = model(n, shape)
+    y = stored(x, quantize)
+    name = UP.format(n - 1)
+    change(y, name)
+    return told(compared(folder, x, y)), name
+
+
+def times(factor):
+    def change(y, name):
+        y[f"{name}_scale"] = y[f"{name}_scale"] * factor
+
+    return change
+
+
+def codes_as(function):
+    def change(y, name):
+        y[name] = function(y[name].view(torch.uint8)).contiguous().view(y[name].dtype)
+
+    return change
+
+
+class TestCodes:
+    def test_every_finding_that_is_made_has_a_code_with_a_meaning_and_one_of_its_severities(self):
+        made = set()
+        for path in Path(quanterr.__file__).parent.rglob("*.py"):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "finding":
+                    code, severity = call.args[:2]
+                    if isinstance(code, ast.Constant):
+                        made.add(code.value)
+                        if isinstance(severity, ast.Constant):
+                            assert severity.value in CODES[code.value].severities
+
+        assert made <= CODES.keys()
+
+    def test_every_code_is_used(self):
+        paths = [path for path in Path(quanterr.__file__).parent.rglob("*.py") if path.name != "codes.py"]
+        nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+        used = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # put together from the side
+
+
+@pytest.mark.parametrize("quantize", [quantized_fp8, quantized_int8, by_row])
+def test_sound_weights_raise_nothing(tmp_path, quantize):
+    x = model(6)
+
+    assert [] == compared(tmp_path, x, stored(x, quantize)).findings
+
+
+class TestScales:
+    @pytest.mark.parametrize("factor", [3.0, 0.25, 1.1, 448.0, -1.0])
+    def test_a_factor_is_named_with_the_level_without_it(self, tmp_path, factor):
+        found, name = faulty(tmp_path, times(factor))
+
+        assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
+        assert factor == pytest.approx(float(found["scale_factor"].evidence["found"]), rel=0.002)
+        assert f"off by a factor of {found['scale_factor'].evidence['found']}" in found["scale_factor"].message
+        assert found["scale_factor"].evidence["snr_db_repaired"] > 30 > found["scale_factor"].evidence["snr_db"]
+        assert "far_off" not in found
+
+    def test_a_factor_that_is_but_a_part_of_the_error_is_a_warning(self, tmp_path):
+        def four_bits(weight):
+            scale = weight.float().abs().amax() / 127
+            coarse = weight.float().abs().amax() / 7
+            return ((weight.float() / coarse).round() * coarse / scale).round().to(torch.int8), scale * 1.1
+
+        x = model()
+        found = told(compared(tmp_path, x, stored(x, four_bits)))
+
+        assert ["warning"] == [finding.severity for finding in found.values()]
+        assert "factor of 1.1" in found["scale_factor"].message
+
+    def test_the_same_factor_in_many_weights_is_one_finding(self, tmp_path):
+        x = model(4)
+        y = stored(x)
+        for name in x:
+            y[f"{name}_scale"] = y[f"{name}_scale"] * 2
+        report = compared(tmp_path, x, y)
+        errors = [finding for finding in report.findings if finding.severity == "error"]
+
+        assert [("scale_factor", None)] == [(finding.code, finding.layer) for finding in errors]
+        assert list(x) == errors[0].evidence["layers"]
+        assert "4 weights are the original times 2" in errors[0].message
+        assert "power of two" in errors[0].message
+        assert "inconclusive" == report.verdict
+
+    def test_scales_of_other_rows_are_told(self, tmp_path):
+        x = {name: (weight * torch.linspace(0.5, 2, 64)[:, None]).bfloat16() for name, weight in model().items()}
+        y = stored(x, by_row)
+        name = UP.format(0)
+        y[f"{name}_scale"] = y[f"{name}_scale"].roll(1, 0)
+        found = told(compared(tmp_path, x, y))
+
+        assert "a factor for each row mends it" in found["scale_factor"].message
+        assert "each belongs 1 further back" in found["scale_factor"].message
+
+    def test_scales_of_other_blocks_are_told(self, tmp_path):
+        x = model(shape=(128, 128))
+        name = UP.format(0)
+        levels = torch.logspace(-1, 1, 16).reshape(4, 4).repeat_interleave(32, 0).repeat_interleave(32, 1)
+        x[name] = (x[name] * levels).bfloat16()
+        blocks = x[name].float().reshape(4, 32, 4, 32)
+        scale = blocks.abs().amax((1, 3)) / 127
+        codes = (blocks / scale[:, None, :, None]).round().reshape(128, 128).to(torch.int8)
+        found = told(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
+
+        assert "a factor for each block mends it" in found["scale_factor"].message
+        assert "error" == found["scale_factor"].severity
+
+    def test_factors_of_columns_are_told(self, tmp_path):
+        x = model()
+        name = UP.format(0)
+        found = told(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
+
+        assert "a factor for each column mends it" in found["scale_factor"].message
+
+    def test_scales_of_one_are_told_once_for_all(self, tmp_path):
+        x = {name: (weight * 20).to(torch.float8_e4m3fn).float() for name, weight in model(2).items()}
+        y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
+        y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
+        found = told(compared(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
+
+        assert ("info", list(x)) == (found["scale_constant"].severity, found["scale_constant"].evidence["layers"])
+
+    def test_codes_at_the_end_of_their_range_are_told(self, tmp_path):
+        def clipped(weight):
+            scale = weight.float().abs().amax() / 127 / 4
+            return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+        x = model()
+
+        assert "warning" == told(compared(tmp_path, x, stored(x, clipped)))["saturated"].severity
+
+
+@pytest.mark.parametrize(
+    ("factor", "scale", "words"),
+    [
+        (-1.0, 0.5, "sign is inverted"),
+        (3.0, 1.0, "the real one was dropped"),
+        (0.02, 0.0004, "applied twice"),
+        (0.0004, 0.02, "inverse"),
+        (0.02, 0.02, "had them already"),
+        (448.0, 0.01, "largest FP8 E4M3"),
+        (1 / 127, 0.3, "largest INT8"),
+        (0.25, 0.3, "power of two"),
+        (1.3, 0.01, ""),
+    ],
+)
+def test_what_a_factor_suggests(factor, scale, words):
+    scales = Scales(1, 0, 0, 0, 0, scale, scale)
+
+    assert words in meaning(factor, scales)
+    assert bool(words) == bool(meaning(factor, scales))
+
+
+@pytest.mark.parametrize(
+    ("stored", "factors", "words"),
+    [
+        (lambda s: s * 0 + 1, lambda s: 1 / s, "every scale that is stored is 1, the real ones were dropped"),
+        (lambda s: s * s, lambda s: s, "applied twice, or stored squared"),
+        (lambda s: 1 / s, lambda s: s**-2, "inverse"),
+        (lambda s: s, lambda s: s, "had them already"),
+        (lambda s: s.roll(1), lambda s: s.roll(1) / s, "1 further back"),
+        (lambda s: s.roll(16), lambda s: s.roll(16) / s, "16 further on"),
+        (lambda s: s, lambda s: s.flip(0) / s, ""),
+        (lambda s: -s, lambda s: s, ""),
+    ],
+)
+def test_what_the_factors_of_rows_suggest_of_their_scales(stored, factors, words):
+    scales = torch.rand(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.01
+    told = pattern(factors(scales), stored(scales))
+
+    assert words in told
+    assert bool(words) == bool(told)
+
+
+class TestOrder:
+    def test_rows_in_another_order(self, tmp_path):
+        found, name = faulty(tmp_path, codes_as(lambda codes: codes.roll(1, 0)))
+
+        assert ("error", name) == (found["order"].severity, found["order"].layer)
+        assert "its rows are in another order (shifted by 1)" in found["order"].message
+        assert found["order"].evidence["snr_db_repaired"] > 30
+
+    def test_columns_whose_neighbours_are_exchanged(self, tmp_path):
+        found, _ = faulty(tmp_path, codes_as(lambda codes: codes.reshape(64, 64, 2).flip(2).reshape(64, 128)))
+
+        assert "its columns are in another order (neighbours are exchanged" in found["order"].message
+
+    def test_no_simple_rule(self, tmp_path):
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+        found, _ = faulty(tmp_path, codes_as(lambda codes: codes[order]))
+
+        assert "no simple rule" in found["order"].message
+
+    def test_the_other_way_round(self, tmp_path):
+        found, _ = faulty(tmp_path, codes_as(lambda codes: codes.t()), shape=(64, 64))
+
+        assert "error" == found["transposed"].severity
+
+    @pytest.mark.parametrize(
+        ("there", "words"),
+        [
+            (lambda i: i ^ 1, "neighbours"),
+            (lambda i: (i - 2) % 64, "shifted by 2"),
+            (lambda i: (i + 3) % 64, "shifted by -3"),
+            (lambda i: 63 - i, "in reverse"),
+            (lambda i: i ^ 7, "in reverse within runs of 8"),
+            (lambda i: i ^ 16, "halves of runs of 32"),
+            (lambda i: i % 8 * 8 + i // 8, "interleaved"),
+            (lambda i: i * 5 % 64, "no simple rule"),
+        ],
+    )
+    def test_an_order_in_words(self, there, words):
+        own = list(range(64))
+
+        assert words in order_of(own, [there(i) for i in own], 64)
+
+    def test_the_weight_of_another_layer_is_named(self, tmp_path):
+        x = model(3)
+        y = stored(x)
+        first, second = UP.format(0), UP.format(2)
+        for part in ("", "_scale"):
+            y[first + part], y[second + part] = y[second + part], y[first + part]
+        found = [f for f in compared(tmp_path, x, y).findings if f.code == "another_weight"]
+
+        assert [(first, second), (second, first)] == [(f.layer, f.evidence["weight"]) for f in found]
+
+    def test_another_tensor_altogether_is_far_off_and_nothing_mends_it(self, tmp_path):
+        x = model()
+        found = told(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
+
+        assert {"far_off"} == found.keys()
+
+
+@pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e155, 1e-160), (1e160, 1.001e160)])
+def test_values_that_float64_cannot_square_are_no_pass(tmp_path, x, y):
+    ones = torch.ones(16, 64, dtype=torch.float64)
+    report = compared(tmp_path, {"a.weight": x * ones}, {"a.weight": y * ones})
+
+    assert ("inconclusive", ["far_off"]) == (report.verdict, [finding.code for finding in report.findings])
+
+
+class TestZeroPoints:
+    def test_errors_that_lean_to_one_side(self, tmp_path):
+        x = model()
+        found = told(compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row)))
+
+        assert ("warning", UP.format(0)) == (found["one_sided"].severity, found["one_sided"].layer)
+
+    def test_a_shift_of_each_row_mends_it(self, tmp_path):
+        x = model()
+        shifts = torch.linspace(-0.2, 0.2, 64)[:, None]
+        found = told(compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row)))
+
+        assert "a shift of each row mends it" in found["zero_points"].message
+
+
+class TestRows:
+    def test_that_are_all_zero(self, tmp_path):
+        def change(y, name):
+            y[name].view(torch.uint8)[[5, 9]] = 0
+
+        found, name = faulty(tmp_path, change)
+
+        assert ("warning", name, [5, 9]) == (
+            found["dead_rows"].severity,
+            found["dead_rows"].layer,
+            found["dead_rows"].evidence["rows"],
+        )
+
+    def test_far_worse_than_the_rest(self, tmp_path):
+        def change(y, name):
+            y[name].view(torch.uint8)[7, ::8] = 0
+
+        found, _ = faulty(tmp_path, change)
+
+        assert [7] == found["bad_rows"].evidence["rows"]
+
+
+def test_far_below_the_usual_level_of_its_format(tmp_path):
+    x = model()
+    found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
+
+    assert ("warning", [31, 32]) == (found["below_usual"].severity, found["below_usual"].evidence["usual_snr_db"])
+
+
+class TestAllWeights:
+    def test_one_far_below_its_group(self, tmp_path):
+        x = model(8)
+        y = stored(x, by_row)
+        name = UP.format(3)
+        noise = 0.1 * numbers(*SHAPE, seed=99).float()
+        y[name], y[f"{name}_scale"] = by_row(x[name].float() + noise)
+        found = told(compared(tmp_path, x, y))
+
+        assert ("warning", name) == (found["below_group"].severity, found["below_group"].layer)
+
+    def test_norms_that_differ_by_one(self, tmp_path):
+        x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
+        found = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
+
+        assert ("warning", list(x)) == (found["norm_offset"].severity, found["norm_offset"].evidence["layers"])
+
+    def test_the_same_twice(self, tmp_path):
+        x = model()
+
+        assert [("identical", "info")] == [(f.code, f.severity) for f in compared(tmp_path, x, x).findings]
+
+    def test_codes_that_lost_nothing(self, tmp_path):
+        x = {name: weight.to(torch.float8_e4m3fn).float() for name, weight in model().items()}
+        y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
+        y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
+        found = told(compared(tmp_path, x, y))
+
+        assert "warning" == found["lossless_codes"].severity
+
+    def test_a_configuration_of_codes_that_are_not_there(self, tmp_path):
+        x = model()
+        y = {name: weight * 1.001 for name, weight in x.items()}
+        found = told(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
+
+        assert "warning" == found["config_without_codes"].severity
