@@ -43,14 +43,15 @@ class Noticed:
         if done.sums.exact:
             self._same.append(pair)
             return
-        self._of_weights[done.number] = list(of_weight(pair, done))
+        if found := list(of_weight(pair, done)):
+            self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = Seen(done.number, pair, figures, done.scales, offset_of(pair, done.sums))
 
     def findings(self, complete: bool) -> list[Finding]:
         """All of them; of an interrupted run only what single weights show."""
         seen = [self._seen[number] for number in sorted(self._seen)]
-        single = [found for one in seen for found in self._of_weights[one.number]]
+        single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
             return single
         common, alike = self._common(seen)
