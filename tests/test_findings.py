@@ -320,6 +320,19 @@ class TestRows:
 
         assert [7] == found["bad_rows"].evidence["rows"]
 
+    def test_that_share_a_scale_with_an_outlier_are_nothing_to_tell(self, tmp_path):
+        x = numbers(1024, 128)
+        x[3, 5] = 30 * x.float().std()
+        blocks = [by_row(block.reshape(1, -1)) for block in x.split(128)]
+        codes = torch.cat([codes.view(128, 128) for codes, _ in blocks])
+        scale = torch.cat([scale for _, scale in blocks])
+        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+        rows = report.layers[0].worst_rows
+
+        assert report.layers[0].format == "int8_block"
+        assert rows[0].snr_db < report.layers[0].snr_db - 8
+        assert "bad_rows" not in told(report)
+
 
 def test_far_below_the_usual_level_of_its_format(tmp_path):
     x = model()

@@ -29,6 +29,7 @@ SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest
 ONE_SIDED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
 ROW_DB = 8.0  # a bad row is so far below its weight; of sound ones with outliers the worst were 7.6
 ROW_DB_FEW = 6.0  # of at most 4 bits
+ROW_DB_SHARED = 14.0  # where rows share scales: outliers of the others cost real models' rows up to 12
 BELOW_LEVEL = 3.0  # dB, and by so much below what its bits usually reach
 WEAK = 4  # a row with less energy than the mean by that factor may be lost by right scales
 
@@ -51,7 +52,7 @@ def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
     yield from _far_off(pair, sums)
     yield from _saturated(pair, done)
     yield from _one_sided(pair, sums)
-    yield from _bad_rows(pair, sums)
+    yield from _bad_rows(pair, done)
     if sums.n and not sums.x_sq and sums.e_sq:
         yield finding(
             "zero_original",
@@ -175,15 +176,15 @@ def _one_sided(pair: Pair, sums: Sums) -> Iterator[Finding]:
     )
 
 
-def _bad_rows(pair: Pair, sums: Sums) -> Iterator[Finding]:
+def _bad_rows(pair: Pair, done: Finished) -> Iterator[Finding]:
     """Rows that were lost, or came out far worse than their weight, of the few worst that are kept."""
-    rows = pair.original.matrix[0]
+    rows, sums = pair.original.matrix[0], done.sums
     if rows < 2 or not sums.x_sq or not sums.e_sq or pair.quantized.format in PLAIN:
         return
     strong = [(n, row) for n, row in worst_rows(sums.rows.items()) if row.x_sq * rows * WEAK > sums.x_sq]
     dead = [n for n, row in strong if row.e_sq == row.x_sq]
     bits = bits_of(pair)
-    below = ROW_DB_FEW if bits <= 4 else ROW_DB
+    below = ROW_DB_SHARED if _rows_share_scales(pair, done) else ROW_DB_FEW if bits <= 4 else ROW_DB
     limit = min(_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - BELOW_LEVEL)
     bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and _db(row.x_sq, row.e_sq) < limit]
     shown = display(pair.name)
@@ -198,6 +199,12 @@ def _bad_rows(pair: Pair, sums: Sums) -> Iterator[Finding]:
             f"{count(len(bad), 'row')} far worse than the rest ({', '.join(map(str, bad))})"
         )
         yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
+
+
+def _rows_share_scales(pair: Pair, done: Finished) -> bool:
+    if pair.quantized.block_size:
+        return pair.quantized.block_size[0] > 1
+    return done.scales is not None and done.scales.number < pair.original.matrix[0]
 
 
 def _db(signal: int, noise: int) -> float:
