@@ -1,7 +1,7 @@
 """What the scales and sums of one weight show."""
 
 from collections.abc import Iterator
-from math import inf, isfinite, log10
+from math import inf, isfinite, log10, sqrt
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, usual_of
@@ -30,7 +30,8 @@ ONE_SIDED = 0.3  # of the squared error, that the mean error makes; of rounding 
 ROW_DB = 8.0  # a bad row is so far below its weight; of sound ones with outliers the worst were 7.6
 ROW_DB_FEW = 6.0  # of at most 4 bits
 ROW_DB_SHARED = 14.0  # where rows share scales: outliers of the others cost real models' rows up to 12
-BELOW_LEVEL = 3.0  # dB, and by so much below what its bits usually reach
+BELOW_LEVEL = 12.0  # dB, and by so much below what its bits usually reach: outliers of its own cost a row that
+BELOW_LEVEL_FEW = 3.0
 WEAK = 4  # a row with less energy than the mean by that factor may be lost by right scales
 
 
@@ -113,7 +114,7 @@ def _below_usual(pair: Pair, snr: float) -> Iterator[Finding]:
 def _diagnosis(ratio: float, cosine: float) -> str:
     if not ratio:
         return "all its values are zero"
-    if cosine > SAME_DIRECTION:
+    if cosine > SAME_DIRECTION and abs(ratio - cosine) > sqrt(1 - cosine * cosine):
         return f"the scale is off by about that factor ({ratio:.4g})"
     if cosine < -SAME_DIRECTION:
         return "the sign is inverted"
@@ -184,8 +185,10 @@ def _bad_rows(pair: Pair, done: Finished) -> Iterator[Finding]:
     strong = [(n, row) for n, row in worst_rows(sums.rows.items()) if row.x_sq * rows * WEAK > sums.x_sq]
     dead = [n for n, row in strong if row.e_sq == row.x_sq]
     bits = bits_of(pair)
-    below = ROW_DB_SHARED if _rows_share_scales(pair, done) else ROW_DB_FEW if bits <= 4 else ROW_DB
-    limit = min(_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - BELOW_LEVEL)
+    below, below_level = (ROW_DB_FEW, BELOW_LEVEL_FEW) if bits <= 4 else (ROW_DB, BELOW_LEVEL)
+    if _rows_share_scales(pair, done):
+        below = ROW_DB_SHARED
+    limit = min(_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
     bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and _db(row.x_sq, row.e_sq) < limit]
     shown = display(pair.name)
     if dead and sums.y_sq:
