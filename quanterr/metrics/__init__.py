@@ -9,12 +9,12 @@ y the quantized weight, e = y - x, n the number of elements that are finite on b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, isnan, log10, nan, sqrt
 from typing import Any, NamedTuple
 
-from quanterr.metrics.sums import Sums, as_float, ratio, worst_rows
+from quanterr.metrics.sums import RowSums, Sums, as_float, ratio, worst_rows
 
 OUTLIER = 0.01  # |e| above it is an outlier, unless the user says otherwise
 RELATIVE_OUTLIER = 0.01  # of |x|
@@ -151,24 +151,21 @@ def percentiles(m: Measured) -> dict[str, Any]:
 
 
 def worst_row_values(m: Measured) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": number,
-            "snr_db": _finite(decibels(ratio(row.x_sq, row.e_sq))),
-            "max_absolute_error": row.e_max,
-        }
-        for number, row in worst_rows(m.sums.rows.items())
-    ]
+    return _one_by_one("row", worst_rows(m.sums.rows.items()))
 
 
 def expert_values(m: Measured) -> list[dict[str, Any]]:
+    return _one_by_one("expert", sorted(m.sums.matrices.items()))
+
+
+def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[dict[str, Any]]:
     return [
         {
-            "expert": number,
-            "snr_db": _finite(decibels(ratio(sums.x_sq, sums.e_sq))),
-            "max_absolute_error": sums.e_max,
+            what: number,
+            "snr_db": _finite(decibels(ratio(own.x_sq, own.e_sq))),
+            "max_absolute_error": own.e_max,
         }
-        for number, sums in sorted(m.sums.matrices.items())
+        for number, own in sums
     ]
 
 
