@@ -95,6 +95,25 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     bnb = {"X.weight": codes(m * k // 2, 1), "X.weight.absmax": scales(m * k // 64)}
     bnb |= {"X.weight.quant_map": torch.linspace(-1, 1, 16), "X.weight.quant_state.bitsandbytes__nf4": state}
     yield bnb
+    yield {"X.weight": codes(m, k, dtype=torch.int8), "X.SCB": scales(m), "X.weight_format": torch.tensor(0).byte()}
+    nvfp4 = {"X.weight_packed": codes(m, k // 2), "X.weight_scale": fp8(m, k // 16)}
+    yield nvfp4 | {"X.weight_global_scale": 100 * scales(1)}
+    yield {"X.weight_packed": codes(m, 3 * k // 4), "X.weight_scale": exponents(m, k // 32)}
+    yield {"X.weight": codes(m, k // 8, dtype=torch.uint32), "X.scales": exponents(m, k // 32)}
+    yield {"X.weight": codes(m, k // 4, dtype=torch.uint32), "X.scales": exponents(m, k // 32)}
+    yield {"X.weight._data": codes(m, k, dtype=torch.int8), "X.weight._scale": scales(m, 1, **half)}
+    quanto = {"X.weight._data._data": codes(m * k // 256, 128), "X.weight._scale": scales(m * k // 128, 1, **half)}
+    yield quanto | {"X.weight._shift": scales(m * k // 128, 1, **half)}
+    yield {"X.weight": codes(k, m, dtype=torch.int8), "X.weight_scales": scales(m, **half)}
+    gemv = {"X.qweight": codes(m, k // 8, dtype=torch.int32), "X.qzeros": codes(m, k // 1024, dtype=torch.int32)}
+    yield gemv | {"X.scales": scales(m, k // 128, **half)}
+    fast = {"X.qweight": codes(m // 4, k, dtype=torch.int16), "X.scales": scales(k // 128, m, **half)}
+    yield fast | {"X.qzeros": scales(k // 128, m, **half)}
+    yield {"X.weight": codes(m // 2, k), "X.weight_scale": scales(m, k // 128)}
+    integers = {"X.weight": codes(m, k, dtype=torch.int8), "X.weight_scale": scales(m, k // 128, **half)}
+    yield integers | {"X.weight_zero_point": codes(m, k // 128, dtype=torch.int8)}
+    nunchaku = {"X.qweight": codes(m // 4, k // 2, dtype=torch.int32), "X.wscales": scales(k // 64, m, **half)}
+    yield nunchaku | {"X.wzeros": scales(k // 64, m, **half)}
     yield {"X.weight": codes(m // 4, k), "X.weight_scale": scales(1)}
     aqlm = {"X.codes": codes(m, k // 8, 2, dtype=torch.int8), "X.codebooks": scales(2, 256, 1, 8, **half)}
     yield aqlm | {"X.scales": scales(m, 1, 1, 1, **half)}
