@@ -352,6 +352,12 @@ class TestAllWeights:
 
         assert ("warning", name) == (found["below_group"].severity, found["below_group"].layer)
 
+    def test_what_a_repair_explains_is_not_told_twice(self, tmp_path):
+        found, name = faulty(tmp_path, times(1.5), 8, by_row)
+
+        assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
+        assert "below_group" not in found
+
     def test_norms_that_differ_by_one(self, tmp_path):
         x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
         found = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))

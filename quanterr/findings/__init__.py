@@ -63,6 +63,7 @@ class Noticed:
             explained |= {self._seen[number].pair.name for number in alike}
         single = [found for found in single if found.code != "far_off" or found.layer not in explained]
         whole = [*common, *constant_scales(seen), *norm_offset(seen), *lossless(seen, self._same)]
+        below = [found for found in below if found.layer not in explained]
         return [*whole, *single, *repairs, *below]
 
     def _common(self, seen: list[Seen]) -> tuple[list[Finding], set[int]]:
