@@ -114,6 +114,18 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     yield integers | {"X.weight_zero_point": codes(m, k // 128, dtype=torch.int8)}
     nunchaku = {"X.qweight": codes(m // 4, k // 2, dtype=torch.int32), "X.wscales": scales(k // 64, m, **half)}
     yield nunchaku | {"X.wzeros": scales(k // 64, m, **half)}
+    yield {"X.weight": fp8(m, k)}
+    int4 = {"X.weight": codes(m, k // 2, dtype=torch.int8), "X.weight_scale": scales(m)}
+    yield int4 | {"X.comfy_quant": label(format="int4_tensorwise")}
+    w4a16 = {"X.weight": codes(m, k // 2, dtype=torch.int8), "X.weight_scale": scales(k // 64, m, **half)}
+    yield w4a16 | {"X.weight_zero": scales(k // 64, m, **half), "X.comfy_quant": label(format="awq_w4a16")}
+    yield {"X.weight": codes(m * k // 2), "X.absmax": scales(m * k // 64), "X.comfy_quant": label(format="bnb_nf4")}
+    yield {"X.weight": codes(m, k // 2), "X.weight_scale": exponents(m, k // 32)}
+    yield {"X.weight": codes(m, k // 8, dtype=torch.uint32), "X.scales": torch.randint(1, 0x7F, (m, k // 16)).byte()}
+    yield {"X.weight._data": fp8(m, k), "X.weight._scale": scales(m, 1, **half)}
+    quanto = {"X.weight._data._data": codes(m * k // 512, 128), "X.weight._scale": scales(m * k // 128, 1, **half)}
+    yield quanto | {"X.weight._shift": scales(m * k // 128, 1, **half)}
+    yield {"X.weight": codes(m, k // 2), "X.weight_scale": scales(m, 1)}
     yield {"X.weight": codes(m // 4, k), "X.weight_scale": scales(1)}
     aqlm = {"X.codes": codes(m, k // 8, 2, dtype=torch.int8), "X.codebooks": scales(2, 256, 1, 8, **half)}
     yield aqlm | {"X.scales": scales(m, 1, 1, 1, **half)}
