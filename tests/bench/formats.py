@@ -126,6 +126,10 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     quanto = {"X.weight._data._data": codes(m * k // 512, 128), "X.weight._scale": scales(m * k // 128, 1, **half)}
     yield quanto | {"X.weight._shift": scales(m * k // 128, 1, **half)}
     yield {"X.weight": codes(m, k // 2), "X.weight_scale": scales(m, 1)}
+    hqq = {"X.W_q": codes(m * k // 256, 128), "X.scale": scales(m * k // 128, 1, **half)}
+    hqq |= {"X.zero": scales(m * k // 128, 1, **half), "X.shape": torch.tensor([m, k]), "X.axis": torch.tensor(1)}
+    hqq |= {"X.group_size": torch.tensor(128), "X.nbits": torch.tensor(4)}
+    yield hqq | {"X.packing": torch.tensor(list(b"4bit_u8"), dtype=torch.uint8)}
     yield {"X.weight": codes(m // 4, k), "X.weight_scale": scales(1)}
     aqlm = {"X.codes": codes(m, k // 8, 2, dtype=torch.int8), "X.codebooks": scales(2, 256, 1, 8, **half)}
     yield aqlm | {"X.scales": scales(m, 1, 1, 1, **half)}
@@ -144,6 +148,30 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     }
     vptq = {"X.indices": codes(1, m // 8, k * 16 // 32, dtype=torch.int32)}
     yield vptq | {"X.centroids.weight": scales(1, 65536 * 8, **half)}
+
+
+def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
+    """Parts of torchao's tensor subclasses, and what the header says of them."""
+
+    def kind(name: str, **data: object) -> dict[str, object]:
+        return {"_type": name, "_data": data}
+
+    def dtype(name: str) -> dict[str, object]:
+        return {"_type": "torch.dtype", "_data": name}
+
+    groups = {"X._weight_scale": scales(m, k // 128), "X._weight_zero_point": codes(m, k // 128, dtype=torch.int8)}
+    int8 = {"X._weight_qdata": codes(m, k, dtype=torch.int8)}
+    yield int8 | groups, kind("Int8Tensor", block_size=[1, 128])
+    few = {"X._weight_qdata": codes(m, k, dtype=torch.int8) // 16}
+    yield few | groups, kind("IntxUnpackedToInt8Tensor", block_size=[1, 128], target_dtype=dtype("int4"))
+    yield {"X._weight_qdata": fp8(m, k), "X._weight_scale": scales(m, 1)}, kind("Float8Tensor", block_size=[1, k])
+    mx = {"X._weight_qdata": fp8(m, k), "X._weight_scale": exponents(m, k // 32).view(torch.float8_e8m0fnu)}
+    yield mx, kind("MXTensor", block_size=32, is_swizzled_scales=False, elem_dtype=dtype("float8_e4m3fn"))
+    nvfp4 = {"X._weight_qdata": codes(m, k // 2), "X._weight_scale": fp8(m, k // 16)}
+    nvfp4 |= {"X._weight_per_tensor_scale": scales()}
+    yield nvfp4, kind("NVFP4Tensor", block_size=16, is_swizzled_scales=False)
+    int4 = {"X._weight_qdata": codes(m, k // 2, dtype=torch.int8), "X._weight_scale": scales(k // 128, m)}
+    yield int4 | {"X._weight_zero_point": scales(k // 128, m)}, kind("Int4Tensor", block_size=[1, 128], shape=[m, k])
 
 
 def in_gguf(m: int, k: int) -> Iterator[Stored]:
@@ -196,6 +224,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for tensors in made(*shape):
             save_file(tensors, Path(folder) / "x.safetensors")
+            show(Path(folder) / "x.safetensors", shape, options.only)
+        for tensors, told in described(*shape):
+            names = sorted(name.removeprefix("X._weight_") for name in tensors)
+            metadata = {"X.weight": json.dumps(told | {"_tensor_data_names": names}), "tensor_names": '["X.weight"]'}
+            save_file(tensors, Path(folder) / "x.safetensors", metadata)
             show(Path(folder) / "x.safetensors", shape, options.only)
         for stored in in_gguf(*shape):
             show(write_gguf(Path(folder) / "x.gguf", [stored]), shape, options.only)
