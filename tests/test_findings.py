@@ -358,6 +358,17 @@ class TestAllWeights:
         assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
         assert "below_group" not in found
 
+    def test_bad_rows_of_many_are_told_once_and_are_no_warning(self, tmp_path):
+        x = model(8)
+        y = stored(x, by_row)
+        for name in list(x)[:4]:
+            y[name][7, ::2] = 0
+        report = compared(tmp_path, x, y)
+        (found,) = (found for found in report.findings if found.code == "bad_rows")
+
+        assert ("info", None, list(x)[:4]) == (found.severity, found.layer, found.evidence["layers"])
+        assert found.message.startswith("4 of 8 weights have rows far worse")
+
     def test_norms_that_differ_by_one(self, tmp_path):
         x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
         found = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))

@@ -14,7 +14,16 @@ rounding. So errors need proof, a repair that works or a level that no right wei
 
 from quanterr.findings.codes import CODES, finding
 from quanterr.findings.figures import figures_of
-from quanterr.findings.layers import Seen, below_group, common_factor, constant_scales, lossless, norm_offset, offset_of
+from quanterr.findings.layers import (
+    Seen,
+    below_group,
+    common_factor,
+    constant_scales,
+    lossless,
+    norm_offset,
+    offset_of,
+    rows_together,
+)
 from quanterr.findings.planned import of_folding, of_importance, of_plan
 from quanterr.findings.samples import diagnoses, one_factor_mends
 from quanterr.findings.sums import of_weight
@@ -63,6 +72,7 @@ class Noticed:
             explained |= {self._seen[number].pair.name for number in alike}
         single = [found for found in single if found.code != "far_off" or found.layer not in explained]
         whole = [*common, *constant_scales(seen), *norm_offset(seen), *lossless(seen, self._same)]
+        single = rows_together(single, len(seen))
         below = [found for found in below if found.layer not in explained]
         return [*whole, *single, *repairs, *below]
 

@@ -43,7 +43,7 @@ CODES = {
     "below_usual": Code("warning", "far below the level that its format usually has, whatever the weight"),
     "one_sided": Code("warning", "errors lean to one side, as with zero points that are off"),
     "dead_rows": Code("warning", "rows that are all zero, and not in the original"),
-    "bad_rows": Code("warning", "rows far worse than the others of their weight"),
+    "bad_rows": Code("info warning", "rows far worse than the others of their weight"),
     "zero_original": Code("warning", "the original is all zeros, the quantized weight is not"),
     # repairs that were tried on a sample of a doubtful weight
     "scale_factor": Code(

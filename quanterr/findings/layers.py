@@ -21,6 +21,7 @@ ALONG = 0.9  # of a cosine: the direction is right
 ENOUGH = 5  # weights of a group
 LEAST_DB = 6.0  # below the median
 SPREADS = 6.0  # median absolute deviations below the median
+FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all: more are no accident
 OFFSET = 0.02  # of 1, and of the scatter of a norm's errors
 
 
@@ -106,6 +107,22 @@ def below_group(seen: Iterable[Seen]) -> Iterator[Finding]:
                 yield finding(
                     "below_group", "warning", one.pair.name, message, remedy, snr_db=level, median_snr_db=middle
                 )
+
+
+def rows_together(single: Sequence[Finding], weights: int) -> list[Finding]:
+    """The findings of single weights; where many of them have bad rows, one of little weight tells so.
+
+    One weight with a bad row is broken. Many are what outliers do to rows with few scales.
+    """
+    bad = [found for found in single if found.code == "bad_rows"]
+    if len(bad) <= max(FEW_BAD, weights * SHARE_BAD):
+        return list(single)
+    worst = min(bad, key=lambda found: found.evidence["worst_row_snr_db"])
+    message = f"{len(bad)} of {count(weights, 'weight')} have rows far worse than the rest; the worst: {worst.message}"
+    remedy = "outliers do that where scales are few: more of them, or another method"
+    names = [found.layer for found in bad]
+    together = finding("bad_rows", "info", None, message, remedy, layers=names, worst=worst.layer)
+    return [*(found for found in single if found.code != "bad_rows"), together]
 
 
 def constant_scales(seen: Iterable[Seen]) -> Iterator[Finding]:
