@@ -1,6 +1,7 @@
 """Findings: each from a checkpoint that has just that fault, and none from sound ones."""
 
 import ast
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from making import compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
-from quanterr.findings import CODES
+from quanterr.findings import CODES, finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.repairs import order_of
 from quanterr.worker import Scales
@@ -62,6 +63,11 @@ def codes_as(function):
 
 
 class TestCodes:
+    def test_evidence_is_what_json_can_hold(self):
+        made = finding("far_off", "error", None, "x", snr_db=-math.inf, cosine_similarity=math.nan, rows=[1])
+
+        assert {"snr_db": None, "cosine_similarity": None, "rows": [1]} == made.evidence
+
     def test_every_finding_that_is_made_has_a_code_with_a_meaning_and_one_of_its_severities(self):
         made = set()
         for path in Path(quanterr.__file__).parent.rglob("*.py"):

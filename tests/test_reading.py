@@ -207,6 +207,17 @@ def test_the_whole_is_as_strict(stored, text, spoil, message):
         read_report(stored)
 
 
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+def test_evidence_that_could_not_be_written_again_is_refused(stored, text, number):
+    fields = json.loads(text)
+    told = {"code": "x", "severity": "info", "layer": None, "message": "x", "remedy": None, "evidence": {"x": 0.125}}
+    fields["findings"], fields["records"]["findings"] = [told], 1
+    stored.write_text(json.dumps(fields).replace("0.125", number))
+
+    with pytest.raises(ReportError):
+        read_report(stored)
+
+
 def test_infinity_does_not_come_in_as_a_large_number(stored, text):
     number = json.loads(text)["layers"][0]["snr_db"]
     stored.write_text(text.replace(f'"snr_db": {number!r}', '"snr_db": 1e999', 1))

@@ -1,5 +1,6 @@
 """The codes of findings and what each means; how a finding is made."""
 
+from math import isfinite
 from typing import NamedTuple
 
 from quanterr.report.model import Finding
@@ -82,6 +83,11 @@ def finding(
             "layer": layer,
             "message": message,
             "remedy": remedy,
-            "evidence": evidence,
+            "evidence": {key: _finite(value) for key, value in evidence.items()},
         }
     )
+
+
+def _finite(value: object) -> object:
+    """The value; None for a number that JSON cannot hold."""
+    return None if isinstance(value, float) and not isfinite(value) else value

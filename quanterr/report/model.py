@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from quanterr import strict_json
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
@@ -217,6 +217,12 @@ class NotCompared(Model):
     bytes: int
 
 
+def _as_json(value: dict[str, Any]) -> dict[str, Any]:
+    """What is written as it was read: without NaN and infinity."""
+    strict_json.dumps(value)
+    return value
+
+
 class Finding(Model):
     """Something wrong or suspicious that was noticed."""
 
@@ -225,7 +231,7 @@ class Finding(Model):
     layer: str | None
     message: str
     remedy: str | None
-    evidence: dict[str, Any]
+    evidence: Annotated[dict[str, Any], AfterValidator(_as_json)]
 
 
 class FormatNote(Model):
