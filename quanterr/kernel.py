@@ -92,9 +92,10 @@ def fast_sums(
     sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
     sums.e_max, sums.e_min = largest, float(e_min.amin())
     sums.histogram = Histogram.of_bits(bins.view(torch.int16))
-    _add_rows(sums, chunks, cols, x_sq.double(), e_sq.double(), e_max)
+    told_of_rows = x_sq.double(), e_sq.double(), e_max
+    _add_rows(sums, chunks, cols, *told_of_rows)
     if matrix_rows:
-        _add_matrices(sums, chunks, matrix_rows, x_sq.double(), e_sq.double(), e_max)
+        _add_matrices(sums, chunks, matrix_rows, *told_of_rows)
     return sums
 
 

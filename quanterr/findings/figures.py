@@ -4,9 +4,10 @@ from math import inf, isfinite, log10, sqrt
 from typing import NamedTuple
 
 from quanterr.formats import FORMATS
-from quanterr.metrics.sums import Sums, as_float
+from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing import Pair
 
+PLAIN = ("dense", "verbatim")  # formats without codes
 LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of so many bits reach
 LEVEL = 29.0  # dB, of more bits
 GAINS = {1: inf, 2: 2.5}  # dB that a factor may bring right weights of so few bits
@@ -67,10 +68,12 @@ def _usual_at_least(pair: Pair) -> float:
 
 def norm_ratio(sums: Sums) -> float:
     """||y|| / ||x||; infinite where it is too large for a float64."""
-    try:
-        return sqrt(sums.y_sq / sums.x_sq)
-    except OverflowError:
-        return inf
+    return sqrt(ratio(sums.y_sq, sums.x_sq))
+
+
+def db(signal: int, noise: int) -> float:
+    """An SNR in dB from energies in any unit, neither of them zero, however large."""
+    return 10 * (log10(signal) - log10(noise))
 
 
 def figures_of(pair: Pair, sums: Sums) -> Figures | None:
@@ -81,11 +84,11 @@ def figures_of(pair: Pair, sums: Sums) -> Figures | None:
     unexplained = both - sums.xy * sums.xy
     return Figures(
         bits=bits_of(pair),
-        snr_db=10 * (log10(sums.x_sq) - log10(sums.e_sq)),
+        snr_db=db(sums.x_sq, sums.e_sq),
         norm_ratio=norm_ratio(sums),
         cosine=_root(sums.xy * sums.xy / both, sums.xy),
         factor=_quotient(sums.y_sq, sums.xy),
-        rescaled_db=10 * (log10(both) - log10(unexplained)) if unexplained > 0 else EXACT_DB,
+        rescaled_db=db(both, unexplained) if unexplained > 0 else EXACT_DB,
         usual_db=_usual_at_least(pair),
     )
 

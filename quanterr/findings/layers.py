@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
-from quanterr.findings.figures import Figures
+from quanterr.findings.figures import PLAIN, Figures
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import Pair
 from quanterr.report.model import Finding
@@ -15,7 +15,6 @@ from quanterr.roles import role_of
 from quanterr.text import count, display, listed
 from quanterr.worker import Scales
 
-PLAIN = ("dense", "verbatim")
 ALIKE = 0.02  # of the logarithm of two factors
 ALONG = 0.9  # of a cosine: the direction is right
 ENOUGH = 5  # weights of a group

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quanterr.findings.codes import finding
+from quanterr.findings.figures import PLAIN
 from quanterr.folding import Folded
 from quanterr.importance import Covered
 from quanterr.pairing import Plan
@@ -11,7 +12,6 @@ from quanterr.report.model import Finding
 from quanterr.text import count, display, listed
 
 FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
-PLAIN = ("dense", "verbatim")
 
 
 def of_plan(plan: Plan) -> Iterator[Finding]:

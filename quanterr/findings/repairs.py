@@ -94,12 +94,14 @@ def _one_factor(sample: Sample) -> Mended | None:
 
 def _row_factors(sample: Sample) -> Mended | None:
     x, y = sample
-    return _spread(snr_db(x, y * _factors(x, y, (1,)) - x, x.shape[0]), _factors(x, y, (1,)))
+    factors = _factors(x, y, (1,))
+    return _spread(snr_db(x, y * factors - x, factors.numel()), factors)
 
 
 def _column_factors(sample: Sample) -> Mended | None:
     x, y = sample
-    return _spread(snr_db(x, y * _factors(x, y, (0,)) - x, x.shape[1]), _factors(x, y, (0,)))
+    factors = _factors(x, y, (0,))
+    return _spread(snr_db(x, y * factors - x, factors.numel()), factors)
 
 
 def _blocks(sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:

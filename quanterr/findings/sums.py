@@ -1,10 +1,10 @@
 """What the scales and sums of one weight show."""
 
 from collections.abc import Iterator
-from math import inf, isfinite, log10, sqrt
+from math import inf, isfinite, sqrt
 
 from quanterr.findings.codes import finding
-from quanterr.findings.figures import bits_of, level_of, norm_ratio, usual_of
+from quanterr.findings.figures import PLAIN, bits_of, db, level_of, norm_ratio, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing import Pair
@@ -22,7 +22,6 @@ SAME_DIRECTION = 0.9  # of a cosine: only the length differs
 UNRELATED = 0.3
 SAME_LENGTH = 0.8, 1.25  # of a norm ratio
 
-PLAIN = ("dense", "verbatim")
 FAR_DB = 9.0  # below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
 MANY = 128  # elements: of fewer nothing is told from their distribution
 SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest element there
@@ -188,17 +187,17 @@ def _bad_rows(pair: Pair, done: Finished) -> Iterator[Finding]:
     below, below_level = (ROW_DB_FEW, BELOW_LEVEL_FEW) if bits <= 4 else (ROW_DB, BELOW_LEVEL)
     if _rows_share_scales(pair, done):
         below = ROW_DB_SHARED
-    limit = min(_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
-    bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and _db(row.x_sq, row.e_sq) < limit]
+    limit = min(db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
+    bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and db(row.x_sq, row.e_sq) < limit]
     shown = display(pair.name)
     if dead and sums.y_sq:
         numbers = ", ".join(map(str, dead))
         message = f"{shown}: all zeros in {count(len(dead), 'row')} that the original fills, as {numbers}"
         yield finding("dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead)
     if bad:
-        worst = _db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
+        worst = db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
         message = (
-            f"{shown}: {worst:.1f} dB in row {bad[0]}, {_db(sums.x_sq, sums.e_sq):.1f} dB in all: "
+            f"{shown}: {worst:.1f} dB in row {bad[0]}, {db(sums.x_sq, sums.e_sq):.1f} dB in all: "
             f"{count(len(bad), 'row')} far worse than the rest ({', '.join(map(str, bad))})"
         )
         yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
@@ -208,7 +207,3 @@ def _rows_share_scales(pair: Pair, done: Finished) -> bool:
     if pair.quantized.block_size:
         return pair.quantized.block_size[0] > 1
     return done.scales is not None and done.scales.number < pair.original.matrix[0]
-
-
-def _db(signal: int, noise: int) -> float:
-    return 10 * (log10(signal) - log10(noise))

@@ -6,14 +6,11 @@
 Reference: vllm-project/compressed-tensors quantization/quant_config.py, quant_args.py, utils/match.py.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quanterr.formats.base import WEIGHT_SUFFIX, Parts
-
-# A pattern comes with the file, and one with many repetitions may take for ever to match.
-MAX_PATTERN, MAX_REPETITIONS = 512, 3
+from quanterr.formats.evidence import matches
 
 
 def said(parts: Parts, key: str) -> int | None:
@@ -39,14 +36,7 @@ def _names(target: str, module: str) -> bool:
     """Whether a target is that module: by its name or a pattern; by its class nobody knows here."""
     if not target.startswith("re:"):
         return target == module
-    pattern = target.removeprefix("re:")
-    repetitions = sum(pattern.count(sign) for sign in "*+?{")
-    if len(pattern) > MAX_PATTERN or repetitions > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):
-        return False
-    try:
-        return re.match(pattern, module) is not None
-    except (re.error, OverflowError):
-        return False
+    return matches(target.removeprefix("re:"), module, from_start=True)
 
 
 def _number(weights: Mapping[str, Any], key: str) -> int | None:

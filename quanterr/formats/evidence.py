@@ -28,13 +28,13 @@ def check_told(parts: Parts, *names: str) -> tuple[str, ...]:
     return (f"config.json says quant_method {display(method)}, but its tensors are those of {names[0]}",)
 
 
-def matches(pattern: str, module: str) -> bool:
+def matches(pattern: str, module: str, from_start: bool = False) -> bool:
     """Whether a regular expression of config.json is found in the name of a module; a risky one is not."""
     repetitions = sum(pattern.count(sign) for sign in "*+?{")
     if len(pattern) > MAX_PATTERN or repetitions > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):
         return False
     try:
-        return re.search(pattern, module) is not None
+        return (re.match if from_start else re.search)(pattern, module) is not None
     except (re.error, OverflowError):
         return False
 

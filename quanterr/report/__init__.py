@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 SCHEMA = "quanterr.report"
+LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 
 class Output(NamedTuple):

@@ -13,11 +13,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from quanterr import strict_json
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import SCHEMA
+from quanterr.report import LISTS, SCHEMA
 from quanterr.report.verdicts import Gate
 
 SCHEMA_VERSION = "1.0"
-LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 
 class Model(BaseModel):

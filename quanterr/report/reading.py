@@ -20,7 +20,7 @@ from pydantic_core import core_schema as core
 from quanterr import strict_json
 from quanterr.errors import ReportError
 from quanterr.metrics import AGGREGATES, METRICS, Metric
-from quanterr.report import SCHEMA
+from quanterr.report import LISTS, SCHEMA
 from quanterr.text import display
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _COUNT = core.int_schema(strict=True, ge=0)
 _NUMBER = core.float_schema(strict=True, allow_inf_nan=False)
 _OPTIONAL_NUMBER = core.nullable_schema(_NUMBER)
 
-RECORDS = {"records": dict.fromkeys(("findings", "layers", "other_changes", "lossless", "not_compared"), _COUNT)}
+RECORDS = {"records": dict.fromkeys(LISTS, _COUNT)}
 
 
 def read_report(path: str | os.PathLike[str]) -> "Report":
@@ -52,10 +52,13 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
     from quanterr.report.model import Report
 
     where = display(os.fspath(path))
-    raw = _bytes(path, where)
-    report = _validated(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
-    records = _validated(raw, where, SchemaValidator(_schema(RECORDS)).validate_json)["records"]
-    _check(extract(report), records, where)
+    counts = SchemaValidator(_schema(RECORDS))
+    report, counted = _validated(
+        _bytes(path, where),
+        where,
+        lambda raw: (Report.model_validate_json(raw, strict=True), counts.validate_json(raw)),
+    )
+    _check(extract(report), counted["records"], where)
     return report
 
 

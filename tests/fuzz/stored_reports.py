@@ -21,9 +21,8 @@ from quanterr.gates.github import annotations, summary
 from quanterr.gates.judging import Verdict, judge_values, needed
 from quanterr.gates.rules import PRESETS, Rule, read_rules
 from quanterr.gates.values import Values
-from quanterr.report import OUTPUTS
+from quanterr.report import LISTS, OUTPUTS
 from quanterr.report.as_table import console, show
-from quanterr.report.model import LISTS
 from quanterr.report.reading import CHECKSUM, read_extract, read_report
 
 LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")
