@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from math import inf, isfinite, log10
 from multiprocessing import get_context
 from pathlib import Path
@@ -192,7 +193,6 @@ def snr(report: Report, name: str) -> float:
 
 def judged(case: Path, mutations: Iterable[Mutation] = MUTATIONS) -> tuple[list[Outcome], list[Finding]]:
     """All outcomes of a golden case, and what is found in it while it is sound."""
-    torch.set_num_threads(1)  # several processes, and very small tensors
     with tempfile.TemporaryDirectory() as name:
         sound = made_sound(case, Path(name))
         found = [broken(sound, mutation, Path(name) / str(number)) for number, mutation in enumerate(mutations)]
@@ -221,7 +221,8 @@ def main() -> int:
     started = time.monotonic()
     chosen = [case for case in cases() if not asked.formats or case.parent.name in asked.formats]
     outcomes, alarms = [], []
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    one_thread = partial(torch.set_num_threads, 1)  # for very small tensors; there are several processes
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=one_thread) as pool:
         for case, (found, findings) in zip(chosen, pool.map(judged, chosen), strict=True):
             outcomes += found
             told = [finding for finding in findings if finding.severity != "info" and finding.code != "layout_doubt"]
