@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr import __version__, diff_command, gate_command, rank_command
+from quanterr import __version__, diff_command, gate_command, rank_command, settings
 from quanterr.commands import Color, Interrupt, Lenient, printing, warn, watching
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.gate_command import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
@@ -61,11 +61,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    context.default_map = settings.defaults(context)
 
 
 @app.command(help=COMPARE_HELP)

@@ -56,6 +56,7 @@ LAYERS = [
     "commands",
     "comparison",
     "rank_command",
+    "settings",
     "cli",
     "__main__",
 ]
@@ -72,6 +73,7 @@ TORCH_FREE = [
     "labels",
     "gguf_names",
     "progress",
+    "settings",
 ]
 
 
