@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quanterr import __version__, diff_command, gate_command, rank_command, settings
-from quanterr.commands import Color, Interrupt, Lenient, printing, warn, watching
+from quanterr.commands import Color, Interrupt, Lenient, NoClobber, printing, warn, watching
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.gate_command import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.metrics import OUTLIER
@@ -135,6 +135,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    no_clobber: NoClobber = False,
     top_layers: Annotated[
         int,
         typer.Option("--top-layers", help="How many of the worst layers to show.", min=0, rich_help_panel="Output"),
@@ -166,7 +167,7 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])])
+    to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
     judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings)
     with Interrupt() as interrupt:
         report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, interrupt)
@@ -286,6 +287,7 @@ def render(
         list[str] | None,
         typer.Option("--output-report", "-o", help="Where to; - is stdout. Repeatable.", show_default=False),
     ] = None,
+    no_clobber: NoClobber = False,
     document: Annotated[
         str | None,
         typer.Option(
@@ -304,7 +306,7 @@ def render(
     if to and outputs and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    targeted = targets(given, [stored], output_named(to) if to else None)
+    targeted = targets(given, [stored], output_named(to) if to else None, no_clobber)
 
     from quanterr.report.as_table import brief
     from quanterr.report.reading import read_report

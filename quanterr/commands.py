@@ -39,6 +39,12 @@ Lenient = Annotated[
 ]
 
 
+NoClobber = Annotated[
+    bool,
+    typer.Option("--no-clobber", help="Do not replace a report that is there.", rich_help_panel="Output"),
+]
+
+
 class Interrupt:
     """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program."""
 

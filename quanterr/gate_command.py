@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quanterr.commands import NoClobber
 from quanterr.errors import UsageError
 from quanterr.text import display, no_command
 
@@ -112,6 +113,7 @@ def gate(
             show_default=False,
         ),
     ] = None,
+    no_clobber: NoClobber = False,
 ) -> None:
     """Judge a stored report."""
     import gc
@@ -129,7 +131,7 @@ def gate(
         raise UsageError("--update-baseline writes the file that --baseline names: name one")
     rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings)
     check_baseline_use(rules, baseline is not None, update_baseline)
-    to = targets(outputs or [], [report, *([] if baseline is None else [baseline])])
+    to = targets(outputs or [], [report, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
     values = Values(read_extract(report, *needed(rules)))
     before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
     judged = judge_values(values, rules, before)

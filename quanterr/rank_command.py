@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.commands import Color, Interrupt, Lenient, printing, warn, watching
+from quanterr.commands import Color, Interrupt, Lenient, NoClobber, printing, warn, watching
 from quanterr.errors import Status, UsageError
 from quanterr.text import display, unicode
 
@@ -69,6 +69,7 @@ def rank(
             show_default=False,
         ),
     ] = None,
+    no_clobber: NoClobber = False,
     top_layers: Annotated[
         int,
         typer.Option(
@@ -93,7 +94,7 @@ def rank(
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     names_of(candidates)  # a mistake in them costs no run, nor the import of torch
-    to = targets(outputs or [], [original, *candidates])
+    to = targets(outputs or [], [original, *candidates], no_clobber=no_clobber)
     for target in to:
         if target.output.suffix != ".json":
             raise UsageError(f"--output-report {display(str(target.path))}: a ranking is written as .json")

@@ -77,7 +77,7 @@ def _found() -> _Settings | None:
         return None
     for folder in (here, *here.parents):
         for path in (folder / FILE, folder / PROJECT):
-            if not path.is_file():
+            if not os.path.isfile(path):  # also where we may not look
                 continue
             tables = _tables(path)
             if tables is None:

@@ -701,6 +701,11 @@ NO_MEMORY_FOR_HEADERS = (
 FULL = "/dev/full: No space left on device"
 
 
+def output_is_there(folder: Path) -> Iterable[Any]:
+    (folder / "r.json").touch()
+    return *whole()(folder), "-o", folder / "r.json", "--no-clobber"
+
+
 def output_is_an_input(folder: Path) -> Iterable[Any]:
     words = whole()(folder)
     (folder / "quantized.json").symlink_to(folder / "quantized.safetensors")
@@ -751,6 +756,7 @@ MACHINE = [
     Row(74, "a folder that is missing", whole("-o", "{folder}/reports/r.json"), ENVIRONMENT, "no such folder: "),
     Row(74, "a full disk", whole("-o", "/dev/full"), ENVIRONMENT, ("verdict: pass", FULL)),
     Row(74, "an output that is an input", output_is_an_input, USAGE, "is an input, or one of its files"),
+    Row(74, "an output that is there", output_is_there, ENVIRONMENT, "r.json: exists, and --no-clobber"),
     Row(74, "an unknown suffix", whole("-o", "{folder}/r.pdf"), USAGE, "unknown suffix; choose one of .json"),
     Row(75, "an unknown metric", whole("--require", "snr >= 30"), USAGE, "called snr; did you mean snr_db?"),
     Row(75, "a bad operator", whole("--require", "snr_db => 30"), USAGE, "column 8: expected one of"),
@@ -761,7 +767,8 @@ MACHINE = [
     Row(75, "a misspelt metric in thresholds", thresholds(RULE.replace("snr_db", "snr")), USAGE,
         ('t.toml:2: rule "x"', "did you mean snr_db?")),
     Row(75, "a rule twice", thresholds(RULE + RULE.removeprefix("schema = 1\n")), USAGE, "later one selects all"),
-    Row(75, "a rule of no layer", thresholds(RULE + 'layers = ["x9"]\n'), FAILED, 'no layer matches "x9"'),
+    Row(75, "a rule of no layer", thresholds(RULE + 'layers = ["x9"]\n'), USAGE,
+        't.toml:2: rule "x": no layer matches "x9"'),
     Row(76, "a baseline of another original", other_baseline, USAGE, "it is of a different original"),
     Row(76, "an edited report", edited_report, UNREADABLE, "report.json: "),
     Row(76, "a newer report", stored_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this quanterr reads 1.x"),

@@ -64,6 +64,15 @@ def test_a_dash_is_json_on_standard_output():
     assert [Target(JSON, None)] == targets(["-"], [])
 
 
+def test_a_file_is_not_replaced_if_it_is_asked_to_stay(tmp_path):
+    there, new = tmp_path / "there.json", tmp_path / "new.json"
+    there.write_text("{}")
+
+    assert [new, None] == [target.path for target in targets([str(new), "-"], [], no_clobber=True)]
+    with pytest.raises(ResourceError, match=r"there\.json: exists, and --no-clobber is given"):
+        targets([str(new), str(there)], [], no_clobber=True)
+
+
 def test_several_outputs_keep_their_order(tmp_path):
     found = targets([str(tmp_path / "b.json"), "-", str(tmp_path / "a.json")], [])
 

@@ -128,7 +128,9 @@ class TestEveryFunction:
     @pytest.mark.parametrize("value", OF_LAYERS)
     def test_holds_neither_way_where_its_patterns_select_nothing(self, value):
         for text in (f"{value} >= -100", f"{value} < -100"):
-            found = gate(whole(), text, baseline_for(value), layers=("a", "nowhere"))
+            with pytest.raises(UsageError, match='rule "id": no layer matches "nowhere"'):
+                gate(whole(), text, baseline_for(value), layers=("a", "nowhere"))
+            found = gate(whole(verdict="inconclusive"), text, baseline_for(value), layers=("a", "nowhere"))
 
             assert "fail" == found.status
             assert 'no layer matches "nowhere"' in found.message

@@ -13,7 +13,7 @@ from quanterr.errors import Status
 from quanterr.gates.baseline import NORM, change, check_baseline
 from quanterr.gates.expression import OF_BASELINE, Condition
 from quanterr.gates.rules import Rule
-from quanterr.gates.selecting import dead_pattern, decider, selector
+from quanterr.gates.selecting import check_patterns, dead_pattern, decider, selector
 from quanterr.gates.values import Values, Weight
 from quanterr.report.verdicts import Gate, Violation
 from quanterr.text import count, display, unrounded
@@ -40,10 +40,12 @@ def judge_values(values: Values, rules: list[Rule], baseline: Values | None = No
     """Judge a report by rules; ``baseline`` is what delta() and rel_delta() compare with.
 
     Raises:
-        UsageError: the baseline says nothing about this report.
+        UsageError: the baseline says nothing about this report, or a pattern of a rule selects nothing of it.
     """
     if baseline:
         check_baseline(baseline, values)
+    if not values.unreliable:  # which weighs more, and may be why there is no such layer
+        check_patterns(rules, values)
     gates = [_judged(values, rules, n, baseline) for n in range(len(rules))]
     failed = [gate for gate in gates if gate.status == "fail"]
     errors = [gate.message for gate in failed if gate.severity == "error"]

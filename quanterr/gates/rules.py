@@ -40,6 +40,7 @@ class Rule(NamedTuple):
     severity: Literal["error", "warn"] = "error"
     undefined: Literal["fail", "skip"] = "fail"
     reason: str | None = None
+    place: str = ""  # "thresholds.toml:12: ", where it is from a file
 
 
 def read_rules(
@@ -110,7 +111,8 @@ def _rule(table: dict[str, Any], where: str) -> Rule:
     for key in ("id", "require"):
         if not isinstance(table.get(key), str) or not table[key].strip():
             raise UsageError(f'{where}: a rule needs {key} = "…"')
-    where = f'{where}: rule "{display(table["id"])}"'
+    place = f"{where}: "
+    where = f'{place}rule "{display(table["id"])}"'
     _check_keys(table, KEYS, where)
     for key, choices in CHOICES.items():
         if table.get(key, choices[0]) not in choices:
@@ -125,6 +127,7 @@ def _rule(table: dict[str, Any], where: str) -> Rule:
         cast(Literal["error", "warn"], table.get("severity", "error")),
         cast(Literal["fail", "skip"], table.get("undefined", "fail")),
         table.get("reason"),
+        place,
     )
 
 

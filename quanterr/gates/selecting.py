@@ -6,6 +6,7 @@ from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.gates.values import Values, Weight
 from quanterr.selection import Selection
+from quanterr.text import display
 
 
 def selector(rule: Rule) -> Callable[[Weight], bool]:
@@ -21,6 +22,13 @@ def decider(rules: list[Rule], n: int) -> Callable[[Weight], bool]:
     takes = selector(rules[n])
     later = [selector(rule) for rule in rules[n + 1 :] if rule.id == rules[n].id]
     return lambda weight: takes(weight) and not any(other(weight) for other in later)
+
+
+def check_patterns(rules: list[Rule], values: Values) -> None:
+    """Raise UsageError for the first pattern that selects nothing."""
+    for rule in rules:
+        if dead := dead_pattern(rule, values):
+            raise UsageError(f'{rule.place}rule "{display(rule.id)}": {dead}')
 
 
 def dead_pattern(rule: Rule, values: Values) -> str | None:

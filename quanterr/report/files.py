@@ -27,16 +27,23 @@ class Target(NamedTuple):
     path: Path | None
 
 
-def targets(given: Iterable[str], inputs: Iterable[str], output: Output | None = None) -> list[Target]:
+def targets(
+    given: Iterable[str], inputs: Iterable[str], output: Output | None = None, no_clobber: bool = False
+) -> list[Target]:
     """Check the paths of ``--output-report`` before anything is computed.
 
-    The suffix of each chooses its output, unless ``output`` does; - is standard output, and JSON.
+    The suffix of each chooses its output, unless ``output`` does; - is standard output, and JSON. With
+    ``no_clobber`` no file may be there yet.
 
     Raises:
         UsageError: an unknown suffix, a path that is one of the inputs or lies in one, or a document of somebody's.
-        ResourceError: a folder that is missing or cannot be written to.
+        ResourceError: a folder that is missing or cannot be written to, a file that is not to be replaced.
     """
-    return [_target(path, list(inputs), output) for path in given]
+    made = [_target(path, list(inputs), output) for path in given]
+    for target in made if no_clobber else []:
+        if target.path is not None and target.path.is_file():
+            raise ResourceError(f"--output-report {display(str(target.path))}: exists, and --no-clobber is given")
+    return made
 
 
 def _target(given: str, inputs: list[str], output: Output | None) -> Target:
