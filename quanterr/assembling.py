@@ -254,7 +254,7 @@ class Assembly:
         if not complete:
             done = len(self._buckets)
             reasons.append(f"interrupted: {done} of {len(self._plan.pairs)} weights were compared")
-        if not self._plan.pairs:
+        if not self._plan.pairs and original.entries.keys().isdisjoint(quantized.entries):
             reasons.append(
                 f"nothing matches: the original has {listed(list(original.entries))}; "
                 f"the quantized checkpoint {listed(list(quantized.entries))}. Do the names differ by a prefix?"

@@ -3,7 +3,7 @@
 Only unique matches count: where two weights could hold the same projection neither is taken.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
@@ -55,24 +55,21 @@ class Composer:
         if (heads := heads_of(name)) and (weight := self._by_head(heads, shape)):
             return weight
         wanted = self.naming(0, name, shape).names
-        found = [self._holder(atom) for atom in wanted]
-        if all(holder is None for holder in found):
+        found = self._holders(wanted)
+        if not found:
             return None
-        missing = [atom for atom, holder in zip(wanted, found, strict=True) if holder is None]
-        if missing:
-            raise Misfit(f"only a part of it is stored: nothing holds {display(missing[0])}")
         problem: Misfit | None = None
         for turned in (False, True):
             try:
-                weight = self._stacked([h for h in found if h], wanted, shape, turned)
+                weight = self._stacked(found, wanted, shape, turned)
             except Misfit as misfit:
                 problem = problem or misfit
                 continue
-            self.used.update(h for h in found if h)
+            self.used.update(found)
             return self._perhaps_in_turn(name, weight, found)
         raise problem or AssertionError
 
-    def _perhaps_in_turn(self, name: str, weight: Weight, holders: list[str | None]) -> Weight:
+    def _perhaps_in_turn(self, name: str, weight: Weight, holders: list[str]) -> Weight:
         """Gate and up that the quantized checkpoint stores apart: where they are fused, their rows may alternate."""
         if not in_halves(name) or not set(holders[::2]).isdisjoint(holders[1::2]):
             return weight
@@ -86,6 +83,14 @@ class Composer:
         known = isinstance(config, dict) and config.get("model_type") in IN_TURN
         first, second = (alternate, below) if known else (below, alternate)
         return first.or_else((*first.readings, replace(second, readings=())))
+
+    def _holders(self, atoms: Sequence[str]) -> list[str]:
+        """What holds each of the atoms; empty where nothing holds any."""
+        found = {atom: self._holder(atom) for atom in atoms}
+        missing = [atom for atom, holder in found.items() if holder is None]
+        if 0 < len(missing) < len(found):
+            raise Misfit(f"only a part of it is stored: nothing holds {display(missing[0])}")
+        return [holder for atom in atoms if (holder := found[atom])]
 
     def _holder(self, atom: str) -> str | None:
         holders = self.holders.get(atom, [])
@@ -151,8 +156,8 @@ class Composer:
 
     def _by_head(self, heads: tuple[str, ...], shape: Shape) -> Weight | None:
         """The rows of each head, the first of which MLX stores as a stack of its own, [heads, cols, rows]."""
-        holders = [holder for atom in heads if (holder := self._holder(atom))]
-        if len(holders) < len(heads):
+        holders = self._holders(heads)
+        if not holders:
             return None
         first, rest = (self.quantized.recognized(holder) for holder in holders)
         told = f"shape {list(shape)} in the original, {list(first.shape)} and {list(rest.shape)} in the quantized"
@@ -170,8 +175,8 @@ class Composer:
         return stacked(pieces, shape)
 
     def _side_by_side(self, columns: tuple[str, ...], shape: Shape) -> Weight | None:
-        holders = [holder for atom in columns if (holder := self._holder(atom))]
-        if len(holders) < len(columns):
+        holders = self._holders(columns)
+        if not holders:
             return None
         if len(shape) == 1:  # each has a bias, and the layer adds them
             biases = [self.quantized.recognized(holder, shape) for holder in holders]

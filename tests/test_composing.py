@@ -428,3 +428,10 @@ class TestHeadsOfMla:
 
         assert {} == found
         assert "[4, 64, 32] and [4, 47, 64]" in left["original", self.NAME][1]
+
+    def test_of_which_one_is_missing_are_told_so(self, tmp_path):
+        stored = {"model.layers.0.self_attn.embed_q.weight": numbers(4, 64, 32)}
+        found, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
+
+        assert {} == found
+        assert "only a part of it is stored: nothing holds " in left["original", self.NAME][1]

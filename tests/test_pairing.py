@@ -186,6 +186,13 @@ class TestOneSide:
         )
         assert report.layers == report.lossless == []
 
+    def test_whose_names_are_the_same_is_not_told_that_nothing_matches(self, tmp_path):
+        report = compared(tmp_path, {"a.weight": ONE}, {"a.weight": torch.zeros(2)})
+
+        assert Status.INCONCLUSIVE == exit_status(report)
+        assert len(report.reasons) == 1
+        assert report.reasons[0].startswith("1 tensor of different shape: a.weight")
+
 
 class TestShapes:
     @pytest.mark.parametrize(
