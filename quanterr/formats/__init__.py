@@ -59,7 +59,7 @@ from quanterr.formats import (
     verbatim,
     vptq,
 )
-from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight
+from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight, names_for
 from quanterr.formats.comfy import refuse_by_name
 from quanterr.formats.refused import refused
 from quanterr.text import listed
@@ -197,13 +197,19 @@ def _is_stored(part: Part, weight: str, entries: Mapping[str, Entry]) -> bool:
 
 def part_names(weight: str, codes: Entry) -> set[str]:
     """Names that the other parts of a weight with such codes may have."""
-    return {
-        candidate
-        for format in _formats_of(_template(weight, codes.name), codes.dtype)
+    return set(names_for(weight, _part_templates(_template(weight, codes.name), codes.dtype)))
+
+
+@cache
+def _part_templates(template: str, dtype: str) -> frozenset[str]:
+    """What the other parts of a weight may be called if its codes are called and stored like that."""
+    return frozenset(
+        name
+        for format in _formats_of(template, dtype)
         for part in format.needs.values()
         if part is not format.codes
-        for candidate in part.candidates(weight)
-    }
+        for name in part.names
+    )
 
 
 def _template(weight: str, stored: str) -> str:

@@ -46,12 +46,17 @@ class Part:
 
     def candidates(self, weight: str) -> list[str]:
         """The names this part may have for a weight of that name."""
-        module = weight.removesuffix(WEIGHT_SUFFIX)
-        return [
-            name.replace("{weight}", weight).replace("{module}", module)
-            for name in self.names
-            if module != weight or "{module}" not in name
-        ]
+        return names_for(weight, self.names)
+
+
+def names_for(weight: str, templates: Iterable[str]) -> list[str]:
+    """What templates such as ``{module}.scale`` stand for; see :class:`Part`."""
+    module = weight.removesuffix(WEIGHT_SUFFIX)
+    return [
+        template.replace("{weight}", weight).replace("{module}", module)
+        for template in templates
+        if module != weight or "{module}" not in template
+    ]
 
 
 @dataclass(frozen=True, slots=True)
