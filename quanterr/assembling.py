@@ -1,6 +1,7 @@
 """From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from quanterr import __version__
@@ -13,7 +14,7 @@ from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
 from quanterr.importance import Covered
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
-from quanterr.metrics.sums import Sums, as_float
+from quanterr.metrics.sums import Sums
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
 from quanterr.report.model import (
     Aggregate,
@@ -293,17 +294,18 @@ def _header(pair: Pair) -> dict[str, Any]:
         "format": y.format,
         "original_format": x.format,
         "comfy_format": y.comfy_format,
-        "original_dtype": _dtype_name(x.codes),
-        "quantized_dtype": _dtype_name(y.codes),
+        "original_dtype": _dtype_name(x.codes.dtype),
+        "quantized_dtype": _dtype_name(y.codes.dtype),
         "tensor_shape": list(x.shape),
         "tensor_elements": x.n,
     }
 
 
-def _dtype_name(entry: Entry) -> str:
-    if entry.dtype in BLOCKS:
-        return f"ggml.{entry.dtype.lower()}"
-    return f"torch.{TORCH_NAMES.get(entry.dtype, entry.dtype.lower())}"
+@cache  # one text for all layers
+def _dtype_name(dtype: str) -> str:
+    if dtype in BLOCKS:
+        return f"ggml.{dtype.lower()}"
+    return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
 
 
 def _bits_per_weight(pair: Pair) -> float | None:
@@ -321,13 +323,13 @@ def _layer(pair: Pair, done: Finished) -> Layer:
     )
     values, nonfinite = evaluate(METRICS, measured)
     scales, worst = done.scales, done.worst
-    finite_scales = scales.number - scales.nonfinite if scales else 0
+    any_finite = scales is not None and scales.mean is not None
     return Layer(
         **_header(pair),
         block_size=list(pair.quantized.block_size) if pair.quantized.block_size else None,
-        scale_factor=as_float(scales.total) / finite_scales if scales and finite_scales else None,
-        scale_min=scales.low if scales and finite_scales else None,
-        scale_max=scales.high if scales and finite_scales else None,
+        scale_factor=scales.mean if scales else None,
+        scale_min=scales.low if scales and any_finite else None,
+        scale_max=scales.high if scales and any_finite else None,
         scale_count=scales.number if scales else 0,
         exact=False,
         finite=not done.sums.nonfinite,

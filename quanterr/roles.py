@@ -41,7 +41,7 @@ _COMPILED = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern i
 _INDEXED = re.compile(r"(?:^|\.)([^.]+)\.(\d+)(?:\.|$)")
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 10)
 def _roles_of_component(component: str) -> frozenset[str]:
     return frozenset(role for role, pattern in _COMPILED if pattern.fullmatch(component))
 

@@ -11,7 +11,7 @@ from quanterr.chunks import Chunk
 from quanterr.formats import Weight
 from quanterr.formats.scaled import chunks_of_scale
 from quanterr.kernel import exact_sums, fast_sums
-from quanterr.metrics.sums import Sums, exact
+from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import Pair
 from quanterr.tensors import Workspace
 
@@ -20,13 +20,13 @@ MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its wor
 
 
 class Scales(NamedTuple):
-    """Statistics of a weight's scales; sums in units of 2^-1074."""
+    """Statistics of a weight's scales; ``mean`` is of those that are finite, None where none is."""
 
     number: int
     nonfinite: int
     zero: int
     negative: int
-    total: int
+    mean: float | None
     low: float
     high: float
 
@@ -49,7 +49,8 @@ class Scales(NamedTuple):
                 total += exact(float(finite.sum()))
                 if lowest <= 0:
                     zero, negative = zero + int((finite == 0).sum()), negative + int((finite < 0).sum())
-        return cls(number, nonfinite, zero, negative, total, low, high)
+        mean = as_float(total) / (number - nonfinite) if number > nonfinite else None
+        return cls(number, nonfinite, zero, negative, mean, low, high)
 
 
 class Element(NamedTuple):

@@ -196,7 +196,7 @@ class TestScales:
     ],
 )
 def test_what_a_factor_suggests(factor, scale, words):
-    scales = Scales(1, 0, 0, 0, 0, scale, scale)
+    scales = Scales(1, 0, 0, 0, scale, scale, scale)
 
     assert words in meaning(factor, scales)
     assert bool(words) == bool(meaning(factor, scales))

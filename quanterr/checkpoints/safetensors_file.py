@@ -12,8 +12,11 @@ only (a space in front, other padding, bytes at the end, very long names) a leni
 Reference: huggingface/safetensors, README.md and safetensors/src/tensor.rs.
 """
 
+import ctypes
 import errno
 import os
+import sys
+from functools import lru_cache
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -62,7 +65,7 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
 
     metadata = _metadata(file, fields.pop("__metadata__", {}))
     notes: list[str] = []
-    entries = [_entry(file, name, value, data_start, notes) for name, value in fields.items()]
+    entries = [_entry(file, name, fields.pop(name), data_start, notes) for name in list(fields)]
     check_lengths(entries, lenient, odd)
     end = _check_tiling(file, entries, data_start)
     if end < file.size:
@@ -70,6 +73,7 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
         refuse(f"{told}others refuse. Save the file again", lenient, odd)
     if not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
         _check_with_library(file)
+        _give_back()
     return entries, metadata, odd + notes
 
 
@@ -135,6 +139,7 @@ def _entry(file: StoredFile, name: str, value: Any, data_start: int, notes: list
     dtype = value["dtype"]
     if not isinstance(dtype, str):
         raise CheckpointError(f"{where}: dtype must be a string, found {display(str(dtype))}")
+    dtype = sys.intern(dtype)  # of many entries
     shape = _shape(where, value["shape"])
     begin, end = _offsets(where, value["data_offsets"])
     if dtype not in DTYPE_BITS:  # an error where the tensor is selected
@@ -169,7 +174,13 @@ def _shape(where: str, value: Any) -> tuple[int, ...]:
         raise CheckpointError(f"{where}: {len(value)} dimensions; the limit is {MAX_DIMENSIONS}")
     if any(size > MAX_DIMENSION for size in value):
         raise CheckpointError(f"{where}: dimension exceeds 2^40: {value}")
-    return tuple(value)
+    return _shared(tuple(value))
+
+
+@lru_cache(maxsize=1 << 10)
+def _shared(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The same shape, one object for many entries."""
+    return shape
 
 
 def _offsets(where: str, value: Any) -> tuple[int, int]:
@@ -214,3 +225,10 @@ def _check_with_library(file: StoredFile) -> None:
             raise cannot_open(file.path, OSError(errno.EMFILE, str(error))) from error
         if not is_out_of_memory(error):  # it maps the whole file, which we never need
             raise
+
+
+def _give_back() -> None:
+    """What the library took for a header, some 0.5 kB a tensor, would stay with glibc to the end."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
