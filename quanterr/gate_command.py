@@ -118,13 +118,13 @@ def gate(
     """Judge a stored report."""
     import gc
 
-    from quanterr.gates.as_text import REASON_LENGTH
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.judging import exit_status, judge_values, needed
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.gates.values import Values
     from quanterr.report.files import targets
     from quanterr.report.reading import read_extract
+    from quanterr.report.shown import sentence
 
     gc.disable()  # what is read is kept to the end, and the end is near
     if update_baseline and baseline is None:
@@ -141,7 +141,7 @@ def gate(
     tell(judged)
     print(f"verdict: {judged.verdict}", file=sys.stderr)
     for reason in values.unreliable:
-        print(f"  - {no_command(display(reason, REASON_LENGTH))}", file=sys.stderr)
+        print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)
     raise typer.Exit(exit_status(judged, allow_partial))

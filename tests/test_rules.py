@@ -192,7 +192,8 @@ reason = "why"
         )
         first, second = read_rules(path)
 
-        assert ("x", "snr_db >= 30", (), "error", "fail", None) == first._replace(condition=first.condition.text)
+        told = ("x", "snr_db >= 30", (), "error", "fail", None, f"{path}:2: ")
+        assert told == first._replace(condition=first.condition.text)
         assert ("attn", "mlp", "re:a,b", "!*.bias") == second.layers
         assert ("warn", "skip", "why") == (second.severity, second.undefined, second.reason)
 

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from quanterr.gates.as_text import REASON_LENGTH, violation_text
 from quanterr.report.markdown import code
+from quanterr.report.shown import LONG, sentence, violation_line
 from quanterr.report.verdicts import Gate
-from quanterr.text import display, no_command, unrounded
+from quanterr.text import no_command, unrounded
 
 if TYPE_CHECKING:
     from quanterr.gates.judging import Verdict
@@ -35,7 +35,7 @@ def annotations(judged: "Verdict | Report") -> list[str]:
         found.insert(0, ("error", f"inconclusive: {judged.reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
         found[MAX_ANNOTATIONS - 1 :] = [("error", f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
-    return [f"::{kind} title=quanterr::{_escaped(no_command(display(text, REASON_LENGTH)))}" for kind, text in found]
+    return [f"::{kind} title=quanterr::{_escaped(no_command(sentence(text)))}" for kind, text in found]
 
 
 def _escaped(text: str) -> str:
@@ -78,7 +78,7 @@ def _summary(judged: "Verdict | Report") -> Iterator[str]:
     for gate in judged.gates:
         if gate.status == "fail":
             yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
-            yield from (f"- {_code(violation_text(gate, v))}\n" for v in gate.violations if v.layer is not None)
+            yield from (f"- {_code(violation_line(v, gate.limit))}\n" for v in gate.violations if v.layer is not None)
     yield "\n"
 
 
@@ -99,4 +99,4 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _code(text: str) -> str:
-    return code(text, REASON_LENGTH)
+    return code(text, LONG)

@@ -86,13 +86,14 @@ def gate_words(gate: Gate) -> tuple[str, str]:
     return ("does not hold", "fail") if gate.severity == "error" else ("does not hold, a warning", "warning")
 
 
-def violation_line(violation: Violation) -> str:
-    """Where a gate does not hold, and by how much."""
+def violation_line(violation: Violation, limit: float | None = None) -> str:
+    """Where a gate does not hold, and by how much; with its ``limit`` where that does not stand above it."""
     where = "the whole" if violation.layer is None else display(violation.layer)
     if violation.observed is None:
         return f"{where}: {sentence(violation.reason or UNDEFINED)}"
-    margin = "" if violation.margin is None else f", margin {exactly(violation.margin)}"
-    return f"{where}: {exactly(violation.observed)}{margin}"
+    told = "" if limit is None else f", limit {exactly(limit)}"
+    told += "" if violation.margin is None else f", margin {exactly(violation.margin)}"
+    return f"{where}: {exactly(violation.observed)}{told}"
 
 
 def sentence(text: str) -> str:
