@@ -100,12 +100,13 @@ def presets() -> str:
 def formats() -> str:
     """One row for each row of FORMATS, and the names of REFUSALS."""
     from quanterr.formats import FORMATS
+    from quanterr.formats.base import names_for
     from quanterr.formats.refused import REFUSALS
 
     rows = ["| format | what it is | codes | scale | usual SNR |", "|---|---|---|---|---|"]
     for row in FORMATS:
         parts = list(row.needs.values())
-        names = [name.format(weight="X.weight", module="X") for part in parts[1:] for name in part.names]
+        names = [name for part in parts[1:] for name in names_for("X.weight", part.names)]
         shown = [f"`{name}`" for name in names if "weight_weight" not in name]  # X_weight_scale of stacked experts
         names = ", ".join([*shown[:6], "…"] if len(shown) > 6 else shown)
         usual = f"{row.usual_db[0]}–{row.usual_db[1]} dB" if row.usual_db else ""

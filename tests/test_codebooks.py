@@ -428,6 +428,28 @@ class TestConfiguration:
         assert len(weight.doubts) == doubts
         assert same_bits(values, read)
 
+    @pytest.mark.parametrize(
+        ("lost", "config", "says"),
+        [
+            ((), {"enable_perm": False}, "config.json says enable_perm False, but perm is stored"),
+            ((), {"enable_norm": True}, "config.json says enable_norm True, but weight_scale is missing"),
+            (("perm",), {"enable_perm": True}, "config.json says enable_perm True, but perm is missing"),
+            ((), {"outlier_size": 8}, "config.json says outlier_size 8, but outlier_indices is missing"),
+            (("res_",), {"num_res_centroids": [-1, 16]}, "num_res_centroids [-1, 16], but res_centroids.weight is"),
+        ],
+    )
+    def test_of_vptq_says_which_parts_there_are(self, tmp_path, lost, config, says):
+        stored, values = golden("vptq/handmade")
+        stored = {name: part for name, part in stored.items() if not any(word in name for word in lost)}
+        reason = refusal(tmp_path, stored, values, {"quant_method": "vptq", "config_for_layers": {"a": config}})
+
+        assert says in reason
+
+    def test_of_quip_sharp_says_whether_columns_are_rescaled(self, tmp_path):
+        reason = refusal(tmp_path, *golden("quip_sharp/handmade_rvq4"), {"rescale_WH": True})
+
+        assert "config.json says rescale_WH true, but scaleWH is missing" in reason
+
     @pytest.mark.parametrize("said", [{"quip_params": {}}, {"quip_params": {}, "quantization_config": {"bits": 4}}])
     def test_of_quip_sharp_may_say_what_divides_residuals(self, tmp_path, said):
         stored, values = golden("quip_sharp/handmade_rvq4")

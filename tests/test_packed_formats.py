@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from making import chunk_of, dequantized, numbers, planned, same_bits, store
+from making import chunk_of, compared, dequantized, fp8_codes, numbers, planned, same_bits, store
 
 import quanterr
 from quanterr.chunks import Chunk
@@ -229,6 +229,7 @@ QUANTO = {
 }
 INT8 = random_bytes(4, 64).view(torch.int8)
 BLOCK = {"block_size": [1, 64]}
+LISTED = ["qdata", "scale", "zero_point"]
 
 REFUSED = {
     "mxfp4 with exponents of another block": (
@@ -383,7 +384,17 @@ REFUSED = {
     "hqq along an axis that is none": (
         hqq(axis=torch.tensor(7, dtype=torch.int32)),
         None,
-        "groups of 32 along axis 7 do not divide",
+        "a.axis (I32 []) says that groups lie along axis 7",
+    ),
+    "hqq along another axis than its scale": (
+        hqq(axis=torch.tensor(0, dtype=torch.int32)),
+        None,
+        "a.axis (I32 []) says that groups lie along axis 0, the shape of a.scale (F32 [8, 1]) along axis 1",
+    ),
+    "hqq with scales that tell no axis": (
+        {name: part for name, part in hqq(scale=torch.ones(8)).items() if name != "a.axis"},
+        None,
+        "nothing tells the axis of its groups: a.scale (F32 [8]) is neither (1, groups) nor (groups, 1)",
     ),
     "hqq with groups that do not divide": (
         hqq(group_size=torch.tensor(30, dtype=torch.int32)),
@@ -411,6 +422,11 @@ REFUSED = {
         int8() | {"a._weight_permutation": torch.ones(1)},
         torchao("Int8Tensor", **BLOCK),
         "unused: a._weight_permutation",
+    ),
+    "torchao without a part that its header lists": (
+        int8(),
+        {"a.weight": json.dumps({"_type": "Int8Tensor", "_data": BLOCK, "_tensor_data_names": LISTED})},
+        "its zero_point is missing, which the header lists (_tensor_data_names)",
     ),
     "torchao of another block": (
         int8(),
@@ -491,3 +507,27 @@ def test_a_workspace_serves_weights_that_are_held_and_read_in_turns(tmp_path):
             actual = chunk_of(pair.quantized, Chunk(0, 4, 0, 64), workspace)
 
             assert same_bits(plain[pair.name], actual), pair.name
+
+
+@pytest.mark.parametrize("config", [None, {"quantization_config": {"quant_method": "quanto", "weights": "int2"}}])
+def test_codes_of_quanto_that_fill_a_row_in_two_sizes_are_told_by_config_or_by_the_original(tmp_path, config):
+    codes = torch.randint(0, 4, (2, 64), generator=torch.Generator().manual_seed(0))
+    scale, shift = torch.tensor([[0.1], [0.2]]), torch.tensor([[0.15], [0.3]])
+    parts = {
+        "a.weight._data._data": (codes[:1] | codes[1:] << 2).to(torch.uint8),
+        "a.weight._scale": scale,
+        "a.weight._shift": shift,
+    }
+    report = compared(tmp_path, {"a.weight": scale * codes - shift}, parts, config=config)
+
+    assert ["quanto_int2"] == [layer.format for layer in report.lossless]
+
+
+def test_parameters_of_torchao_may_have_any_name(tmp_path):
+    stack = numbers(3, 40, 64).float()
+    parts = {"experts._up_proj_qdata": fp8_codes(3, 40, 64), "experts._up_proj_scale": torch.full((3, 40, 1), 0.5)}
+    told = {"_type": "Float8Tensor", "_data": {"block_size": [1, 1, 64]}, "_tensor_data_names": ["qdata", "scale"]}
+    report = compared(tmp_path, {"experts.up_proj": stack}, parts, {"experts.up_proj": json.dumps(told)})
+
+    assert [] == report.not_compared
+    assert ["torchao_fp8"] == [layer.format for layer in report.layers]

@@ -59,7 +59,7 @@ from quanterr.formats import (
     verbatim,
     vptq,
 )
-from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight, names_for
+from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight, names_for, private_name
 from quanterr.formats.comfy import refuse_by_name
 from quanterr.formats.refused import refused
 from quanterr.text import listed
@@ -186,6 +186,9 @@ def _named_by(template: str, stored: str) -> str | None:
     if not ending or not stored.endswith(ending):
         return None
     stem = stored.removesuffix(ending)
+    if kind == "{private":
+        above, dot, last = stem.rpartition(".")
+        return f"{above}{dot}{last[1:]}" if last.startswith("_") else None
     if kind == "{module" and stem.endswith(WEIGHT_SUFFIX):
         return None
     return stem + WEIGHT_SUFFIX if kind == "{module" else stem
@@ -216,6 +219,8 @@ def _template(weight: str, stored: str) -> str:
     """The template of the codes' name, as in :class:`Part`."""
     if stored.startswith(weight):
         return "{weight}" + stored.removeprefix(weight)
+    if stored.startswith(private := private_name(weight)):
+        return "{private}" + stored.removeprefix(private)
     return "{module}" + stored.removeprefix(weight.removesuffix(WEIGHT_SUFFIX))
 
 

@@ -31,8 +31,8 @@ class Values(NamedTuple):
 class Part:
     """A stored tensor that a format needs: its possible names and dtypes.
 
-    In a name ``{weight}`` stands for the weight's name and ``{module}`` for that name without
-    ``.weight``; a name with ``{module}`` is not tried for weights that are called otherwise.
+    In a name ``{weight}`` stands for the weight's name, ``{module}`` for that name without ``.weight``
+    (not tried for weights that are called otherwise), ``{private}`` for X._weight of X.weight.
     """
 
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class Part:
     optional: bool = False
 
     def __str__(self) -> str:
-        names = " | ".join(name.replace("{weight}", "X.weight").replace("{module}", "X") for name in self.names)
+        names = " | ".join(names_for("X.weight", self.names))
         optional = ", optional" if self.optional else ""
         return f"{names} ({', '.join(sorted(self.dtypes))}{optional})"
 
@@ -52,11 +52,18 @@ class Part:
 def names_for(weight: str, templates: Iterable[str]) -> list[str]:
     """What templates such as ``{module}.scale`` stand for; see :class:`Part`."""
     module = weight.removesuffix(WEIGHT_SUFFIX)
+    private = private_name(weight)
     return [
-        template.replace("{weight}", weight).replace("{module}", module)
+        template.replace("{weight}", weight).replace("{module}", module).replace("{private}", private)
         for template in templates
         if module != weight or "{module}" not in template
     ]
+
+
+def private_name(weight: str) -> str:
+    """``X._weight`` of X.weight, ``X._up_proj`` of X.up_proj."""
+    above, dot, last = weight.rpartition(".")
+    return f"{above}{dot}_{last}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,21 @@ def fit(parts: Parts) -> Weight:
     )
 
 
+def _axis(parts: Parts) -> int:
+    """As the shape of the scale tells it, (1, groups) or (groups, 1); what is stored may not contradict it."""
+    scale = parts["scale"]
+    told = int(_numbers(parts["axis"])[0]) if parts.get("axis") else None
+    axes: dict[tuple[int, ...], int] = {(1, scale.n): 0, (scale.n, 1): 1} if scale.n > 1 else {}
+    shown = axes.get(scale.shape)
+    if told is None and shown is None and scale.n > 1:
+        raise Misfit(f"nothing tells the axis of its groups: {scale} is neither (1, groups) nor (groups, 1)")
+    if None not in (told, shown) and told != shown:
+        raise Misfit(f"{parts['axis']} says that groups lie along axis {told}, the shape of {scale} along axis {shown}")
+    return told if told is not None else 1 if shown is None else shown
+
+
 def _groups(parts: Parts, shape: tuple[int, ...]) -> Groups:
-    axis = int(_numbers(parts["axis"])[0]) if parts.get("axis") else 1
+    axis = _axis(parts)
     size = int(_numbers(parts["group_size"])[0]) if parts.get("group_size") else shape[min(max(axis, 0), 1)]
     if axis not in (0, 1) or size < 1 or prod(shape) % size:
         raise Misfit(f"groups of {size} along axis {axis} do not divide a weight of shape {list(shape)}")

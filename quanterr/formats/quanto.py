@@ -15,7 +15,8 @@
     weight[e] = scale[e // group] * code[e] - shift[e // group]                       rounded twice
                 (code[e] - shift[e // group]) * scale[e // group]                     where the shift is an integer
 
-A group is 128 columns, or fewer where that does not divide them, or a row. The shape of packed weights is
+A group is 128 columns, or fewer where that does not divide them, or a row; codes of ungrouped convolutions keep
+their axes, (rows / codes of a byte, …). The shape of packed weights is
 not stored: the original tells it; without one (`inspect`) they are told as (groups, group).
 
 Reference: huggingface/optimum-quanto optimum/quanto/tensor/qbits.py, packed.py, grouped.py and
@@ -38,6 +39,8 @@ from quanterr.tensors import Workspace
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "U8", "I16", "I32"})
+PACKED_BITS = (4, 2)
+TOLD = {"int4": 4, "int2": 2, "qint4": 4, "qint2": 2}  # weights of quantization_config
 SCALE = Part(("{weight}._scale",), FLOATS)
 INT8 = {"codes": Part(("{weight}._data",), frozenset({"I8"})), "scale": SCALE}
 FLOAT8 = {"codes": Part(("{weight}._data",), frozenset({"F8_E4M3", "F8_E5M2"})), "scale": SCALE}
@@ -81,17 +84,28 @@ def dequantize_bytes(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspac
 def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
     """The weight of packed codes, if they have that many bits.
 
+    Of one or two groups codes of both sizes take a row: config.json tells which it is, or the original.
+
     Raises:
         Misfit: the sizes do not belong together, or not to the original's shape.
     """
     codes, scale, shift = parts.codes, parts["scale"], parts["shift"]
-    if len(codes.shape) != 2 or scale.n != shift.n or not scale.n:
+    if len(codes.shape) < 2 or scale.n != shift.n or not scale.n:
         raise Misfit(f"{scale} and {shift} should have one number for each group of {codes}")
-    if codes.shape[0] not in (-(-scale.n // 2), -(-scale.n // 4)):
+    fitting = [size for size in PACKED_BITS if codes.shape[0] == -(-scale.n * size // 8)]
+    if not fitting:
         raise Misfit(f"{codes} should have a half or a quarter of {scale.n} rows, as many as {scale} has groups")
-    if codes.shape[0] != -(-scale.n * code_bits // 8):
+    told = TOLD.get(str(parts.hints.config.get("weights")))
+    first, *others = [told] if told in fitting else fitting
+    if code_bits != first:
         return None
-    n, group = scale.n * codes.shape[1], codes.shape[1]
+    return _packed(first, parts).or_else(_packed(size, parts) for size in others)
+
+
+def _packed(code_bits: int, parts: Parts) -> Weight:
+    codes, scale = parts.codes, parts["scale"]
+    group = codes.n // codes.shape[0]
+    n = scale.n * group
     shape = parts.hints.shape or (scale.n, group)
     if prod(shape) != n or as_matrix(shape)[1] % group:
         raise Misfit(
@@ -104,7 +118,7 @@ def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
         f"quanto_int{code_bits}",
         shape,
         parts.entries,
-        partial(dequantize_packed, parts, planes, as_matrix(shape)),
+        partial(dequantize_packed, parts, planes, as_matrix(shape), group),
         code_bits=code_bits,
         uniform_bits=code_bits,
         block_size=(1, group),
@@ -113,10 +127,10 @@ def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
 
 
 def dequantize_packed(
-    parts: Parts, planes: Planes, matrix: tuple[int, int], chunk: Chunk, workspace: Workspace
+    parts: Parts, planes: Planes, matrix: tuple[int, int], group: int, chunk: Chunk, workspace: Workspace
 ) -> Values:
     """scale · code - shift, (r, c)."""
-    groups = Blocks.of(chunk, matrix, parts.codes.shape[1])
+    groups = Blocks.of(chunk, matrix, group)
     values = planes.read(groups.begin, groups.end, workspace)
     scale, shift = (
         workspace.read(role, parts[role], groups.first, (groups.stop - groups.first, 1)) for role in ("scale", "shift")

@@ -108,6 +108,8 @@ def fit(parts: Parts) -> Weight:
         raise Misfit(f"its global scale {parts['global_scale']} should be one")
     if (rescaled := parts.get("rescaled")) and rescaled.n != cols:
         raise Misfit(f"{rescaled} should have one for each of {cols} columns")
+    if rescaled is None and parts.hints.config.get("rescale_WH") is True:
+        raise Misfit("config.json says rescale_WH true, but scaleWH is missing")
     told = parts.hints.config.get("resid_scale_override")
     residual = float(told) if isinstance(told, int | float) and told > 0 else codebook.residual
     return Weight(

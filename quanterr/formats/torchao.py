@@ -1,7 +1,8 @@
 """torchao: tensor subclasses taken apart, each described by JSON in the header.
 
-    X._weight_qdata, X._weight_scale, X._weight_zero_point …    the parts of X.weight
-    __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …}, …}
+    X._weight_qdata, X._weight_scale, X._weight_zero_point …    the parts of X.weight (X._up_proj_qdata … of X.up_proj)
+    __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …},
+                                 "_tensor_data_names": ["qdata", "scale"]}: all parts that are stored
 
     torchao_int8     Int8Tensor          qdata i8 (rows, cols), scale and zero_point for each block_size of
     torchao_intx     IntxUnpackedTo-     columns, or for all
@@ -48,11 +49,11 @@ INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
 
 
 def _field(name: str, dtypes: frozenset[str]) -> Part:
-    return Part((f"{{module}}._weight_{name}",), dtypes, optional=True)
+    return Part((f"{{private}}_{name}",), dtypes, optional=True)
 
 
 NEEDS = {
-    "codes": Part(("{module}._weight_qdata",), frozenset({"I8", "U8", "F4", "F8_E4M3", "F8_E5M2", "I32"})),
+    "codes": Part(("{private}_qdata",), frozenset({"I8", "U8", "F4", "F8_E4M3", "F8_E5M2", "I32"})),
     "scale": _field("scale", FLOATS | {"F8_E8M0", "F8_E4M3", "U8"}),
     "zero_point": _field("zero_point", INTEGERS | FLOATS),
     "scale_and_zero": _field("scale_and_zero", FLOATS),
@@ -62,6 +63,7 @@ NEEDS = {
     "act_quant_scale": _field("act_quant_scale", FLOATS),
     "act_quant_zero_point": _field("act_quant_zero_point", INTEGERS | FLOATS),
 }
+CODES = "qdata"
 ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point")  # change no weight
 
 
@@ -77,7 +79,7 @@ def fit(format: str, parts: Parts) -> Weight | None:
             f"{parts.codes} is of torchao, but the header (__metadata__) does not describe {display(parts.name)}: "
             "save the checkpoint again with its metadata"
         )
-    kind, said = described(text)
+    kind, said, listed = described(text)
     if kind not in KINDS:
         raise Misfit(f"the header says {display(kind)}, which is not read: {', '.join(KINDS)} are")
     name, needed, optional, read = KINDS[kind]
@@ -85,6 +87,8 @@ def fit(format: str, parts: Parts) -> Weight | None:
         return None
     if missing := [role for role in needed if role not in parts.entries]:
         raise Misfit(f"its {missing[0]} is missing, which a torchao {kind} needs")
+    if lost := [part for part in listed if part != CODES and part not in parts.entries]:
+        raise Misfit(f"its {display(lost[0])} is missing, which the header lists (_tensor_data_names)")
     used = {role: entry for role, entry in parts.entries.items() if role in ("codes", *needed, *optional, *ACTIVATIONS)}
     return read(format, Parts(parts.name, used, parts.hints), said)
 
@@ -102,8 +106,6 @@ def _fit_integers(format: str, parts: Parts, said: Described) -> Weight:
     for part in (scale, parts.get("zero_point")):
         if part and part.n != number:
             raise Misfit(f"{part} should have {number} numbers: one for each {group} of the columns of {codes}")
-    if parts.get("zero_point") and parts["zero_point"].dtype in FLOATS:
-        raise Misfit(f"its zero point {parts['zero_point']} should be integers")
     if scale.dtype not in FLOATS:
         raise Misfit(f"its scale {scale} should be floating")
     target = said.get("target_dtype")

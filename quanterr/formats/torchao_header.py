@@ -1,6 +1,7 @@
 """What a torchao checkpoint says of a tensor in its header, and what its types have in common.
 
-    __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …}, …}
+    __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …},
+                                 "_tensor_data_names": ["qdata", "scale"]}
 
 Reference: pytorch/ao torchao/prototype/safetensors/safetensors_utils.py.
 """
@@ -22,8 +23,8 @@ Described = Mapping[str, Any]
 
 
 @lru_cache(maxsize=64)
-def described(text: str) -> tuple[str, Described]:
-    """The type and the attributes of a tensor.
+def described(text: str) -> tuple[str, Described, tuple[str, ...]]:
+    """The type and the attributes of a tensor, and what its parts are called.
 
     Raises:
         Misfit: the text is no JSON.
@@ -33,8 +34,9 @@ def described(text: str) -> tuple[str, Described]:
     except strict_json.Invalid as error:
         raise Misfit(f"its description in the header {error}") from error
     said = said if isinstance(said, dict) else {}
-    data = said.get("_data")
-    return str(said.get("_type")), data if isinstance(data, dict) else {}
+    data, names = said.get("_data"), said.get("_tensor_data_names")
+    listed = tuple(map(str, names)) if isinstance(names, list) else ()
+    return str(said.get("_type")), data if isinstance(data, dict) else {}, listed
 
 
 def block_size(parts: Parts, said: Described) -> tuple[int, ...]:

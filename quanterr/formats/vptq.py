@@ -42,6 +42,12 @@ INTEGERS = SHORTS | {"I32"}
 MASKS = {"I16": 0xFFFF, "U16": 0xFFFF, "I32": 0xFFFFFFFF, "I64": -1}  # they are unsigned
 WORD = 32
 READ = {"norm_dim": 0, "vector_quant_dim": "out"}  # settings of config.json, and what is read
+PROMISED = {  # by settings of config.json
+    "enable_norm": "scale",
+    "enable_perm": "order",
+    "outlier_size": "outlier_indices",
+    "num_res_centroids": "res_centroids",
+}
 NEEDS = {
     "indices": Part(("{module}.indices",), INTEGERS),
     "centroids": Part(("{module}.centroids.weight",), FLOATS),
@@ -90,6 +96,7 @@ def fit(parts: Parts) -> Weight:
     for name, value in READ.items():
         if settings.get(name, value) != value:
             raise Misfit(f"config.json says {name} {settings[name]}, but only VPTQ with {value} is read")
+    _check_promised(parts, settings)
     for one, other in (("outlier_indices", "outlier_centroids"), ("scale", "bias")):
         if (parts.get(one) is None) != (parts.get(other) is None):
             raise Misfit(f"{parts.get(one) or parts.get(other)} has no {other if parts.get(one) else one} beside it")
@@ -124,6 +131,18 @@ def _settings(parts: Parts) -> Mapping[str, Any]:
     return {}
 
 
+def _check_promised(parts: Parts, settings: Mapping[str, Any]) -> None:
+    """What config.json says there is has to be stored, and nothing else: without it the weight is another one."""
+    for name, role in PROMISED.items():
+        told, stored = settings.get(name), parts.get(role) is not None
+        number = told[1] if isinstance(told, list) and len(told) == 2 else told  # of two the first is of outliers
+        if isinstance(number, int) and (number > 0) != stored:
+            raise Misfit(
+                f"config.json says {name} {told}, but {NEEDS[role].names[0].removeprefix('{module}.')} is "
+                + ("stored" if stored else "missing")
+            )
+
+
 def _shape(parts: Parts, settings: Mapping[str, Any]) -> tuple[int, int]:
     shape = parts.hints.shape or (settings.get("out_features"), settings.get("in_features"))
     if len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
@@ -153,7 +172,7 @@ def _layer(parts: Parts, settings: Mapping[str, Any], rows: int, cols: int) -> L
         for fitting in _codebooks(indices, rows, groups, books, _told_rows(settings, 1))
         if not packed or indices.shape[2] == -(-group_cols * sum(book.bits for book in fitting) // WORD)
     ]
-    main, *residual = _only(found, indices, rows)
+    main, *residual = _only(found, indices, rows, _told_rows(settings, 1))
     if parts.get("res_indices") and parts["res_indices"].shape != indices.shape:
         raise Misfit(f"{parts['res_indices']} should be of the shape of {indices}")
     return Layer(rows, cols, group_cols, main, residual[0] if residual else None, outliers)
@@ -166,7 +185,7 @@ def _outliers(parts: Parts, settings: Mapping[str, Any], rows: int) -> Codebook 
     if len(indices.shape) != 3 or indices.shape[0] != 1 or not indices.n:
         raise Misfit(f"outlier indices are (1, vectors, columns), not {indices}")
     found = _codebooks(indices, rows, 1, [parts["outlier_centroids"]], _told_rows(settings, 0))
-    return _only(found, indices, rows)[0]
+    return _only(found, indices, rows, _told_rows(settings, 0))[0]
 
 
 def _told_rows(settings: Mapping[str, Any], place: int) -> int | None:
@@ -192,9 +211,13 @@ def _codebooks(
             yield found
 
 
-def _only(found: Iterable[tuple[Codebook, ...]], indices: Entry, rows: int) -> tuple[Codebook, ...]:
+def _only(found: Iterable[tuple[Codebook, ...]], indices: Entry, rows: int, told: int | None) -> tuple[Codebook, ...]:
     candidates = list(found)
     if len(candidates) != 1:
+        if told:
+            raise Misfit(
+                f"{indices}: config.json says vectors of {told} rows (vector_lens), which do not fit {rows} rows"
+            )
         lengths = " and ".join(str(books[0].rows) for books in candidates)
         fitting = f"vectors of {lengths} rows fit" if candidates else "no length of vectors fits"
         raise Misfit(f"{indices}: {fitting}, for {rows} rows; config.json should tell it (vector_lens)")
