@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, Entry
@@ -22,9 +23,10 @@ from quanterr.formats.verbatim import verbatim
 from quanterr.labels import PREFIXES, Labels
 from quanterr.roles import role_of
 from quanterr.rotary import in_one_order
+from quanterr.sampling import SAME, relative_error
 from quanterr.selection import Selection
 from quanterr.sides import Side
-from quanterr.tensors import TORCH_DTYPES
+from quanterr.tensors import TORCH_DTYPES, Workspace
 from quanterr.text import display, listed
 from quanterr.translating import Translation
 from quanterr.views import rows_of, transposed
@@ -155,6 +157,8 @@ def _pair_weights(
         else:
             _pair_weight(plan, original, quantized, own, other)
     head = _head_without_like((own for shared, own in extra.items() if selection.takes(shared)), composer)
+    if any(canonical(name)[0] in HEADS for name in original.codes):
+        head = None  # for which the embedding does not stand
     if head and (embedding := _embedding(names.values())):
         _pair_tied(plan, original, quantized, embedding, head, head)
         composer.used.add(head)
@@ -189,27 +193,55 @@ def _compose(
     own: str,
 ) -> None:
     """Pair a weight that the quantized checkpoint stores under another name, if it does."""
+    y: Weight | None = None
     try:
         x = original.recognized(own)
         y = composer.compose(own, x.shape)
         embedding = _embedding(quantized.codes) if canonical(own)[0] in HEADS else None
-        if y is None and embedding:
+        if y is None and embedding and _tied(original, x):
             _pair_tied(plan, original, quantized, own, embedding, own)
             return
         if y is None:
             _leave(plan, original, own, own, *_why_absent(shared, quantized))
             return
         x, y = _turned_to(x, y)
+        if x.shape != y.shape:
+            there = f"{list(y.shape)} in {listed(quantized.owners(y), 3)} of the quantized"
+            reason = f"shape {list(x.shape)} in the original, {there}{_shape_hint(x.shape, y.shape)}"
+            _refuse(plan, original, quantized, own, y, Bucket.SHAPE_MISMATCH, reason)
+            return
         if translation:
             x, y = translation.adapted(x, y)
         else:
             configs = [side.checkpoint.config.get(name) for side in (original, quantized) for name in WITH_HEADS]
             x, y = in_one_order(x, y, [config for config in configs if isinstance(config, dict)])
     except Misfit as misfit:
-        _leave(plan, original, own, own, Bucket.UNSUPPORTED, str(misfit))
+        _refuse(plan, original, quantized, own, y, Bucket.UNSUPPORTED, str(misfit))
         return
     holders = listed(quantized.owners(y), 3)
     _add(plan, original, quantized, own, x, replace(y, evidence=(*y.evidence, f"held by {holders}")))
+
+
+def _refuse(
+    plan: Plan, original: Side, quantized: Side, own: str, y: Weight | None, bucket: Bucket, reason: str
+) -> None:
+    """Leave a weight of the original, and what holds it in the quantized checkpoint where that is known."""
+    _leave(plan, original, own, own, bucket, reason)
+    for holder in quantized.owners(y) if y else ():
+        _leave(plan, quantized, holder, holder, bucket, reason)
+
+
+def _tied(side: Side, head: Weight) -> bool:
+    """Whether an output layer is its embedding once more: only then may one stand for the other elsewhere."""
+    embedding = _embedding(side.codes)
+    if embedding is None:
+        return True  # nothing says that it is not
+    other = side.recognized(embedding)
+    if other.shape != head.shape:
+        return False
+    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    with torch.inference_mode():
+        return relative_error(other, head, workspaces) <= SAME
 
 
 def _head_without_like(extra: Iterable[str], composer: Composer) -> str | None:

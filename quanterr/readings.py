@@ -12,26 +12,25 @@ import torch
 from quanterr.conventions import may_be_turned
 from quanterr.formats import Weight
 from quanterr.pairing import Pair
-from quanterr.sampling import BETTER, SUSPICIOUS, relative_error
+from quanterr.sampling import BETTER, RELATED, SUSPICIOUS, UNRELATED, relative_error
 from quanterr.tensors import Workspace
 from quanterr.views import transposed
 
-# Readings that differ by one step of the codes: rounding is a third of a step, and one step more thrice as much.
-CLEARLY = 1.5
-
-# Of a square weight and its transpose: one is below the first, the other above the second.
-RELATED, UNRELATED = 0.7, 1.2
+# Readings that differ by one step of the codes (rounding is a third of a step, one step more thrice as much) or in
+# the edges of blocks: the wrong one cannot be nearer by this factor.
+CLEARLY = 1.2
 
 
 def settle(pairs: list[Pair]) -> None:
     """Replace, in place, each pair that another reading of its tensors brings much closer together."""
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    told = {_is_turned(pair) for pair in pairs if may_be_turned(pair.name, pair.original.shape) and not _square(pair)}
     with torch.inference_mode():
         for number, pair in enumerate(pairs):
             if pair.quantized.readings:
                 pairs[number] = replace(pair, quantized=_settled(pair, workspaces))
-            if _may_be_turned(pair):
-                pairs[number] = _turned(pairs[number], workspaces)
+            if _may_be_turned(pair) and told != {False}:
+                pairs[number] = _turned(pairs[number], workspaces, sure=True in told)
 
 
 def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
@@ -51,14 +50,25 @@ def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
     return replace(best, doubts=(*first.doubts, doubt))
 
 
-def _may_be_turned(pair: Pair) -> bool:
+def _square(pair: Pair) -> bool:
     shape = pair.original.shape
-    square = len(shape) > 1 and shape[-1] == shape[-2]
-    return square and pair.original.format == "dense" and may_be_turned(pair.name, shape)
+    return len(shape) > 1 and shape[-1] == shape[-2]
 
 
-def _turned(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Pair:
-    """A square original the other way round, if that is how the quantized weight has it."""
+def _is_turned(pair: Pair) -> bool:
+    """Whether a weight that is not square was paired with its inputs and outputs swapped."""
+    return pair.original.shape != pair.original.codes.shape
+
+
+def _may_be_turned(pair: Pair) -> bool:
+    return _square(pair) and pair.original.format == "dense" and may_be_turned(pair.name, pair.original.shape)
+
+
+def _turned(pair: Pair, workspaces: tuple[Workspace, Workspace], sure: bool) -> Pair:
+    """A square original the other way round, if that is how the quantized weight has it.
+
+    ``sure``: weights that are not square, of which the shape tells, are the other way round too.
+    """
     if relative_error(pair.original, pair.quantized, workspaces) < UNRELATED:
         return pair
     turned = transposed(pair.original)
@@ -67,4 +77,6 @@ def _turned(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Pair:
         return pair
     said = f"the original is stored [in, out]: relative error {error:.3g} on a sample when it is transposed"
     quantized = replace(pair.quantized, evidence=(*pair.quantized.evidence, said))
+    if not sure:
+        quantized = replace(quantized, doubts=(*quantized.doubts, f"{said}, and no weight that is not square tells so"))
     return replace(pair, original=turned, quantized=quantized)

@@ -21,6 +21,11 @@ _QUERY = ("num_attention_heads", "n_heads")
 _HEADS = {"q": _QUERY, "k": ("num_key_value_heads", "n_kv_heads", *_QUERY)}
 
 
+def in_pairs(name: str) -> bool:
+    """Whether a weight of that name has the rows of a pair side by side."""
+    return _PAIRED.fullmatch(name) is not None
+
+
 def in_one_order(x: Weight, y: Weight, configs: Iterable[Mapping[str, Any]]) -> tuple[Weight, Weight]:
     """Two weights of one name, rows of heads in halves in both; ``configs`` are the files beside both checkpoints.
 

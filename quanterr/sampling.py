@@ -11,6 +11,13 @@ from quanterr.tensors import Workspace
 SUSPICIOUS = 0.35
 BETTER = 3.0
 
+# Of a square weight and its transpose, or of two orders of rows: the right one is below the first, even at two
+# bits, the other above the second.
+RELATED, UNRELATED = 0.7, 1.2
+
+# A tensor and its copy, in another dtype perhaps.
+SAME = 0.01
+
 PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
 
 

@@ -6,7 +6,8 @@
     A            Mamba: -exp(A_log)
 
 What the converter does is known by architecture and checked on a few rows: where another way fits and this
-one does not, that one is taken, and told.
+one does not, that one is taken, and told. Of architectures of which llama.cpp is known to expect one way alone
+the other is an error: it would compute with wrong weights.
 
 Reference: ggml-org/llama.cpp convert_hf_to_gguf.py (LlamaModel.permute, GemmaModel, MambaModel).
 """
@@ -19,9 +20,11 @@ import torch
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.conventions import Atoms, atoms_of, canonical
+from quanterr.errors import Misfit
 from quanterr.formats import Weight
 from quanterr.gguf_names import architectures, names_of
-from quanterr.sampling import BETTER, SUSPICIOUS, relative_error
+from quanterr.rotary import in_pairs
+from quanterr.sampling import BETTER, RELATED, SUSPICIOUS, UNRELATED, relative_error
 from quanterr.tensors import Workspace
 from quanterr.views import minus_exp, plus, unpaired
 
@@ -29,6 +32,12 @@ from quanterr.views import minus_exp, plus, unpaired
 PAIRED = frozenset(
     {"llama", "deci", "granite", "granitemoe", "granitehybrid", "llada", "nanbeige", "arcee", "smollm3", "minicpm3"}
 )
+AS_THEY_ARE = frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"})
+
+# Architectures whose converter adds one to all norms, and some of those where none is.
+PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3", "nemotron"})
+PLAIN = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3"})
+
 EXPERTS = "_exps"
 
 # Tensors that a converter works out from the configuration.
@@ -71,7 +80,7 @@ class Translation:
             return Atoms(names, True)
         path, kind = canonical(name)
         whole = llama_name(self.architecture, path)
-        if whole in self.stored and len(shape) < 3:
+        if whole in self.stored and len(shape) < 3 - bool(kind):
             return Atoms((f"{whole}{kind}",), True)
         found = atoms_of(name, shape)
         paths = (atom.removesuffix(kind) for atom in found.names)
@@ -86,10 +95,20 @@ class Translation:
         if word in ("attn_q", "attn_k"):
             sides[self.gguf_side] = self._unpaired(gguf, other, path, word)
         elif word.endswith("norm") and len(other.shape) == 1 and not kind:
-            sides[1 - self.gguf_side] = _nearest(other, (plus(other, 1.0), "stored plus one"), gguf)
+            sides[1 - self.gguf_side] = self._plus_one(other, gguf)
         elif word == "ssm_a":
             sides[1 - self.gguf_side] = minus_exp(other)
         return sides[0], sides[1]
+
+    def _plus_one(self, other: Weight, gguf: Weight) -> Weight:
+        more = plus(other, 1.0)
+        found = _nearest(other, (more, "stored plus one"), gguf)
+        changed = found is not other
+        if self.architecture in PLUS_ONE and not changed and _nearest(more, (other, ""), gguf) is not more:
+            raise Misfit(f"stored as in the original, without the one that llama.cpp expects of {self.architecture}")
+        if self.architecture in PLAIN and changed:
+            raise Misfit(f"stored plus one, which llama.cpp does not expect of {self.architecture}")
+        return found
 
     def _unpaired(self, gguf: Weight, other: Weight, path: str, word: str) -> Weight:
         block = int(path.split(".")[1]) if path.startswith("blk.") else 0
@@ -100,8 +119,18 @@ class Translation:
         halves, told = unpaired(gguf, heads), "rows of heads put back from pairs to halves"
         if self.architecture in PAIRED:
             undone = replace(halves, evidence=(*halves.evidence, told))
-            return _nearest(undone, (gguf, "rows of heads as they are"), other)
-        return _nearest(gguf, (halves, told), other)
+            found = _nearest(undone, (gguf, "rows of heads as they are"), other)
+            if found is not undone and not in_pairs(other.codes.name):
+                raise Misfit(f"rows of heads are as in the original, not in the pairs that {self._expected}")
+            return found
+        found = _nearest(gguf, (halves, told), other)
+        if found is not gguf and self.architecture in AS_THEY_ARE:
+            raise Misfit(f"rows of heads are in pairs, not in the halves that {self._expected}")
+        return found
+
+    @property
+    def _expected(self) -> str:
+        return f"llama.cpp expects of {self.architecture}: it would compute with the wrong rows"
 
 
 def llama_name(architecture: str, path: str) -> str:
@@ -135,7 +164,8 @@ def _nearest(usual: Weight, unusual: tuple[Weight, str], other: Weight) -> Weigh
         if error <= SUSPICIOUS and len(other.shape) > 1:
             return usual
         weight, told = unusual
-        if not BETTER * relative_error(other, weight, workspaces) < error:
+        better = relative_error(other, weight, workspaces)
+        if not (BETTER * better < error or better < RELATED < UNRELATED < error):
             return usual
     return replace(weight, evidence=(*weight.evidence, told))
 

@@ -56,12 +56,17 @@ def array(name: str, kind: int, of: Iterable[Any], n: int | None = None) -> byte
     return text(name) + head + b"".join(value(kind, each) for each in values)
 
 
-LLAMA = (
-    key("general.architecture", TEXT, "llama"),
-    key("llama.attention.head_count", U32, 4),
-    key("llama.attention.head_count_kv", U32, 2),
-    array("tokenizer.ggml.tokens", TEXT, ["a", "bc", ""]),
-)
+def architecture(name: str) -> tuple[bytes, ...]:
+    """What a file says of a model of four heads."""
+    return (
+        key("general.architecture", TEXT, name),
+        key(f"{name}.attention.head_count", U32, 4),
+        key(f"{name}.attention.head_count_kv", U32, 2),
+        array("tokenizer.ggml.tokens", TEXT, ["a", "bc", ""]),
+    )
+
+
+LLAMA = architecture("llama")
 
 
 def gguf(

@@ -187,6 +187,18 @@ class TestTransposed:
 
         assert turned == (report.layers[0].snr_db > 30)
         assert turned == (report.verdict == "pass")
+        assert turned == any("no weight that is not square tells so" in found.message for found in report.findings)
+
+    @pytest.mark.parametrize("turned", [True, False])
+    def test_square_original_only_as_those_that_are_not_square(self, tmp_path, turned):
+        square, long = numbers(64, 64), numbers(64, 192)
+        stored = {"h.0.attn.c_attn.weight": (long.T if turned else long).contiguous()}
+        stored["h.0.attn.c_proj.weight"] = square.T.contiguous()
+        report = compared(tmp_path, {"h.0.attn.c_attn.weight": long, "h.0.attn.c_proj.weight": square}, stored)
+
+        assert turned == (report.verdict == "pass")
+        assert turned == (len(report.lossless) == 2)
+        assert [] == [found for found in report.findings if found.code == "layout_doubt"]
 
 
 def test_vocabulary_is_cropped_and_said_so(tmp_path):
@@ -269,7 +281,7 @@ class TestTied:
         report = compared(tmp_path, x, {"model.embed_tokens.weight": self.EMBEDDING})
 
         assert "inconclusive" == report.verdict
-        assert ["lm_head.weight"] == [layer.layer_name for layer in report.layers]
+        assert [("lm_head.weight", "only_in_original")] == [(i.layer_name, i.bucket) for i in report.not_compared]
 
     def test_head_of_another_shape_is_told(self, tmp_path):
         x = {"model.embed_tokens.weight": self.EMBEDDING}

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from gguf_stored import LLAMA, Stored, write_gguf
+from gguf_stored import Stored, architecture, write_gguf
 from making import dequantized, numbers, planned, store
 
 import quanterr
@@ -65,14 +65,14 @@ def converted(original, permuted=True, one_more=False):
     return made
 
 
-def written(path, tensors):
+def written(path, tensors, name="llama"):
     stored = [Stored(name, "F32", tuple(t.shape), t.contiguous().numpy().tobytes()) for name, t in tensors.items()]
-    return write_gguf(path, stored, LLAMA)
+    return write_gguf(path, stored, architecture(name))
 
 
-def compare_both_ways(folder, original, tensors):
+def compare_both_ways(folder, original, tensors, name="llama"):
     x = store(folder / "original.safetensors", original)
-    y = written(folder / "model.gguf", tensors)
+    y = written(folder / "model.gguf", tensors, name)
     return quanterr.compare(x, y, device="cpu"), quanterr.compare(y, x, device="cpu")
 
 
@@ -83,10 +83,35 @@ def test_every_tensor_finds_its_like_in_both_directions(tmp_path):
         assert Status.OK == exit_status(report)
 
 
-def test_rows_of_heads_are_told_from_the_values_where_the_architecture_is_wrong(tmp_path):
-    for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, permuted=False)):
+@pytest.mark.parametrize("permuted", [True, False])
+def test_rows_of_heads_are_told_from_the_values_where_the_architecture_does_not_tell(tmp_path, permuted):
+    for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, permuted=permuted), "baichuan"):
         # a bias alone says too little to overrule the architecture
         assert [] == report.layers == report.not_compared
+
+
+def test_rows_of_heads_are_told_from_the_values_at_two_bits(tmp_path):
+    made = converted(ORIGINAL)
+    made["blk.0.attn_q.weight"] += 0.6 * numbers(DIM, DIM, seed=50).float()
+    for report in compare_both_ways(tmp_path, ORIGINAL, made, "baichuan"):
+        assert 1 == len(report.layers)
+        assert 3 < report.layers[0].snr_db < 6
+
+
+@pytest.mark.parametrize(
+    ("name", "permuted", "says"),
+    [
+        ("llama", False, "not in the pairs that llama.cpp expects of llama"),
+        ("qwen2", True, "not in the halves that llama.cpp expects of qwen2"),
+    ],
+)
+def test_rows_of_heads_in_an_order_that_llama_cpp_does_not_expect_are_an_error(tmp_path, name, permuted, says):
+    report, _ = compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, permuted=permuted), name)
+    told = {(left.layer_name, left.side): left.reason for left in report.not_compared}
+
+    assert Status.INCONCLUSIVE == exit_status(report)
+    assert {("model.layers.0.self_attn.q_proj.weight", "original"), ("blk.0.attn_q.weight", "quantized")} <= told.keys()
+    assert all(says in reason for reason in told.values())
 
 
 def test_other_values_are_not_mended_by_any_order(tmp_path):
@@ -98,9 +123,52 @@ def test_other_values_are_not_mended_by_any_order(tmp_path):
     assert Status.INCONCLUSIVE == exit_status(report)
 
 
-def test_norms_that_are_one_more_are_compared_as_such(tmp_path):
-    for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, one_more=True)):
+TIED = {name: weight for name, weight in ORIGINAL.items() if name != "lm_head.weight"}
+
+
+@pytest.mark.parametrize("name", ["gemma", "baichuan"])
+def test_norms_that_are_one_more_are_compared_as_such(tmp_path, name):
+    made = converted(TIED, permuted=False, one_more=True)
+    for report in compare_both_ways(tmp_path, TIED, made, name):
         assert [] == report.layers == report.other_changes == report.not_compared
+
+
+@pytest.mark.parametrize(
+    ("name", "one_more", "says"),
+    [
+        ("llama", True, "stored plus one, which llama.cpp does not expect of llama"),
+        ("gemma", False, "without the one that llama.cpp expects of gemma"),
+    ],
+)
+def test_norms_that_llama_cpp_does_not_expect_are_an_error(tmp_path, name, one_more, says):
+    made = converted(TIED, permuted=name == "llama", one_more=one_more)
+    report, _ = compare_both_ways(tmp_path, TIED, made, name)
+
+    assert Status.INCONCLUSIVE == exit_status(report)
+    assert {"model.norm.weight", "model.layers.0.input_layernorm.weight"} <= {
+        left.layer_name for left in report.not_compared
+    }
+    assert all(says in left.reason for left in report.not_compared)
+
+
+def test_the_embedding_does_not_stand_for_a_head_that_the_other_side_has(tmp_path):
+    made = converted(ORIGINAL, permuted=False, one_more=True)  # Gemma has no head of its own
+    report, _ = compare_both_ways(tmp_path, ORIGINAL, made, "gemma")
+
+    assert [] == report.layers
+    assert {("lm_head.weight", "only_in_original"), ("output.weight", "only_in_quantized")} == {
+        (left.layer_name, left.bucket) for left in report.not_compared
+    }
+
+
+def test_a_tensor_of_another_shape_is_no_weight_of_that_name(tmp_path):
+    made = converted(ORIGINAL)
+    made["blk.0.ffn_down.weight"] = made["blk.0.ffn_down.weight"].view(96, DIM)
+    for report in compare_both_ways(tmp_path, ORIGINAL, made):
+        assert Status.INCONCLUSIVE == exit_status(report)
+        assert [Bucket.SHAPE_MISMATCH] * 2 == [left.bucket for left in report.not_compared]
+        assert "[64, 96]" in report.not_compared[0].reason
+        assert "[96, 64]" in report.not_compared[0].reason
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["single", "stacked"])

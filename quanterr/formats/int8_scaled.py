@@ -47,7 +47,8 @@ def fit(granularity: str, parts: Parts) -> Weight | None:
     weight = fit_scaled(parts, "int8", granularity, INT8_LABELS, multiplied, uniform_bits=8)
     if weight is None or len(weight.shape) != 2 or parts.hints.config:
         return weight
-    return weight.or_else(turned_back(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
+    rotated = (turned_back(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
+    return weight.or_else((*weight.readings, *rotated))
 
 
 def turned_back(parts: Parts, plain: Weight, size: int) -> Weight:

@@ -74,9 +74,13 @@ def unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
     Raises:
         Misfit: experts are so narrow that they could be the kernels of a convolution.
     """
+    _check_width(parts, shape)
+    return Padded(shape, shape[-2], shape[-1], shape[-2], shape[-1], step)
+
+
+def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
     if as_matrix(shape)[1] != shape[-1]:
         raise Misfit(f"{parts.codes}: experts of fewer than {KERNEL_WIDTH} columns are not read")
-    return Padded(shape, shape[-2], shape[-1], shape[-2], shape[-1], step)
 
 
 def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
@@ -96,6 +100,7 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
         raise Misfit(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
     if not _fits(shape, stored, multiple):
         return as_stored
+    _check_width(parts, shape)
     return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
 
 

@@ -21,7 +21,7 @@ of a square weight.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
 
@@ -151,6 +151,8 @@ def chunks_of_scale(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) 
         yield as_float(entry, workspace.read("scale", entry, first, (n,)))
 
 
+OF_DEEPSEEK = "_inv"  # its scales, whose blocks are those of config.json or 128 × 128, whatever would divide
+
 Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
 
 
@@ -172,8 +174,9 @@ def fit_scaled(
     """
     codes, scale = parts["codes"], parts["scale"]
     comfy_format, doubts = check_labels(parts, labels, rotates)
+    dividing = _dividing(scale, codes.shape)
     try:
-        grid = fit_grid(scale, codes.shape, hints(parts))
+        grid = _labelled(parts, dividing) if comfy_format and dividing else fit_grid(scale, codes.shape, hints(parts))
     except Misfit:
         if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
@@ -181,7 +184,7 @@ def fit_scaled(
     if granularity not in (None, grid.granularity):
         return None
     doubts += check_granularity(parts, comfy_format, grid.granularity)
-    return Weight(
+    weight = Weight(
         parts.name,
         f"{family}_{grid.granularity}",
         codes.shape,
@@ -195,6 +198,16 @@ def fit_scaled(
         doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
         comfy_format=comfy_format,
     )
+    if dividing is None or dividing.block == grid.block or scale.name.endswith(OF_DEEPSEEK):
+        return weight
+    other = replace(
+        weight,
+        dequantize=partial(dequantize, parts, dividing),
+        block_size=dividing.block,
+        evidence=(f"blocks of {dividing.block[0]} × {dividing.block[1]}, which divide it",),
+    )
+    first = replace(weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), alike=True)
+    return first.or_else([other])
 
 
 def _zeros(parts: Parts, family: str, comfy_format: str | None, doubts: tuple[str, ...]) -> Weight:
@@ -267,6 +280,30 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked, and no 1-D convolution
         return _fit_matrix(entry, shape[1], shape[2], shape[0], _expert_scale(stored, shape), hints, shape)
     raise Misfit(_no_rule(entry, shape))
+
+
+def _labelled(parts: Parts, dividing: Grid) -> Grid:
+    """The blocks that a label of ComfyUI names, the last ones perhaps partial, or else those that divide."""
+    rows, cols = parts.matrix
+    for label in parts.hints.labels:
+        if label.block and (-(-rows // label.block[0]), -(-cols // label.block[1])) == (
+            dividing.grid_rows,
+            dividing.cols,
+        ):
+            return replace(dividing, block=label.block, reason=f"block size from the {label.source}")
+    return dividing
+
+
+def _dividing(entry: Entry, shape: tuple[int, ...]) -> Grid | None:
+    """Blocks that divide rows and columns, the only ones that ComfyUI and its writers know."""
+    rows, cols = as_matrix(shape)
+    grid = _matrix_scale(entry.shape, rows)
+    if len(shape) != 2 or len(grid) != 2 or 0 in grid or entry.n == 1 or grid == (rows, 1):
+        return None
+    if rows % grid[0] or cols % grid[1]:
+        return None
+    edges = rows // grid[0], cols // grid[1]
+    return Grid(entry, "block", rows, *grid, edges, f"block size from the scale's shape {list(entry.shape)}")
 
 
 def _matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
