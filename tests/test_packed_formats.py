@@ -191,6 +191,18 @@ def test_a_table_of_bitsandbytes_that_runtimes_do_not_have_is_doubted(tmp_path, 
     assert ["is not that of nf4" in doubt for doubt in weight.doubts] == [True] * doubted
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
+def test_codes_of_bitsandbytes_are_read_whatever_they_are_stored_as(tmp_path, dtype):
+    parts, values = nf4(), []
+    for n, codes in enumerate((parts["a.weight"], parts["a.weight"].view(-1).view(dtype).view(-1, 1))):
+        (tmp_path / str(n)).mkdir()
+        with planned_with(tmp_path / str(n), (6, 40), parts | {"a.weight": codes}) as plan:
+            assert ["bnb_nf4"] == [pair.quantized.format for pair in plan.pairs]
+            values.append(dequantized(plan.pairs[0].quantized))
+
+    assert torch.equal(*values)
+
+
 def torchao(kind, **data):
     return {"a.weight": json.dumps({"_type": kind, "_data": data}), "tensor_names": '["a.weight"]'}
 

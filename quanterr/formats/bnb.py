@@ -76,7 +76,7 @@ TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 def _needs(kind: str) -> dict[str, Part]:
     return {
-        "codes": Part(("{weight}",), frozenset({"U8", "BF16", "F16", "F32"})),
+        "codes": Part(("{weight}",), frozenset({"U8", "I8", "BF16", "F16", "F32", "F64"})),
         "state": Part((f"{{weight}}.quant_state.bitsandbytes__{kind}",), frozenset({"U8"})),
         "quant_map": Part(("{weight}.quant_map",), F32),
         "absmax": Part(("{weight}.absmax",), frozenset({"F32", "U8"})),
