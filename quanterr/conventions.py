@@ -94,6 +94,7 @@ BY_HEAD = {"kv_b_proj": ("embed_q", "unembed_out")}
 
 # Paths of the output layer, and of the embedding that stands for it where it is not stored (tied).
 HEADS = frozenset({"lm_head", "output"})
+COPIES = frozenset({"encoder.embed_tokens", "decoder.embed_tokens"})  # T5's, of shared
 EMBEDDINGS = frozenset({"embed_tokens", "token_embd", "wte", "shared", "embedding.word_embeddings", "embeddings"})
 
 # Last words of weights that some programs store as [in, out]: GPT-2's Conv1D; stacks of experts.

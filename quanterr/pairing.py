@@ -16,7 +16,7 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.chunks import Chunk
 from quanterr.composing import Composer, plain_naming, swapped
-from quanterr.conventions import EMBEDDINGS, HEADS, canonical, may_be_turned
+from quanterr.conventions import COPIES, EMBEDDINGS, HEADS, canonical, may_be_turned
 from quanterr.errors import CheckpointError, Misfit
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
 from quanterr.formats.verbatim import verbatim
@@ -197,7 +197,7 @@ def _compose(
     try:
         x = original.recognized(own)
         y = composer.compose(own, x.shape)
-        embedding = _embedding(quantized.codes) if canonical(own)[0] in HEADS else None
+        embedding = _embedding(quantized.codes) if canonical(own)[0] in HEADS | COPIES else None
         if y is None and embedding and _tied(original, x):
             _pair_tied(plan, original, quantized, own, embedding, own)
             return

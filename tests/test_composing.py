@@ -283,6 +283,13 @@ class TestTied:
         assert "inconclusive" == report.verdict
         assert [("lm_head.weight", "only_in_original")] == [(i.layer_name, i.bucket) for i in report.not_compared]
 
+    def test_copies_of_t5_are_compared_with_what_they_are_copies_of(self, tmp_path):
+        x = {"shared.weight": self.EMBEDDING, "encoder.embed_tokens.weight": self.EMBEDDING}
+        report = compared(tmp_path, x, {"shared.weight": self.EMBEDDING})
+
+        assert "pass" == report.verdict
+        assert x.keys() == {layer.layer_name for layer in report.lossless}
+
     def test_head_of_another_shape_is_told(self, tmp_path):
         x = {"model.embed_tokens.weight": self.EMBEDDING}
         report = compared(tmp_path, x, x | {"lm_head.weight": numbers(10, 64)})
