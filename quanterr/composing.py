@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
 
+import torch
+
 from quanterr.conventions import IN_TURN, Atoms, atoms_of, columns_of, heads_of, in_halves, is_bias
 from quanterr.errors import Misfit
 from quanterr.formats import Weight
+from quanterr.formats.base import FUSED
 from quanterr.sides import Side
-from quanterr.text import display
-from quanterr.views import added, flipped, in_turn, reshaped, rows_of, side_by_side, stacked
+from quanterr.tensors import TORCH_DTYPES
+from quanterr.text import display, listed
+from quanterr.views import added, flipped, in_turn, reshaped, rows_of, scaled, side_by_side, stacked
 
 Shape = tuple[int, ...]
 Naming = Callable[[int, str, Shape], Atoms]
@@ -116,6 +120,8 @@ class Composer:
         """Neighbouring atoms of one quantized weight."""
         held = self.atoms[holder]
         whole = self._recognized(holder, held, wanted, shape, turned)
+        if FUSED in whole.parts:
+            whole = self._with_factors(held, whole)
         if list(held.names) == atoms:
             return whole
         first = held.names.index(atoms[0])
@@ -124,6 +130,16 @@ class Composer:
         rows = self._rows(held, whole)
         begin, end = sum(rows[:first]), sum(rows[: first + len(atoms)])
         return rows_of(whole, begin, (end - begin, *whole.shape[-1:]) if len(whole.shape) > 1 else (end - begin,))
+
+    def _with_factors(self, held: Atoms, whole: Weight) -> Weight:
+        """A weight of several layers, of which each has a factor of its own."""
+        entry, rows = whole.parts[FUSED], self._rows(held, whole)
+        if entry.n != len(rows):
+            raise Misfit(f"{entry} should have a number for each of {len(rows)} layers: {listed(list(held.names))}")
+        stored = torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).float()
+        told = f"rows of {len(rows)} layers times {entry.name.rpartition('.')[2]}"
+        factored = scaled(whole, stored.repeat_interleave(torch.tensor(rows)), 0)
+        return replace(factored, refusal=None, evidence=(*factored.evidence, told))
 
     def _rows(self, held: Atoms, whole: Weight) -> list[int]:
         """Rows of each atom of a weight."""

@@ -79,8 +79,9 @@ FUSED = {
     "add_qkv_proj": ("add_q_proj", "add_k_proj", "add_v_proj"),
     "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
     "gate_up_proj": ("gate_proj", "up_proj"),
+    "upgate_proj": ("up_proj", "gate_proj"),  # QuIP#
 }
-HALVES = frozenset({"gate_up_proj"})  # fused of parts of one size
+HALVES = frozenset({"gate_up_proj", "upgate_proj"})  # fused of parts of one size
 
 # Original's path: the paths whose columns lie side by side in it.
 SIDE_BY_SIDE = ((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),)

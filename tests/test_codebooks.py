@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from making import dequantized, label, planned, same_bits, store
+from making import compared, dequantized, label, planned, same_bits, store
 from safetensors.torch import load_file
 
 import quanterr
@@ -271,11 +271,6 @@ REFUSED = {
         changed("a.Wscale", lambda _: torch.ones(2)),
         "its global scale a.Wscale (F32 [2]) should be one",
     ),
-    "quip_sharp: scales of a fused layer": (
-        "quip_sharp/handmade_rvq4",
-        changed("a.fuse_scales", lambda _: torch.ones(3)),
-        "stored as quip_sharp (I64), but unused: a.fuse_scales",
-    ),
     "spqr: words of another shape": (
         "spqr/handmade",
         changed("a.dense_weights", lambda t: t[:-16]),
@@ -444,6 +439,20 @@ class TestConfiguration:
         reason = refusal(tmp_path, stored, values, {"quant_method": "vptq", "config_for_layers": {"a": config}})
 
         assert says in reason
+
+    def test_of_quip_sharp_has_a_factor_for_each_of_the_layers_that_it_fuses(self, tmp_path):
+        stored, values = golden("quip_sharp/handmade_rvq4")
+        fused = {name.replace("a.", "mlp.upgate_proj."): part for name, part in stored.items()}
+        fused["mlp.upgate_proj.fuse_scales"] = torch.tensor([0.5, 3.0])
+        up, gate = values.split(8)
+        apart = compared(tmp_path, {"mlp.up_proj.weight": 0.5 * up, "mlp.gate_proj.weight": 3 * gate}, fused)
+        (tmp_path / "fused").mkdir()
+        together = compared(tmp_path / "fused", {"mlp.upgate_proj.weight": values}, fused)
+
+        assert "pass" == apart.verdict
+        assert [] == [layer for layer in apart.layers if layer.relative_error > 1e-6]
+        assert "inconclusive" == together.verdict
+        assert "which rows its fuse_scales belong to" in together.reasons[0]
 
     def test_of_quip_sharp_says_whether_columns_are_rescaled(self, tmp_path):
         reason = refusal(tmp_path, *golden("quip_sharp/handmade_rvq4"), {"rescale_WH": True})

@@ -17,6 +17,7 @@ from quanterr.labels import Label
 from quanterr.tensors import Workspace
 
 WEIGHT_SUFFIX = ".weight"
+FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds
 
 
 class Values(NamedTuple):

@@ -6,6 +6,7 @@
     Wscale         f32, f16          one
     codebook_id    i64, i32          one: 7 E8P12, 2 bits; 17 E8P12RVQ4B, 4 bits; 18 E8P12RVQ3B, 3 bits
     scaleWH        f32, f16          (cols,); optional
+    fuse_scales    f32, f16          one for the rows of each of the layers that are fused into this; optional
 
     vectors    E8P12: e8p(code); in 4 bits + e8p(second code) / 3.45; in 3 bits + e81b(second code) / 2.04;
                quip_params of config.json may say another divisor (resid_scale_override)
@@ -40,7 +41,7 @@ from torch import Tensor
 from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats import hadamard
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import FUSED, Format, Part, Parts, Values, Weight
 from quanterr.formats.evidence import check_told, integers
 from quanterr.formats.padded import crop
 from quanterr.tensors import Workspace
@@ -53,6 +54,7 @@ NORM_12 = (  # the 29 vectors of squared length 12, doubled
     "33133311 33133131 33131331 33133113 33131313 33131133 31333311 31333131 31331331 31333113 "
     "31331313 13331133 13333311 13333131 13331331 13333113 13331313 11331333 33113331"
 )
+OF_WHICH_ROWS = "which rows its fuse_scales belong to is told only by an original that stores the layers apart"
 SPREAD = (0, 2, 4, 6, 1, 3, 5, 7)  # column of a vector that a sign bit belongs to
 NEEDS = {
     "codes": Part(("{module}.Qidxs",), frozenset({"I64"})),
@@ -61,6 +63,7 @@ NEEDS = {
     "global_scale": Part(("{module}.Wscale",), FLOATS),
     "codebook": Part(("{module}.codebook_id",), frozenset({"I64", "I32"})),
     "rescaled": Part(("{module}.scaleWH",), FLOATS, optional=True),
+    FUSED: Part(("{module}.fuse_scales",), FLOATS, optional=True),
 }
 
 
@@ -119,6 +122,7 @@ def fit(parts: Parts) -> Weight:
         parts.entries,
         partial(dequantize, parts, Layer(rows, cols, codebook.bits, residual)),
         code_bits=codebook.bits,
+        refusal=OF_WHICH_ROWS if parts.get(FUSED) else None,
         evidence=(f"QuIP#, codebook {codebook.name}",),
         doubts=check_told(parts, "quip_sharp", "quip#", "quip"),
     )
