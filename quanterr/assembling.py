@@ -119,7 +119,7 @@ class Assembly:
         self._buckets: dict[int, Bucket] = {}
         self._refused: set[int] = set()
         self._leftovers = list(plan.leftovers)
-        self._noticed = Noticed(plan)
+        self._noticed = Noticed(plan, folded)
         self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
 
     def add(self, done: Finished) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from making import compared, numbers, quantized_fp8, quantized_int8
+from making import FP8, compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
 from quanterr.findings import CODES, finding
@@ -345,6 +345,106 @@ def test_far_below_the_usual_level_of_its_format(tmp_path):
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
     assert ("warning", [31, 32]) == (found["below_usual"].severity, found["below_usual"].evidence["usual_snr_db"])
+
+
+NORM, BIAS = "layers.0.input_layernorm.weight", "layers.0.mlp.up_proj.bias"
+OTHER_BIAS = "layers.1.mlp.up_proj.bias"
+
+
+def vectors():
+    """A norm around 1, two biases around 0."""
+    norm = (1 + 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(0))).bfloat16()
+    return {NORM: norm, BIAS: numbers(64, seed=1), OTHER_BIAS: numbers(64, seed=2)}
+
+
+class TestVectors:
+    @pytest.mark.parametrize(
+        ("name", "broken", "code", "words"),
+        [
+            (NORM, lambda x: x[NORM] * 0, "far_off", "all its values are zero"),
+            (NORM, lambda x: x[NORM] * (torch.arange(128) % 3 == 0), "far_off", "of its 128 values are zero"),
+            (NORM, lambda x: -x[NORM], "scale_factor", "times -1: the sign is inverted"),
+            (NORM, lambda x: x[NORM] * 1000, "scale_factor", "times 1000"),
+            (NORM, lambda x: x[NORM].flip(0), "order", "in another order"),
+            (NORM, lambda x: x[NORM].roll(1), "order", "in another order"),
+            (NORM, lambda x: 50 * numbers(128, seed=9), "far_off", "another tensor, or broken"),
+            (NORM, lambda x: x[NORM] * 20 + 0.3 * numbers(128, seed=9), "scale_factor", "times 20"),
+            (BIAS, lambda x: x[BIAS] * 0, "far_off", "all its values are zero"),
+            (BIAS, lambda x: x[BIAS] * 10, "scale_factor", "times 10"),
+            (BIAS, lambda x: x[BIAS][torch.randperm(64)], "order", "in another order"),
+            (BIAS, lambda x: x[OTHER_BIAS], "another_weight", f"those of {OTHER_BIAS} of the original"),
+            (BIAS, lambda x: numbers(64, seed=9), "far_off", "another tensor, or broken"),
+        ],
+    )
+    def test_that_are_broken_are_errors(self, tmp_path, name, broken, code, words):
+        x = vectors()
+        report = compared(tmp_path, x, x | {name: broken(x).to(x[name].dtype)})
+        found = [finding for finding in report.findings if finding.severity != "info"]
+
+        assert ("inconclusive", [(code, "error", name)]) == (
+            report.verdict,
+            [(finding.code, finding.severity, finding.layer) for finding in found],
+        )
+        assert words in found[0].message
+
+    @pytest.mark.parametrize(
+        ("name", "sound"),
+        [
+            (NORM, lambda x: x[NORM].half()),
+            (NORM, lambda x: x[NORM].float() * 1.0005),
+            (NORM, lambda x: x[NORM].to(FP8).bfloat16()),
+            (BIAS, lambda x: x[BIAS] + 0.01 * numbers(64, seed=9)),
+        ],
+    )
+    def test_that_are_cast_or_corrected_a_little_are_nothing_to_warn_of(self, tmp_path, name, sound):
+        x = vectors()
+        report = compared(tmp_path, x, x | {name: sound(x)})
+
+        assert {"info"} >= {finding.severity for finding in report.findings}
+
+    @pytest.mark.parametrize("around_zero", [False, True])
+    def test_that_may_have_taken_up_scales_are_a_warning(self, tmp_path, around_zero):
+        x = vectors()
+        factors = torch.logspace(-1, 1, 128)[torch.randperm(128, generator=torch.Generator().manual_seed(0))]
+        x[NORM] = (x[NORM].float() - 1).clamp(min=-0.8) if around_zero else x[NORM].float().abs()
+        norm = (1 + x[NORM]) * factors - 1 if around_zero else x[NORM] * factors
+        found = told(compared(tmp_path, x, x | {NORM: norm}))
+
+        assert {"far_off", "other_changes"} == found.keys()
+        assert ("warning", [NORM]) == (found["far_off"].severity, found["far_off"].evidence["layers"])
+
+    def test_a_norm_of_ones_is_what_is_left_where_it_was_fused_and_yet_a_warning(self, tmp_path):
+        x = vectors()
+        found = told(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
+
+        assert "warning" == found["far_off"].severity
+
+    def test_a_norm_of_ones_that_is_zero_is_told_with_both_readings(self, tmp_path):
+        x = {NORM: torch.ones(64)}
+        found = told(compared(tmp_path, x, {NORM: torch.zeros(64)}))
+
+        assert "warning" == found["norm_offset"].severity
+        assert "stored less one, or lost" in found["norm_offset"].message
+
+    @pytest.mark.parametrize(
+        ("y", "severity"), [(0.0, "error"), (-100.0, "warning"), (300.0, "warning"), (101.0, None), (60.0, None)]
+    )
+    def test_of_few_elements(self, tmp_path, y, severity):
+        report = compared(tmp_path, {"logit_scale": torch.tensor(100.0)}, {"logit_scale": torch.tensor(y)})
+
+        assert severity == next((f.severity for f in report.findings if f.code == "far_off"), None)
+
+    def test_small_values_that_a_cast_makes_zero_are_no_error(self, tmp_path):
+        x = torch.full((64,), 1e-9)
+        report = compared(tmp_path, {BIAS: x}, {BIAS: x.half()})
+
+        assert "error" not in {finding.severity for finding in report.findings}
+
+    @pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e160, 1.001e160)])
+    def test_values_that_float64_cannot_square_are_no_pass(self, tmp_path, x, y):
+        ones = torch.ones(64, dtype=torch.float64)
+
+        assert "inconclusive" == compared(tmp_path, {BIAS: x * ones}, {BIAS: y * ones}).verdict
 
 
 class TestAllWeights:

@@ -1,16 +1,19 @@
 """Findings: what is wrong or suspicious, with the evidence and what to do about it.
 
-Told from five kinds of evidence, by small functions that know nothing of each other:
+Told from six kinds of evidence, by small functions that know nothing of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
 planned     headers, labels and what was tried before the run
 sums        the scales and sums of one weight
 layers      all weights together
 samples     repairs, tried on the first rows of the few weights that are worst off
+vectors     norms and biases that differ much, read again
 
 A finding of severity error makes the result inconclusive: it says that the numbers do not measure
 rounding. So errors need proof, a repair that works or a level that no right weight has.
 """
+
+from collections.abc import Sequence
 
 from quanterr.findings.codes import CODES, finding
 from quanterr.findings.figures import figures_of
@@ -27,6 +30,8 @@ from quanterr.findings.layers import (
 from quanterr.findings.planned import of_folding, of_importance, of_plan
 from quanterr.findings.samples import diagnoses, one_factor_mends
 from quanterr.findings.sums import of_weight
+from quanterr.findings.vectors import of_vectors
+from quanterr.folding import Folded
 from quanterr.pairing import Pair, Plan
 from quanterr.report.model import Finding
 from quanterr.worker import Finished
@@ -39,9 +44,10 @@ PROOFS = 3  # weights that are read again, until one shows that a factor mends i
 class Noticed:
     """Takes in finished weights and tells at the end what they show."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Nothing noticed yet."""
+    def __init__(self, plan: Plan, folded: Sequence[Folded] = ()) -> None:
+        """Nothing noticed yet; ``folded`` are the scales that were undone."""
         self._plan = plan
+        self._folded = {one.source.rpartition(".")[0] for one in folded}
         self._seen: dict[int, Seen] = {}
         self._same: list[Pair] = []
         self._of_weights: dict[int, list[Finding]] = {}
@@ -55,7 +61,9 @@ class Noticed:
         if found := list(of_weight(pair, done)):
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
-        self._seen[done.number] = Seen(done.number, pair, figures, done.scales, offset_of(pair, done.sums))
+        self._seen[done.number] = Seen(
+            done.number, pair, figures, done.scales, offset_of(pair, done.sums), not done.sums.y_sq
+        )
 
     def findings(self, complete: bool) -> list[Finding]:
         """All of them; of an interrupted run only what single weights show."""
@@ -67,6 +75,7 @@ class Noticed:
         below = list(below_group(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in ("far_off", "below_group")}
         repairs = list(diagnoses([one for one in seen if one.number not in alike], doubtful, self._plan.pairs))
+        vectors = list(of_vectors([one for one in seen if one.number not in alike], self._folded, self._plan.pairs))
         explained = {found.layer for found in repairs if found.severity == "error"}
         if any(found.severity == "error" for found in common):
             explained |= {self._seen[number].pair.name for number in alike}
@@ -74,7 +83,7 @@ class Noticed:
         whole = [*common, *constant_scales(seen), *norm_offset(seen), *lossless(seen, self._same)]
         single = rows_together(single, len(seen))
         below = [found for found in below if found.layer not in explained]
-        return [*whole, *single, *repairs, *below]
+        return [*whole, *single, *repairs, *vectors, *below]
 
     def _common(self, seen: list[Seen]) -> tuple[list[Finding], set[int]]:
         """The factor that many weights have in common, if it mends one of them; the numbers of those weights."""

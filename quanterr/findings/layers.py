@@ -32,6 +32,7 @@ class Seen(NamedTuple):
     figures: Figures | None
     scales: Scales | None
     offset: float | None  # of a norm: by how much all its elements differ
+    zero: bool = False  # the quantized weight is
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:
@@ -144,6 +145,8 @@ def norm_offset(seen: Iterable[Seen]) -> Iterator[Finding]:
         f"{count(len(names), 'norm')} of the quantized checkpoint are the original's "
         f"{'plus' if (off[0].offset or 0) > 0 else 'minus'} 1 throughout: {listed(names, 3)}"
     )
+    if zeros := [one.pair.name for one in off if one.zero]:
+        message += f"; all zero now, of ones that the original has: stored less one, or lost: {listed(zeros, 3)}"
     remedy = "some models compute (1 + weight) · x: make sure that what runs the quantized one knows which is stored"
     yield finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 

@@ -36,7 +36,7 @@ def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Seq
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
             found = _diagnosis(one, figures, workspaces) or _another(one.pair, figures, pairs, workspaces)
             if found:
@@ -44,7 +44,7 @@ def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Seq
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One thread of torch: samples are so small that several would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def _one_thread() -> Iterator[None]:
 def one_factor_mends(pair: Pair, figures: Figures) -> bool:
     """Whether the rows of a sample agree on one factor, and it mends them."""
     workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         found = simplest(sample_of(pair, workspaces), figures.bits)
     return found is not None and found[0] is ONE_FACTOR
 
@@ -146,9 +146,14 @@ def _another(
 
 def sample_of(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Sample:
     """The first rows of a pair."""
-    x, y = _rows(pair.original, workspaces[0], ELEMENTS), _rows(pair.quantized, workspaces[1], ELEMENTS)
+    x, y = first_rows(pair.original, workspaces[0]), first_rows(pair.quantized, workspaces[1])
     finite = x.isfinite() & y.isfinite()
     return Sample(x.where(finite, 0.0), y.where(finite, 0.0))
+
+
+def first_rows(weight: Weight, workspace: Workspace) -> Tensor:
+    """As many of the first rows as a sample has, (r, c) float64."""
+    return _rows(weight, workspace, ELEMENTS)
 
 
 def _rows(weight: Weight, workspace: Workspace, elements: int) -> Tensor:

@@ -1,0 +1,180 @@
+"""What norms, biases and other plain tensors of one dimension show; those that differ much are read again.
+
+Sound quantizers cast them, store norms less one, divide them by positive factors that weights take up (AWQ,
+SmoothQuant), fuse norms into what follows, which leaves ones, or correct biases a little. None of that takes
+their values away, turns their sign, reorders them or multiplies them by one number.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from quanterr.findings.codes import finding
+from quanterr.findings.factors import meaning
+from quanterr.findings.layers import Seen
+from quanterr.findings.repairs import BETTER, Sample, snr_db
+from quanterr.findings.samples import first_rows, one_thread, sample_of
+from quanterr.findings.sums import UNRELATED
+from quanterr.pairing import Pair
+from quanterr.report.model import Finding
+from quanterr.roles import role_of
+from quanterr.tensors import Workspace
+from quanterr.text import count, display, listed
+
+CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches it
+CHANGED_DB = 20.0  # below it a change is worth a warning
+FEW = 8  # elements: of fewer each is looked at
+TINY = 2.0**-24  # the smallest F16 number: a cast makes zeros of what is below
+CAST = 2.0**-8  # relative, of BF16
+REORDERED = 0.9  # of a correlation: below it the order differs
+ONE_NUMBER = 0.05  # of 1, of a factor
+EXACT_FACTOR_DB = 25.0  # that one factor must reach
+SHIFTED = 0.02  # of a shift: by so much its elements scatter
+LENGTHS = 0.1, 10.0  # of a norm ratio: what factors of smoothing leave
+TURNED = 0.2  # of the energy, whose sign differs: factors of smoothing turn none
+TWICE = 2.0
+SAME_DB = 30.0  # another tensor's values
+MOST_SOUGHT = 8  # vectors whose values are looked for in others
+MOST_OTHERS = 512
+
+
+def of_vectors(seen: Sequence[Seen], folded: Collection[str], pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """What those that differ show; ``folded`` are modules that took up scales, which changes them rightly."""
+    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    changed, sought = [], 0
+    with one_thread(), torch.inference_mode():
+        for one in seen:
+            if not is_vector(one.pair) or one.offset or (one.figures and one.figures.snr_db > CAST_DB):
+                continue
+            sample = sample_of(one.pair, workspaces)
+            if not bool(sample.x.any()):  # told by sums
+                continue
+            may_scale = one.pair.name.rpartition(".")[0] in folded
+            found = _lost(one.pair, sample) or _reordered(one.pair, sample)
+            if not found and sample.x.numel() >= FEW:
+                found = None if may_scale else _one_factor(one.pair, sample)
+                if not found and sought < MOST_SOUGHT and _much(sample):
+                    sought += 1
+                    found = _another(one.pair, sample, pairs, workspaces[0])
+                found = found or (None if may_scale else _unrelated(one.pair, sample))
+            if found:
+                yield found
+            elif not may_scale and _much(sample):
+                changed.append(one.pair.name)
+    if changed:
+        message = (
+            f"{count(len(changed), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed by "
+            f"more than any cast does: {listed(changed, 3)}; scales moved elsewhere, or values were lost"
+        )
+        remedy = "find out whether the quantizer folds scales into them (AWQ, SmoothQuant) or corrects biases"
+        yield finding("far_off", "warning", None, message, remedy, layers=changed)
+
+
+def is_vector(pair: Pair) -> bool:
+    """A plain tensor of one dimension, or of none."""
+    return len(pair.original.shape) < 2 and pair.quantized.format == "dense"
+
+
+def _much(sample: Sample) -> bool:
+    """Whether values changed by more than a cast or a correction does."""
+    x, y = sample
+    if x.numel() >= FEW:
+        return not snr_db(x, y - x) >= CHANGED_DB
+    kept = x != 0
+    ratios = y[kept] / x[kept]
+    return bool(((ratios < 1 / TWICE) | (ratios > TWICE)).any())
+
+
+def _far_off(pair: Pair, sample: Sample, told: str, **evidence: object) -> Finding:
+    before = snr_db(sample.x, sample.y - sample.x)
+    message = f"{display(pair.name)}: {told}"
+    remedy = "no sound quantizer does that: look for what wrote this tensor"
+    return finding("far_off", "error", pair.name, message, remedy, snr_db=before, **evidence)
+
+
+def _lost(pair: Pair, sample: Sample) -> Finding | None:
+    """Zeros where the original has values, and more of them than half."""
+    x, y = sample
+    lost = (x != 0) & (y == 0)
+    n, of = int(lost.sum()), int((x != 0).sum())
+    if 2 * n <= of or not _much(sample) or (of < FEW and n < of) or float(x[lost].abs().max()) < TINY:
+        return None
+    told = "all its values are zero" if n == of else f"{n:,} of its {of:,} values are zero"
+    return _far_off(pair, sample, f"{told}, and not in the original", zeros=n)
+
+
+def _reordered(pair: Pair, sample: Sample) -> Finding | None:
+    """The same values in another order."""
+    x, y = sample
+    if x.numel() < FEW or x.numel() < pair.original.n or _correlation(x, y) > REORDERED:
+        return None
+    x_sorted, y_sorted = x.flatten().sort().values, y.flatten().sort().values
+    before, after = snr_db(x, y - x), snr_db(x_sorted, y_sorted - x_sorted)
+    if bool(((y_sorted - x_sorted).abs() > CAST * x_sorted.abs()).any()) or not after - before > BETTER:
+        return None
+    message = f"{display(pair.name)}: {before:.1f} dB; its values are the original's in another order"
+    remedy = "look for a permutation that one side has undone and the other not"
+    return finding("order", "error", pair.name, message, remedy, snr_db=before, snr_db_repaired=after)
+
+
+def _one_factor(pair: Pair, sample: Sample) -> Finding | None:
+    """All values times one number; ones are what is left where a norm was fused into what follows."""
+    x, y = sample
+    both = float((x * y).sum())
+    if not both or bool((y == 1).all()):
+        return None
+    factor = float(y.square().sum()) / both
+    before, after = snr_db(x, y - x), snr_db(x, y / factor - x, 1)
+    if not after > EXACT_FACTOR_DB or after - before < BETTER or abs(factor - 1) < ONE_NUMBER:
+        return None
+    message = f"{display(pair.name)}: {before:.1f} dB; it is the original times {factor:.4g}{meaning(factor, None)}"
+    remedy = "look for what multiplied it: nothing should"
+    evidence = {"snr_db": before, "snr_db_repaired": after, "found": f"{factor:.4g}"}
+    return finding("scale_factor", "error", pair.name, message, remedy, **evidence)
+
+
+def _another(pair: Pair, sample: Sample, pairs: Sequence[Pair], workspace: Workspace) -> Finding | None:
+    """The tensor of the original whose values these are, among those of one shape."""
+    before = snr_db(sample.x, sample.y - sample.x)
+    others = [one for one in pairs if one.original.shape == pair.original.shape and one.name != pair.name]
+    for other in others[:MOST_OTHERS]:
+        x = first_rows(other.original, workspace)
+        after = snr_db(x, sample.y - x)
+        if after > max(SAME_DB, before + BETTER):
+            message = f"{display(pair.name)}: its values are those of {display(other.name)} of the original"
+            remedy = "find out where the layers were exchanged"
+            return finding("another_weight", "error", pair.name, message, remedy, weight=other.name, snr_db=after)
+    return None
+
+
+def _unrelated(pair: Pair, sample: Sample) -> Finding | None:
+    """Values that have nothing to do with the original's, as no positive factors make them."""
+    x, y = sample
+    both, ratio = float(x.norm() * y.norm()), float(y.norm() / x.norm())
+    if not isfinite(both * ratio):
+        return _far_off(pair, sample, "its values are too large for any ratio to tell")
+    cosine = float((x * y).sum()) / both if both else 0.0
+    turned = float(x[x * y < 0].square().sum() / x.square().sum())
+    if cosine >= UNRELATED and LENGTHS[0] <= ratio <= LENGTHS[1] and turned <= TURNED:
+        return None
+    lost_by_cast = not bool(y.any())  # what is no error in _lost
+    if lost_by_cast or bool((y == 1).all()) or (role_of(pair.name) == "norm" and _of_another_convention(x, y)):
+        return None
+    told = f"its norm is {ratio:.4g} times the original's at a cosine of {cosine:.4f}: another tensor, or broken"
+    return _far_off(pair, sample, told, norm_ratio=ratio, cosine_similarity=cosine)
+
+
+def _of_another_convention(x: Tensor, y: Tensor) -> bool:
+    """A norm that is stored less a number, or stored less one and may have been divided by positive factors."""
+    e = y - x
+    shift = abs(float(e.mean()))
+    shifted = shift <= 1 and float(e.std()) < SHIFTED * shift
+    return shifted or (bool((x < 0).any()) and bool(((1 + x > 0) & (1 + y > 0)).all()))
+
+
+def _correlation(x: Tensor, y: Tensor) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    both = float(x.norm() * y.norm())
+    return float((x * y).sum()) / both if both else 0.0
