@@ -7,7 +7,7 @@ from typing import Any
 from quanterr import __version__
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.findings import Noticed, finding, of_folding, of_importance, of_plan
+from quanterr.findings import Noticed, finding, of_activations, of_folding, of_importance, of_plan
 from quanterr.findings.files import of_config, of_notes
 from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
@@ -175,6 +175,7 @@ class Assembly:
             *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
             *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
             *of_plan(self._plan),
+            *of_activations(self._plan),
             *of_folding(self._folded),
             *of_importance(self._covered),
             *self._noticed.findings(complete),

@@ -181,6 +181,43 @@ class TestScales:
         assert "warning" == told(compared(tmp_path, x, stored(x, clipped)))["saturated"].severity
 
 
+class TestScalesOfActivations:
+    @pytest.mark.parametrize(
+        ("value", "code", "severity"),
+        [
+            (math.nan, "scale_nonfinite", "error"),
+            (math.inf, "scale_nonfinite", "error"),
+            (0.0, "scale_zero", "warning"),
+            (-0.5, "scale_negative", "warning"),
+        ],
+    )
+    @pytest.mark.parametrize("ending", ["mlp.up_proj.input_scale", "self_attn.k_scale"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_that_nothing_can_be_scaled_by(self, tmp_path, ending, value, code, severity, dtype):
+        x, name = model(), f"layers.0.{ending}"
+        report = compared(tmp_path, x, stored(x) | {name: torch.tensor([0.5, value], dtype=dtype)})
+        (found,) = report.findings
+
+        assert (code, severity, [name]) == (found.code, found.severity, found.evidence["tensors"])
+        assert name in found.message
+        assert ("inconclusive" if severity == "error" else "pass") == report.verdict
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("layers.0.mlp.up_proj.input_scale", torch.tensor(0.5)),
+            ("layers.0.mlp.up_proj.input_zero_point", torch.tensor(0.0)),
+            ("layers.0.mlp.up_proj.input_scale", torch.zeros(4, dtype=torch.uint8)),
+            ("scaled_fp8", torch.zeros(2)),
+            ("layers.0.mlp.up_proj.input_activation_scale", torch.tensor(0.0)),
+        ],
+    )
+    def test_others_are_nothing_to_tell(self, tmp_path, name, value):
+        x = model()
+
+        assert [] == compared(tmp_path, x, stored(x) | {name: value}).findings
+
+
 @pytest.mark.parametrize(
     ("factor", "scale", "words"),
     [

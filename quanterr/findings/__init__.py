@@ -1,9 +1,10 @@
 """Findings: what is wrong or suspicious, with the evidence and what to do about it.
 
-Told from six kinds of evidence, by small functions that know nothing of each other:
+Told from seven kinds of evidence, by small functions that know nothing of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
 planned     headers, labels and what was tried before the run
+activations the few stored numbers that scale activations
 sums        the scales and sums of one weight
 layers      all weights together
 samples     repairs, tried on the first rows of the few weights that are worst off
@@ -15,6 +16,7 @@ rounding. So errors need proof, a repair that works or a level that no right wei
 
 from collections.abc import Sequence
 
+from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import CODES, finding
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
@@ -36,7 +38,7 @@ from quanterr.pairing import Pair, Plan
 from quanterr.report.model import Finding
 from quanterr.worker import Finished
 
-__all__ = ["CODES", "Noticed", "finding", "of_folding", "of_importance", "of_plan"]
+__all__ = ["CODES", "Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
 
 PROOFS = 3  # weights that are read again, until one shows that a factor mends it
 

@@ -35,7 +35,7 @@ CODES = {
     # scales and sums of one weight
     "nonfinite_original": Code("error", "NaN or infinite elements in the original"),
     "nonfinite_quantized": Code("error", "NaN or infinite elements in the quantized weight"),
-    "scale_nonfinite": Code("error", "scales that are NaN or infinite"),
+    "scale_nonfinite": Code("error", "scales, of weights or activations, that are NaN or infinite"),
     "scale_negative": Code("warning", "negative scales"),
     "scale_zero": Code("warning", "scales that are zero: their blocks are dead"),
     "scale_constant": Code("info", "every scale is 1, as if there were none"),
