@@ -14,6 +14,7 @@ Reference: ggml-org/llama.cpp tools/imatrix/imatrix.cpp, src/llama-quant.cpp (lo
 """
 
 import os
+import re
 import struct
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -26,7 +27,7 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import StoredFile
 from quanterr.chunks import Chunk
-from quanterr.conventions import atoms_of
+from quanterr.conventions import EXPERTS, atoms_of, canonical
 from quanterr.errors import CheckpointError
 from quanterr.gguf_names import architectures
 from quanterr.pairing import Pair
@@ -39,6 +40,7 @@ GGUF_MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 20
 MAX_NAME = 1 << 12
 MAX_VALUES = 1 << 30
+_SINGLE_EXPERT = re.compile(rf"(?:^|\.){EXPERTS}\.(\d{{1,9}})\.")  # in a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,28 +160,31 @@ def attach(pairs: list[Pair], found: dict[str, tuple[Tensor, Tensor]], architect
 
 
 def _importance_of(pair: Pair, found: dict[str, tuple[Tensor, Tensor]], architecture: str) -> Importance | None:
+    """That of the weight's columns; of a single expert's its own matrix out of those of the stack."""
     rows, cols = pair.original.matrix
-    atoms = [llama_name(architecture, atom) for atom in atoms_of(pair.name, pair.original.shape).names]
-    for name in (pair.codes[1][0].name, pair.codes[0][0].name, pair.name, f"{atoms[0]}.weight"):
-        if name in found:
-            means, counts = found[name]
-            expert = None
-            break
-        base, _, number = name.removesuffix(".weight").rpartition(".")
-        if number.isdecimal() and f"{base}.weight" in found:
-            means, counts = found[f"{base}.weight"]
-            expert = int(number) if len(atoms) == 1 else None
-            break
-    else:
+    path = atoms_of(pair.name, pair.original.shape).names[0]
+    atom = llama_name(architecture, path)
+    names = [pair.codes[1][0].name, pair.codes[0][0].name, pair.name, f"{atom}.weight"]
+    if (first := _expert_of(path)) is not None:
+        names.append(f"{atom.removesuffix(f'.{first}')}.weight")
+    name = next((name for name in names if name in found), None)
+    if name is None:
         return None
+    means, counts = found[name]
     if means.numel() % cols:
         return None
     means, counts = means.view(-1, cols), counts.expand(means.numel() // cols)  # a legacy file tells no matrices
-    if expert is not None and expert < len(means):
+    if (expert := _expert_of(pair.name)) is not None and len(means) > 1:
         means, counts = means[expert : expert + 1], counts[expert : expert + 1]
-    if rows % len(means):
+    if not len(means) or rows % len(means):
         return None
     return Importance(means.contiguous(), rows // len(means), int((counts == 0).sum()))
+
+
+def _expert_of(name: str) -> int | None:
+    """The number of a single expert."""
+    found = _SINGLE_EXPERT.search(canonical(name)[0])
+    return int(found[1]) if found else None
 
 
 def architecture_of(*checkpoints: Checkpoint) -> str:

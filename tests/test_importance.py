@@ -97,6 +97,47 @@ def test_each_expert_has_its_own(tmp_path, single):
     assert "importance_uncovered" in {finding.code for finding in report.findings}
 
 
+@pytest.mark.parametrize("experts", [3, 4])  # of 40 rows each: a stack's matrices divide them, or do not
+@pytest.mark.parametrize(
+    "single", ["mlp.experts.{}.up_proj", "block_sparse_moe.experts.{}.w3"], ids=["Qwen", "Mixtral"]
+)
+@pytest.mark.parametrize("kind", ["gguf", "dat"])
+def test_single_experts_beside_a_stack_have_each_their_own(tmp_path, experts, single, kind):
+    means = np.stack([np.roll(COLUMNS, 7 * e) for e in range(experts)])
+    x, y = numbers(experts, 40, 64).float(), numbers(experts, 40, 64, seed=1).float()
+    stack = "blk.0.ffn_up_exps.weight"
+    names = [f"model.layers.0.{single.format(e)}.weight" for e in range(experts)]
+    original = store(tmp_path / "x.safetensors", {name: x[e].clone() for e, name in enumerate(names)})
+    quantized = write_gguf(
+        tmp_path / "y.gguf",
+        [Stored(stack, "F32", tuple(y.shape), y.numpy().tobytes())],
+        [key("general.architecture", TEXT, "llama")],
+    )
+    path = tmp_path / f"m.{kind}"
+    if kind == "gguf":
+        gguf(path, {stack: (means, [5, 0, *range(6, 4 + experts)])})
+        means[1] = 1  # never counted
+    else:
+        path.write_bytes(legacy({stack: means}))
+    report = quanterr.compare(original, quantized, importance=path, device="cpu")
+    found = {row.layer_name: row.weighted_nmse for row in report.layers}
+
+    assert {name: pytest.approx(expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)} == found
+    assert ([1] if kind == "gguf" else []) == [
+        finding.evidence["experts"] for finding in report.findings if finding.code == "importance_uncovered"
+    ]
+
+
+def test_an_expert_that_the_stack_lacks_has_no_importance(tmp_path):
+    path = gguf(tmp_path / "m.gguf", {"blk.0.ffn_up_exps.weight": (np.stack([COLUMNS] * 2), [5, 6])})
+    names = [f"model.layers.0.mlp.experts.{e}.up_proj.weight" for e in range(3)]
+    files = [store(tmp_path / f"{n}.safetensors", {name: numbers(40, 64, seed=n) for name in names}) for n in range(2)]
+    report = quanterr.compare(*files, importance=path, device="cpu")
+
+    assert [True, True, False] == [row.weighted_nmse is not None for row in report.layers]
+    assert names[2] in next(f.message for f in report.findings if f.code == "importance_missing")
+
+
 def test_weights_that_the_matrix_lacks_are_told(tmp_path):
     more = {"model.layers.0.mlp.up_proj.weight": numbers(8, 64, seed=3)}
     report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), stored(tmp_path / "m.dat", "dat", COLUMNS), **more)
