@@ -105,7 +105,31 @@ def bf16(*shape):
     return torch.ones(shape, dtype=HALF)
 
 
+def scaled(said, codes=torch.float8_e4m3fn, **fields):
+    """A layer of 4 × 64 codes and a scale, labelled."""
+    return {
+        "a.weight": int8_codes(4, 64).view(codes),
+        "a.weight_scale": torch.ones(4, 1),
+        "a.comfy_quant": label(format=said, **fields),
+    }
+
+
 REFUSED = {
+    "fp8, another shape than the label's": (
+        scaled("float8_e4m3fn", orig_shape=[4, 32]),
+        (4, 64),
+        "the label's orig_shape is [4, 32], but the codes are a.weight (F8_E4M3 [4, 64])",
+    ),
+    "int8, another shape than the label's": (
+        scaled("int8_tensorwise", torch.int8, orig_shape=[64, 4]),
+        (4, 64),
+        "the label's orig_shape is [64, 4], but the codes are a.weight (I8 [4, 64])",
+    ),
+    "rotated int8, another shape than the label's": (
+        scaled("int8_tensorwise", torch.int8, convrot=True, convrot_groupsize=64, orig_shape=[4, 48]),
+        (4, 64),
+        "the label's orig_shape is [4, 48], but the codes are a.weight (I8 [4, 64])",
+    ),
     "convrot_w4a4, a scale a block": (
         w4a4(**{"a.weight_scale": torch.ones(4, 2)}),
         (4, 64),
@@ -248,6 +272,14 @@ REFUSED = {
         "its scale a.wscales (BF16 [2, 24]) and zero a.wzeros (BF16 [2, 20]) should be [1 or more, 24]",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "codes"), [("float8_e4m3fn", torch.float8_e4m3fn), ("int8_tensorwise", torch.int8)])
+def test_a_label_that_names_the_shape_of_codes_that_are_stored_unpadded_is_right(tmp_path, said, codes):
+    report = compared(tmp_path, {"a.weight": bf16(4, 64)}, scaled(said, codes, orig_shape=[4, 64]))
+
+    assert ["a.weight"] == [layer.layer_name for layer in report.layers]
+    assert [] == report.not_compared
 
 
 @pytest.mark.parametrize(("tensors", "shape", "says"), REFUSED.values(), ids=REFUSED)

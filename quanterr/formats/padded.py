@@ -104,6 +104,17 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
     return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
 
 
+def check_unpadded(parts: Parts) -> None:
+    """Hold the label's orig_shape against codes that are stored without padding.
+
+    Raises:
+        Misfit: it is not their shape; names both.
+    """
+    labelled, stored = labelled_shape(parts), parts.codes.shape
+    if labelled and labelled != stored:
+        raise Misfit(f"the label's orig_shape is {list(labelled)}, but the codes are {parts.codes}")
+
+
 def labelled_shape(parts: Parts) -> tuple[int, ...] | None:
     """What a label says of the original's shape."""
     return next((shape for label in parts.hints.labels if (shape := _orig_shape(label.fields))), None)

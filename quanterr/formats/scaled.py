@@ -35,6 +35,7 @@ from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.bits import Codes
 from quanterr.formats.comfy import check_granularity, check_labels
+from quanterr.formats.padded import check_unpadded
 from quanterr.tensors import Workspace
 
 Edges = tuple[int, int]
@@ -170,10 +171,11 @@ def fit_scaled(
     Where the scale fits no rule and all codes are zero, which is read then, the weight is zeros.
 
     Raises:
-        Misfit: a label that changes what the codes mean, or a scale that fits no rule.
+        Misfit: a label that changes what the codes mean or names another shape, or a scale that fits no rule.
     """
     codes, scale = parts["codes"], parts["scale"]
     comfy_format, doubts = check_labels(parts, labels, rotates)
+    check_unpadded(parts)
     dividing = _dividing(scale, codes.shape)
     try:
         grid = _labelled(parts, dividing) if comfy_format and dividing else fit_grid(scale, codes.shape, hints(parts))
