@@ -91,7 +91,7 @@ def gate(
         bool,
         typer.Option(
             "--update-baseline",
-            help="If all gates hold, make this report the baseline: writes the file that --baseline names.",
+            help="If all gates hold, warnings too, make this report the baseline: writes the file of --baseline.",
             rich_help_panel=PANEL,
         ),
     ] = False,
@@ -195,10 +195,19 @@ def _write(path: str, judged: "Verdict", to: "list[Target]", baseline: str | Non
     from quanterr.report.reading import read_report
 
     report = read_report(path).model_copy(update=judged._asdict())
-    if baseline is not None and judged.verdict == "pass":
+    against = _against_update(judged)
+    if baseline is not None and against is None:
         to = [*to, Target(OUTPUTS[0], Path(os.path.realpath(baseline)))]
     for target in to:
         write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
     if baseline is not None:
-        done = "is now this report" if judged.verdict == "pass" else f"is left as it was: {judged.verdict}"
+        done = "is now this report" if against is None else f"is left as it was: {against}"
         print(f"baseline {display(baseline)} {done}", file=sys.stderr)
+
+
+def _against_update(judged: "Verdict") -> str | None:
+    """Why the report does not become the baseline: a gate that only warns would be lowered by it as well."""
+    if judged.verdict != "pass":
+        return judged.verdict
+    failed = [gate.id for gate in judged.gates if gate.status == "fail"]
+    return f"gate {display(failed[0])} of severity warn does not hold" if failed else None

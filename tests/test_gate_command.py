@@ -242,6 +242,16 @@ class TestWhatIsWritten:
 
         assert Status.GATE_FAILED == gate(worse, "--require", "delta(snr_db) > 0", "--baseline", baseline).returncode
 
+    def test_the_baseline_is_left_where_only_a_warning_does_not_hold(self, stored, worse, tmp_path):
+        path, baseline = tmp_path / "thresholds.toml", tmp_path / "baseline.json"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "delta(snr_db) >= -0.5"\nseverity = "warn"\n')
+        baseline.write_text(stored.read_text())
+        done = gate(worse, "--thresholds", path, "--baseline", baseline, "--update-baseline")
+
+        assert Status.OK == done.returncode
+        assert done.stderr.endswith(f"baseline {baseline} is left as it was: gate x of severity warn does not hold\n")
+        assert stored.read_text() == baseline.read_text()
+
     def test_a_baseline_of_another_original_is_not_updated_even_if_no_rule_compares(self, stored, worse):
         fields = json.loads(worse.read_text())
         fields["original"]["tensors"] += 1
