@@ -155,6 +155,7 @@ def prepared(
         return lambda report: report
 
     from quanterr.gates import judged
+    from quanterr.gates.baseline import check_usable
     from quanterr.gates.judging import needed
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.gates.values import Values
@@ -163,6 +164,8 @@ def prepared(
     rules = read_rules(thresholds, require, fail_if, strict_warnings)
     check_baseline_use(rules, baseline is not None)
     before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
+    if before is not None:
+        check_usable(before)
     return lambda report: judged(report, rules, before)
 
 

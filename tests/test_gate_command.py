@@ -308,6 +308,15 @@ class TestCompare:
         assert Status.USAGE == done.returncode
         assert "no-such-original" not in done.stderr
 
+    def test_a_baseline_that_cannot_be_relied_on_costs_no_run(self, stored):
+        fields = json.loads(stored.read_text()) | {"complete": False}
+        stored.write_text(json.dumps(fields))
+        words = ("no-such-original", "no-such-quantized", "--require", "delta(snr_db) >= 0", "--baseline", stored)
+        done = call("compare", *words, env=LOCAL)
+
+        assert Status.USAGE == done.returncode
+        assert "quanterr: the baseline cannot be relied on: its run was interrupted; compare again" in done.stderr
+
     def test_a_baseline_of_something_else_keeps_the_comparison(self, worse, tmp_path):
         fields = json.loads(worse.read_text())
         fields["original"]["tensors"] += 1

@@ -279,10 +279,22 @@ class TestBaseline:
         assert "pass" == gate(made(lossless=["a"]), f"{function}(snr_db) == 0", made(lossless=["a"])).status
         assert "pass" == gate(made(lossless=["a"]), f"{function}(nmse) == 0", made(lossless=["a"])).status
 
-    def test_a_value_that_cannot_be_relied_on_in_the_baseline_is_undefined(self):
-        found = gate(made({"a": 30.0}), "delta(snr_db) >= 0", made({"a": 20.0}, findings=[finding("a")]))
+    @pytest.mark.parametrize("undefined", ["fail", "skip"])
+    @pytest.mark.parametrize(
+        ("spoil", "reason"),
+        [
+            ({"rows": [row("a", 20.0)], "findings": [finding("a")]}, "cannot be relied on in the baseline"),
+            ({"rows": [row("a", 20.0, finite=False)]}, "cannot be relied on in the baseline"),
+            ({"missing": ["a"]}, "was not compared in the baseline"),
+        ],
+        ids=["finding", "not finite", "missing"],
+    )
+    def test_a_layer_that_cannot_be_relied_on_in_the_baseline_is_never_skipped(self, undefined, spoil, reason):
+        before, report = made({"b": 30.0}, **spoil), made({"a": 30.0, "b": 30.0})
+        found = gate(report, "delta(snr_db) >= 0", before, undefined=undefined)
 
-        assert "cannot be relied on in the baseline" == found.violations[0].reason
+        assert [("a", reason)] == [(violation.layer, violation.reason) for violation in found.violations]
+        assert "pass" == judge(report, "snr_db >= 30", "delta(snr_db) >= -90", baseline=before).gates[0].status
 
     @pytest.mark.parametrize(
         ("before", "why"),
@@ -291,7 +303,6 @@ class TestBaseline:
             (made(LAYERS, original={"tensors": 3, "bytes": 301}), "different original: 301 bytes there, 300 here"),
             (made(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
             (made(LAYERS, settings={"outlier_threshold": 0.1}), "another outlier threshold: 0.1 there, 0.01 here"),
-            (made(LAYERS, complete=False), "its run was interrupted"),
             (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1.0 here"),
         ],
     )
@@ -299,8 +310,22 @@ class TestBaseline:
         with pytest.raises(UsageError) as caught:
             judge(made(LAYERS), "delta(snr_db) >= -1", baseline=before)
 
-        assert f"the baseline says nothing about this report: {'' if 'run' in why else 'it '}" in str(caught.value)
+        assert "the baseline says nothing about this report: it " in str(caught.value)
         assert why in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("before", "why"),
+        [
+            (made(LAYERS, complete=False), "its run was interrupted"),
+            (made(LAYERS, findings=[finding(None)]), "it is inconclusive: None: broken"),
+            (made(LAYERS, missing=["d"], findings=[finding(None)]), "it is inconclusive: None: broken"),
+            (made(LAYERS, verdict="inconclusive", reasons=["why"]), "it is inconclusive: why"),
+            (made(), "it is inconclusive: nothing was compared"),
+        ],
+    )
+    def test_that_cannot_be_relied_on_as_a_whole_is_refused(self, before, why):
+        with pytest.raises(UsageError, match=f"the baseline cannot be relied on: {why}; compare again for it"):
+            judge(made(LAYERS), Rule("id", parse("delta(snr_db) >= -1"), undefined="skip"), baseline=before)
 
     def test_of_another_device_is_taken(self):
         before = made(rows=[row("a", 20.0, original_norm=1 + 1e-9)])
@@ -434,6 +459,12 @@ class TestExplain:
         broken = Values(made({"a1": 20.0}, findings=[finding("a1")]))
         assert "does not hold: broken" in explain(broken, self.RULES, "a1")[1]
 
+    def test_says_that_a_layer_is_new(self):
+        rules = [Rule("new", parse("delta(snr_db) >= 0"), undefined="skip")]
+        lines = explain(Values(self.REPORT), rules, "a1", Values(made({"b": 30.0})))
+
+        assert "  rule new: delta(snr_db) >= 0: skips it: is not in the baseline" == lines[1]
+
     def test_names_the_nearest_layer(self):
         report = Values(made({"model.layers.0.mlp.weight": 1.0}))
         with pytest.raises(UsageError, match=r"no layer called .*did you mean model\.layers\.0\.mlp\.weight"):
@@ -487,7 +518,7 @@ def test_no_report_with_a_null_a_missing_layer_or_an_error_passes_a_rule_about_i
         "global": f"global(overall_snr_db) {sign} {limit!r}",
     }.get(function, f"{function}(snr_db) {sign} {limit!r}")
     undefined = "skip" if skip else "fail"
-    baseline = made(dict.fromkeys(states, 20.0)) if "delta" in function else None
+    baseline = made(dict.fromkeys(states or ["gone"], 20.0)) if "delta" in function else None
     found = judge(report, Rule("id", parse(text), undefined=undefined), baseline=baseline)
     about = [state for state in states.values() if state != "other" or function == "global"]
 
@@ -509,7 +540,7 @@ def test_a_rule_and_its_opposite_never_hold_both(made_up, function, sign, limit)
     report, states, _ = made_up
     metric = "overall_snr_db" if function == "global" else "snr_db > 3" if function == "share" else "snr_db"
     condition = parse(f"{function}({metric}) {sign} {limit!r}")
-    baseline = Values(made(dict.fromkeys(states, 20.0))) if "delta" in function else None
+    baseline = Values(made(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
     rules = [Rule("this", condition), Rule("opposite", condition.negated())]
 
     assert ["pass", "pass"] != [found.status for found in judge_values(Values(report), rules, baseline).gates]

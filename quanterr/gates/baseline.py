@@ -38,14 +38,30 @@ def difference(old: Extract, new: Extract) -> str | None:
     return None
 
 
+def check_usable(baseline: Values) -> None:
+    """Refuse a baseline that cannot be relied on as a whole; its layers that cannot stand against themselves alone.
+
+    Raises:
+        UsageError: it is incomplete or inconclusive, and not for the sake of some layers.
+    """
+    whole = [found for found in baseline.report["findings"] if found["severity"] == "error" and found["layer"] is None]
+    if not baseline.report["complete"]:
+        why = "its run was interrupted"
+    elif baseline.unreliable and (whole or not any(weight.trouble for weight in baseline.weights)):
+        why = f"it is inconclusive: {display((whole[0]['message'] if whole else baseline.unreliable[0]), 2000)}"
+    else:
+        return
+    raise UsageError(f"the baseline cannot be relied on: {why}; compare again for it, or give another report")
+
+
 def check_baseline(baseline: Values, values: Values) -> None:
     """Refuse a baseline that says nothing about this report.
 
     Raises:
-        UsageError: it is incomplete, or :func:`difference` finds one.
+        UsageError: as for :func:`check_usable`, or :func:`difference` finds one.
     """
-    why = difference(baseline.report, values.report) if baseline.report["complete"] else "its run was interrupted"
-    if why:
+    check_usable(baseline)
+    if why := difference(baseline.report, values.report):
         raise UsageError(f"the baseline says nothing about this report: {why}")
 
 

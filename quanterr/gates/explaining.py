@@ -36,7 +36,7 @@ def _explained(weight: Weight, rules: list[Rule], n: int, before: dict[str, Weig
         return "selects it; a later rule of the same id decides"
     numbers = numbers_of([weight], rule, before)
     if numbers.skipped:
-        return f"skips it: {condition.metric} is undefined"
+        return f"skips it: {numbers.skipped[0].reason}"
     if numbers.missing:
         return f"does not hold: {display(numbers.missing[0].reason or '', 2000)}"
     value = numbers.known[0][1]

@@ -80,11 +80,11 @@ class _Outcome(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The values of layers, and those without one: violations unless the rule skips them."""
+    """The values of layers, and those without one: violations unless the rule skips what is undefined."""
 
     known: list[tuple[Weight, float]]
     missing: list[Violation]
-    skipped: int
+    skipped: list[Violation]
 
 
 def _judged(values: Values, rules: list[Rule], n: int, baseline: Values | None) -> Gate:
@@ -130,7 +130,7 @@ def _of_layers(values: Values, rules: list[Rule], n: int, baseline: Values | Non
     return outcome._replace(
         judged=len(weights) + len(gone),
         identical=sum(weight.kind == "lossless" for weight in weights),
-        skipped=numbers.skipped,
+        skipped=len(numbers.skipped),
     )
 
 
@@ -143,31 +143,28 @@ def _gone(values: Values, before: dict[str, Weight], takes: Callable[[Weight], b
 
 def numbers_of(weights: list[Weight], rule: Rule, before: dict[str, Weight]) -> Numbers:
     """The values of layers that a rule looks at; ``before`` are those of the baseline by name."""
-    found = Numbers([], [], 0)
-    metric, compares = rule.condition.metric, rule.condition.function in OF_BASELINE
-    skipped = 0
+    found = Numbers([], [], [])
+    metric, function = rule.condition.metric, rule.condition.function
     for weight in weights:
-        value = weight.number(metric)
-        reason = weight.trouble
-        if reason is None and compares:
-            value, reason = _change(rule, value, before.get(weight.name))
-        if reason is None and value is not None and not isnan(value):
+        value, undefined, trouble = weight.number(metric), f"{metric} is undefined", weight.trouble
+        if function in OF_BASELINE:
+            old = before.get(weight.name)
+            trouble = trouble or _untrusted(old)
+            value = change(old.number(metric), value, function == "rel_delta") if old else None
+            undefined = undefined if old else "is not in the baseline"
+        if trouble is None and value is not None and not isnan(value):
             found.known.append((weight, value))
-        elif weight.trouble is None and rule.undefined == "skip":
-            skipped += 1
         else:
-            found.missing.append(Violation(weight.name, None, None, reason or f"{metric} is undefined"))
-    return found._replace(skipped=skipped)
+            skips = trouble is None and rule.undefined == "skip"
+            (found.skipped if skips else found.missing).append(Violation(weight.name, None, None, trouble or undefined))
+    return found
 
 
-def _change(rule: Rule, value: float | None, old: Weight | None) -> tuple[float | None, str | None]:
-    """Against the same layer of the baseline; or why there is no such value."""
-    if old is None or old.kind == "not_compared":
-        return None, "is not in the baseline"
-    if old.trouble:
-        return None, "cannot be relied on in the baseline"
-    relative = rule.condition.function == "rel_delta"
-    return change(old.number(rule.condition.metric), value, relative), None
+def _untrusted(old: Weight | None) -> str | None:
+    """Why nothing compares with a layer of the baseline. It is not skipped, as one that is new is: it may be worse."""
+    if old is None or old.trouble is None:
+        return None
+    return f"{'was not compared' if old.kind == 'not_compared' else 'cannot be relied on'} in the baseline"
 
 
 def _each(condition: Condition, numbers: Numbers) -> _Outcome:
