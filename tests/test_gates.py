@@ -130,10 +130,11 @@ class TestEveryFunction:
         for text in (f"{value} >= -100", f"{value} < -100"):
             with pytest.raises(UsageError, match='rule "id": no layer matches "nowhere"'):
                 gate(whole(), text, baseline_for(value), layers=("a", "nowhere"))
-            found = gate(whole(verdict="inconclusive"), text, baseline_for(value), layers=("a", "nowhere"))
+            for dead in ("nowhere", "!nowhere"):
+                found = gate(whole(verdict="inconclusive"), text, baseline_for(value), layers=("a", dead))
 
-            assert "fail" == found.status
-            assert 'no layer matches "nowhere"' in found.message
+                assert "fail" == found.status
+                assert f'no layer matches "{dead}"' in found.message
 
     @pytest.mark.parametrize("value", TABLE)
     def test_holds_neither_way_on_an_incomplete_report(self, value):
@@ -226,8 +227,21 @@ class TestSelection:
     def test_what_is_left_out_is_not_judged(self):
         assert "pass" == gate(made(LAYERS), "snr_db >= 30", layers=("!a",)).status
 
-    def test_leaving_out_what_is_not_there_does_no_harm(self):
-        assert "pass" == gate(made(LAYERS), "snr_db >= 20", layers=("!lm_head",)).status
+    def test_leaving_out_what_is_not_there_is_wrong_usage(self):
+        report = made({"model.mlp.up": 20.0}, lossless=["same"], other={"norm": 9.0})
+        for layers in (("!model.mpl*",), ("mlp", "!model.mpl*")):
+            with pytest.raises(UsageError, match=r'rule "id": no layer matches "!model\.mpl\*"; did you mean'):
+                gate(report, "snr_db >= 20", layers=layers)
+
+        assert "pass" == gate(report, "snr_db >= 20", layers=("!same", "!norm")).status
+
+    def test_what_was_not_compared_can_be_left_out(self):
+        assert "pass" == gate(made(LAYERS, missing=["gone"]), "snr_db >= 20", layers=("!gone",)).status
+
+    def test_a_pattern_of_layers_that_the_report_leaves_out_is_told_as_such(self):
+        report = made(LAYERS, selection={"patterns": ["attn", "!*.bias"]})
+        with pytest.raises(UsageError, match=r'no layer matches "!mlp".* \(the report is of attn !\*\.bias alone\)'):
+            gate(report, "snr_db >= 20", layers=("!mlp",))
 
     def test_a_layer_that_is_missing_elsewhere_is_no_reason(self):
         report = made(LAYERS, missing=["d"], findings=[finding("e")])

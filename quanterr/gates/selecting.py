@@ -25,16 +25,17 @@ def decider(rules: list[Rule], n: int) -> Callable[[Weight], bool]:
 
 
 def check_patterns(rules: list[Rule], values: Values) -> None:
-    """Raise UsageError for the first pattern that selects nothing."""
+    """Raise UsageError for the first pattern that matches nothing."""
     for rule in rules:
         if dead := dead_pattern(rule, values):
             raise UsageError(f'{rule.place}rule "{display(rule.id)}": {dead}')
 
 
 def dead_pattern(rule: Rule, values: Values) -> str | None:
-    """What to say of a pattern that selects nothing: it was misspelt, and the rule weaker than it looks."""
+    """What to say of a pattern that matches nothing, one that leaves out as well: the rule is not what it looks."""
     try:
-        Selection(word for word in rule.layers if not word.startswith("!")).check(w.name for w in values.weights)
+        Selection(rule.layers).check(weight.name for weight in values.weights)
     except UsageError as error:
-        return str(error)
+        patterns = values.report["selection"]["patterns"]
+        return f"{error} (the report is of {display(' '.join(patterns), 200)} alone)" if patterns else str(error)
     return None
