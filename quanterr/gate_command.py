@@ -131,6 +131,8 @@ def gate(
         raise UsageError("--update-baseline writes the file that --baseline names: name one")
     rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings)
     check_baseline_use(rules, baseline is not None, update_baseline)
+    if baseline is not None and _same_file(report, baseline):
+        raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older one")
     to = targets(outputs or [], [report, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
     values = Values(read_extract(report, *needed(rules)))
     before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
@@ -145,6 +147,14 @@ def gate(
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)
     raise typer.Exit(exit_status(judged, allow_partial))
+
+
+def _same_file(report: str, baseline: str) -> bool:
+    """Whether both are one file: nothing would have changed, whatever it says."""
+    try:
+        return os.path.samefile(report, baseline)
+    except (OSError, ValueError):  # reading them says which, and why
+        return False
 
 
 def prepared(

@@ -113,6 +113,23 @@ class TestStatus:
         assert Status.USAGE == done.returncode
         assert "the baseline says nothing about this report: it is of a different original" in done.stderr
 
+    @pytest.mark.parametrize("link", [os.link, os.symlink, None])
+    @pytest.mark.parametrize("words", [(), ("--update-baseline",)], ids=" ".join)
+    def test_2_for_a_baseline_that_is_the_report_itself(self, stored, link, words):
+        before, baseline = stored.read_text(), stored if link is None else stored.with_name("baseline.json")
+        if link:
+            link(stored, baseline)
+        done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", baseline, *words)
+
+        assert Status.USAGE == done.returncode
+        assert f"quanterr: --baseline {baseline}: is the report itself; give an older one" in done.stderr
+        assert before == stored.read_text()
+
+    def test_2_for_a_report_that_is_not_there_is_told_of_the_report(self, stored):
+        done = gate("no.json", "--require", "delta(snr_db) >= 0", "--baseline", stored)
+
+        assert (Status.UNREADABLE, "quanterr: no.json: no such file\n") == (done.returncode, done.stderr)
+
     @pytest.mark.parametrize("which", ["report", "baseline"])
     def test_3_for_a_report_that_cannot_be_read(self, stored, which):
         cut = stored.with_name("cut.json")
