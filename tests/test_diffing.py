@@ -128,6 +128,11 @@ class TestWhatCompares:
         assert found.difference
         assert next(diff_lines(found, 10)).startswith("warning: these do not compare: it ")
 
+    def test_is_one_of_the_same_original_where_a_layer_is_no_longer_finite(self):
+        found = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
+
+        assert (None, ["a"]) == (found.difference, [item.layer for item in found.better])
+
     def test_is_a_report_that_stands_elsewhere(self):
         assert of(made({"a": 30.0}), self.NEW).difference is None
 

@@ -341,6 +341,14 @@ class TestBaseline:
         with pytest.raises(UsageError, match=f"the baseline cannot be relied on: {why}; compare again for it"):
             judge(made(LAYERS), Rule("id", parse("delta(snr_db) >= -1"), undefined="skip"), baseline=before)
 
+    def test_a_layer_that_is_not_finite_does_not_tell_another_original(self):
+        broken, good = made(rows=[row("a", None, original_norm=0.9, finite=False)]), made({"a": 20.0})
+        found = judge(broken, "delta(snr_db) >= -1", baseline=good)
+
+        assert ("inconclusive", Status.INCONCLUSIVE) == (found.verdict, exit_status(found))
+        assert "has elements that are NaN or infinite" == found.gates[0].violations[0].reason
+        assert "fail" == gate(good, "delta(snr_db) >= -1", broken).status
+
     def test_of_another_device_is_taken(self):
         before = made(rows=[row("a", 20.0, original_norm=1 + 1e-9)])
 

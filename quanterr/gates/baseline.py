@@ -1,6 +1,7 @@
 """Two reports: whether they may be compared at all, and what changed from one to the other."""
 
 from math import copysign, inf, isclose, isinf
+from operator import itemgetter
 
 from quanterr.errors import UsageError
 from quanterr.gates.values import Values
@@ -14,8 +15,9 @@ NORM_TOLERANCE = 1e-6  # chunks are summed in float32 on a device, good to 1e-8
 def difference(old: Extract, new: Extract) -> str | None:
     """Why numbers of the two do not belong together; None where they do. Both need :data:`NORM`.
 
-    They have to be of the same original, the same selection and the same settings. The original is known by
-    its number of tensors, its bytes and the norm of every weight that both compare.
+    They have to be of the same original, the same selection and the same outlier threshold. The original is known
+    by its number of tensors, its bytes and the norm of every weight that both compare and that is finite in both:
+    a norm leaves out what is not.
     """
     for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
         if old["original"][key] != new["original"][key]:
@@ -24,11 +26,11 @@ def difference(old: Extract, new: Extract) -> str | None:
     if old["selection"] != new["selection"]:
         shown = [display(" ".join(report["selection"]["patterns"]) or "all layers") for report in (old, new)]
         return f"it is of a different selection: {shown[0]} there, {shown[1]} here"
-    if old["settings"] != new["settings"]:
-        shown = [str(report["settings"]["outlier_threshold"]) for report in (old, new)]
+    shown = [str(report["settings"]["outlier_threshold"]) for report in (old, new)]
+    if shown[0] != shown[1]:
         return f"it has another outlier threshold: {shown[0]} there, {shown[1]} here"
-    norms = {row["layer_name"]: row[NORM] for row in old["layers"]}
-    for row in new["layers"]:
+    norms = {row["layer_name"]: row[NORM] for row in old["layers"] if row["finite"]}
+    for row in filter(itemgetter("finite"), new["layers"]):
         before, after = norms.get(row["layer_name"]), row[NORM]
         if before is not None and after is not None and not isclose(before, after, rel_tol=NORM_TOLERANCE):
             return (
