@@ -51,7 +51,7 @@ def made(
         "original": {"tensors": 3, "bytes": 300},
         "quantized": {"bytes": 150},
         "selection": {"patterns": []},
-        "settings": {"outlier_threshold": 0.01},
+        "settings": {"outlier_threshold": 0.01, "importance": None},
         "coverage": {"original_compared_fraction": 0.75, "quantized_compared_fraction": 1.0},
         "findings": list(findings),
         "gates": [],

@@ -1,6 +1,7 @@
 """Rules against reports: what holds, and that nothing undefined, missing or broken ever does."""
 
 import operator
+import re
 from math import inf, nan, nextafter
 from statistics import fmean
 
@@ -53,6 +54,10 @@ OF_LAYERS = [value for value in TABLE if "snr_db" in value and "global" not in v
 
 def whole(**more):
     return made(LAYERS, findings=[finding(None, "warning")], **more)
+
+
+def weighted_by(path):
+    return {"outlier_threshold": 0.01, "importance": path}
 
 
 def baseline_for(value):
@@ -348,6 +353,25 @@ class TestBaseline:
         assert ("inconclusive", Status.INCONCLUSIVE) == (found.verdict, exit_status(found))
         assert "has elements that are NaN or infinite" == found.gates[0].violations[0].reason
         assert "fail" == gate(good, "delta(snr_db) >= -1", broken).status
+
+    @pytest.mark.parametrize(
+        ("there", "here"),
+        [("a/one.dat", "a/two.dat"), (None, "one.dat"), ("one.dat", None), ("C:\\m\\one.dat", "two.dat")],
+    )
+    def test_of_another_importance_matrix_is_refused_where_that_counts(self, there, here):
+        before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, here))
+        names = [re.split(r"[/\\]", path or "none")[-1] for path in (there, here)]
+        for rule in ("delta(weighted_snr_db) >= -1", "rel_delta(weighted_nmse) <= 1"):
+            with pytest.raises(UsageError, match="it has another importance matrix: {} there, {} here".format(*names)):
+                judge(after, "snr_db >= 1", rule, baseline=before)
+
+        assert "pass" == judge(after, "delta(snr_db) >= -1", "weighted_nmse <= 1", baseline=before).verdict
+
+    @pytest.mark.parametrize("there", ["/elsewhere/one.dat", "C:\\m\\one.dat", "one.dat"])
+    def test_of_the_same_importance_matrix_in_another_folder_is_taken(self, there):
+        before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, "m/one.dat"))
+
+        assert "pass" == gate(after, "delta(weighted_snr_db) >= -1", before).status
 
     def test_of_another_device_is_taken(self):
         before = made(rows=[row("a", 20.0, original_norm=1 + 1e-9)])

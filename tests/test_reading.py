@@ -66,6 +66,15 @@ def test_a_report_that_was_written_anew_says_the_same(stored, text, indent):
     assert text == read_report(stored).to_json()
 
 
+def test_what_older_reports_did_not_say_is_not_missed(stored, text):
+    fields = json.loads(text)
+    del fields["settings"]["importance"]
+    stored.write_text(json.dumps(fields))
+
+    assert read_extract(stored)["settings"]["importance"] is None
+    assert read_report(stored).settings.importance is None
+
+
 def test_what_a_newer_minor_version_adds_is_ignored(stored, text):
     fields = json.loads(text)
     fields["schema_version"] = "1.7"

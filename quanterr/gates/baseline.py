@@ -1,10 +1,11 @@
 """Two reports: whether they may be compared at all, and what changed from one to the other."""
 
+from collections.abc import Collection
 from math import copysign, inf, isclose, isinf
 from operator import itemgetter
 
 from quanterr.errors import UsageError
-from quanterr.gates.values import Values
+from quanterr.gates.values import WEIGHTED, Values
 from quanterr.report.reading import Extract
 from quanterr.text import display
 
@@ -26,9 +27,9 @@ def difference(old: Extract, new: Extract) -> str | None:
     if old["selection"] != new["selection"]:
         shown = [display(" ".join(report["selection"]["patterns"]) or "all layers") for report in (old, new)]
         return f"it is of a different selection: {shown[0]} there, {shown[1]} here"
-    shown = [str(report["settings"]["outlier_threshold"]) for report in (old, new)]
-    if shown[0] != shown[1]:
-        return f"it has another outlier threshold: {shown[0]} there, {shown[1]} here"
+    before, after = (report["settings"]["outlier_threshold"] for report in (old, new))
+    if before != after:
+        return f"it has another outlier threshold: {before} there, {after} here"
     norms = {row["layer_name"]: row[NORM] for row in old["layers"] if row["finite"]}
     for row in filter(itemgetter("finite"), new["layers"]):
         before, after = norms.get(row["layer_name"]), row[NORM]
@@ -56,15 +57,25 @@ def check_usable(baseline: Values) -> None:
     raise UsageError(f"the baseline cannot be relied on: {why}; compare again for it, or give another report")
 
 
-def check_baseline(baseline: Values, values: Values) -> None:
-    """Refuse a baseline that says nothing about this report.
+def check_baseline(baseline: Values, values: Values, metrics: Collection[str]) -> None:
+    """Refuse a baseline that says nothing about these metrics of this report.
 
     Raises:
-        UsageError: as for :func:`check_usable`, or :func:`difference` finds one.
+        UsageError: as for :func:`check_usable`, or :func:`difference` finds one, or a metric is weighted otherwise.
     """
     check_usable(baseline)
-    if why := difference(baseline.report, values.report):
+    why = difference(baseline.report, values.report)
+    if why is None and not WEIGHTED.isdisjoint(metrics):
+        why = _other_importance(baseline.report, values.report)
+    if why:
         raise UsageError(f"the baseline says nothing about this report: {why}")
+
+
+def _other_importance(old: Extract, new: Extract) -> str | None:
+    """Known by the file's name alone: its folder may be another on another machine."""
+    paths = (report["settings"]["importance"] for report in (old, new))
+    before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
+    return f"it has another importance matrix: {before} there, {after} here" if before != after else None
 
 
 def change(old: float | None, new: float | None, relative: bool) -> float | None:

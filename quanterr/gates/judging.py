@@ -43,7 +43,8 @@ def judge_values(values: Values, rules: list[Rule], baseline: Values | None = No
         UsageError: the baseline says nothing about this report, or a pattern of a rule selects nothing of it.
     """
     if baseline:
-        check_baseline(baseline, values)
+        compared = {rule.condition.metric for rule in rules if rule.condition.function in OF_BASELINE}
+        check_baseline(baseline, values, compared)
     if not values.unreliable:  # which weighs more, and may be why there is no such layer
         check_patterns(rules, values)
     gates = [_judged(values, rules, n, baseline) for n in range(len(rules))]

@@ -37,6 +37,7 @@ def _names(rows: tuple[Metric, ...]) -> dict[str, Metric]:
 
 LAYER_METRICS = _names(METRICS)
 MODEL_METRICS = _names(AGGREGATES)
+WEIGHTED = frozenset(("weighted_nmse", "weighted_snr_db"))  # undefined without an importance matrix
 
 
 class ReportMetric(NamedTuple):

@@ -34,6 +34,7 @@ T = TypeVar("T")
 Extract = dict[str, Any]  # the report's own keys, as `_parts` names them
 
 _TEXT = core.str_schema(strict=True)
+_LATER_TEXT = core.with_default_schema(core.nullable_schema(_TEXT), default=None)  # older reports do not have it
 _TRUTH = core.bool_schema(strict=True)
 _COUNT = core.int_schema(strict=True, ge=0)
 _NUMBER = core.float_schema(strict=True, allow_inf_nan=False)
@@ -96,7 +97,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, A
         "original": {"tensors": _COUNT, "bytes": _COUNT},
         "quantized": {"bytes": _COUNT},
         "selection": {"patterns": [_TEXT]},
-        "settings": {"outlier_threshold": _NUMBER},
+        "settings": {"outlier_threshold": _NUMBER, "importance": _LATER_TEXT},
         "coverage": {
             "original_compared_fraction": _OPTIONAL_NUMBER,
             "quantized_compared_fraction": _OPTIONAL_NUMBER,
