@@ -115,7 +115,7 @@ class TestWhatCompares:
         [
             made({"a": 30.0}, original={"tensors": 9, "bytes": 300}),
             made({"a": 30.0}, selection={"patterns": ["attn"]}),
-            made({"a": 30.0}, settings={"outlier_threshold": 0.5}),
+            made({"a": 30.0}, settings={"outlier_threshold": 0.5, "importance": None}),
             made(rows=[row("a", 30.0, original_norm=2.0)]),
         ],
         ids=["another model", "another selection", "other settings", "another original of the same shapes"],

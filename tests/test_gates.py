@@ -56,8 +56,8 @@ def whole(**more):
     return made(LAYERS, findings=[finding(None, "warning")], **more)
 
 
-def weighted_by(path):
-    return {"outlier_threshold": 0.01, "importance": path}
+def weighted_by(path, outlier_threshold=0.01):
+    return {"outlier_threshold": outlier_threshold, "importance": path}
 
 
 def baseline_for(value):
@@ -182,11 +182,26 @@ class TestIdenticalLayers:
 
     @pytest.mark.parametrize("metric", [name for name, r in LAYER_METRICS.items() if r.better == "lower"])
     def test_satisfy_every_bound_of_an_error(self, metric):
-        known = metric in EQUAL_LAYER
-        expected = "pass" if known or metric == "bits_per_weight" else "fail"
+        report = made(lossless=["a"], settings=weighted_by("one.dat"))
 
-        assert expected == gate(made(lossless=["a"]), f"{metric} <= 16").status
-        assert known or metric in ("bits_per_weight", "saturated_pct", "weighted_nmse")
+        assert ("fail" if metric == "saturated_pct" else "pass") == gate(report, f"{metric} <= 16").status
+        assert metric in EQUAL_LAYER or metric in ("bits_per_weight", "saturated_pct")
+
+    @pytest.mark.parametrize(
+        "rule",
+        ["weighted_snr_db >= 20", "weighted_nmse <= 1", "share(weighted_nmse <= 1) >= 1", "global(weighted_nmse) <= 1"],
+    )
+    @pytest.mark.parametrize("undefined", ["fail", "skip"])
+    def test_are_weighted_only_where_there_is_an_importance_matrix(self, rule, undefined):
+        weighted, plain = (made(lossless=["a"], settings=weighted_by(path)) for path in ("one.dat", None))
+
+        assert "pass" == gate(weighted, rule, undefined=undefined).status
+        assert "fail" == gate(plain, rule, undefined=undefined).status
+
+    def test_do_not_stand_in_for_a_layer_that_the_matrix_does_not_name(self):
+        report = made(rows=[row("b", 30.0, weighted_snr_db=None)], lossless=["a"], settings=weighted_by("one.dat"))
+
+        assert ["b"] == [violation.layer for violation in gate(report, "weighted_snr_db >= 20").violations]
 
     def test_stay_out_of_what_is_taken_over_layers(self):
         found = gate(made(LAYERS, lossless=["same"]), "mean(snr_db) >= 30")
@@ -321,7 +336,7 @@ class TestBaseline:
             (made(LAYERS, original={"tensors": 4, "bytes": 300}), "different original: 4 tensors there, 3 here"),
             (made(LAYERS, original={"tensors": 3, "bytes": 301}), "different original: 301 bytes there, 300 here"),
             (made(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
-            (made(LAYERS, settings={"outlier_threshold": 0.1}), "another outlier threshold: 0.1 there, 0.01 here"),
+            (made(LAYERS, settings=weighted_by(None, 0.1)), "another outlier threshold: 0.1 there, 0.01 here"),
             (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1.0 here"),
         ],
     )

@@ -4,6 +4,7 @@ The names are those of the report. Which there are comes from the rows of METRIC
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -85,7 +86,8 @@ def _equal(a: float) -> Sums:
     """The sums of a tensor and itself; its norm and its spread are whole numbers, so that nothing is rounded."""
     x = (a, a, 7 * a, 7 * a)
     total, energy = sum(map(exact, x)), sum(exact(value * value) for value in x)
-    return Sums(n=4, x_nonzero=4, x=total, y=total, x_abs=total, x_sq=energy, y_sq=energy, xy=energy, e_min=0.0)
+    of_both = Sums(n=4, x_nonzero=4, x=total, y=total, x_abs=total, x_sq=energy, y_sq=energy, xy=energy, e_min=0.0)
+    return replace(of_both, weighted_x_sq=energy)
 
 
 def _numbers(rows: tuple[Metric, ...], measured: Measured) -> dict[str, float]:
@@ -109,19 +111,27 @@ EQUAL_LAYER = _of_equal_tensors(METRICS)
 EQUAL_MODEL = _of_equal_tensors(AGGREGATES)
 
 
+def _perfect(equal: Mapping[str, float], report: Extract) -> Mapping[str, float]:
+    """Those that the report tells at all: nothing is weighted without an importance matrix."""
+    if report["settings"]["importance"]:
+        return equal
+    return {name: value for name, value in equal.items() if name not in WEIGHTED}
+
+
 class Weight(NamedTuple):
     """A tensor of the report. ``trouble`` says why no rule about it can hold."""
 
     name: str
     kind: str  # layers, other_changes, lossless, not_compared: where the report has it
     values: Mapping[str, Any]
-    trouble: str | None = None
+    trouble: str | None
+    perfect: Mapping[str, float]  # what the numbers are of a tensor that is the same on both sides
 
     def number(self, metric: str) -> float | None:
         """Its value, None where it is undefined. Of a tensor that is the same on both sides the perfect one."""
         if self.kind in ("layers", "other_changes"):
             return number(self.values, self.values["nonfinite"], metric)
-        return EQUAL_LAYER.get(metric, self.values.get(metric)) if self.kind == "lossless" else None
+        return self.perfect.get(metric, self.values.get(metric)) if self.kind == "lossless" else None
 
 
 class Values:
@@ -143,7 +153,7 @@ class Values:
     def of_model(self, metric: str) -> float | None:
         """A value of the aggregate; where no layer differs the perfect one, where there is none at all None."""
         if not self.report["layers"]:
-            return EQUAL_MODEL.get(metric) if self.report["lossless"] else None
+            return _perfect(EQUAL_MODEL, self.report).get(metric) if self.report["lossless"] else None
         return number(self.report["aggregate"], self.report["aggregate"]["nonfinite"], metric)
 
     def of_report(self, metric: str) -> float | None:
@@ -156,12 +166,13 @@ def _weights(report: Extract) -> list[Weight]:
     for found in reversed(report["findings"]):
         if found["severity"] == "error" and found["layer"] is not None:
             trouble[found["layer"]] = found["message"].removeprefix(f"{display(found['layer'])}: ")
+    perfect = _perfect(EQUAL_LAYER, report)
     weights = [
-        Weight(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _nonfinite(row))
+        Weight(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _nonfinite(row), perfect)
         for kind in ("layers", "other_changes", "lossless")
         for row in report[kind]
     ]
-    return weights + [Weight(name, "not_compared", {}, why) for name, why in trouble.items()]
+    return weights + [Weight(name, "not_compared", {}, why, perfect) for name, why in trouble.items()]
 
 
 def _nonfinite(row: Mapping[str, Any]) -> str | None:
