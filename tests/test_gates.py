@@ -208,6 +208,20 @@ class TestIdenticalLayers:
 
         assert ("pass", 30.0, 4, 1) == (found.status, found.observed, found.judged, found.identical)
 
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        {
+            "max(bits_per_weight)": 16.0,
+            "min(bits_per_weight)": 8.0,
+            "mean(bits_per_weight)": 12.0,
+            "share(bits_per_weight <= 8.5)": 0.5,
+        }.items(),
+    )
+    def test_count_for_what_they_cost(self, value, expected):
+        report = made(rows=[row("a", 30.0, bits_per_weight=8.0)], lossless=["same"])
+
+        assert expected == gate(report, f"{value} <= 100").observed
+
     def test_satisfy_limits_of_the_whole_model(self):
         assert "pass" == gate(made(lossless=["a"], overall=None), "global(overall_snr_db) >= 30").status
         assert "fail" == gate(made(lossless=["a"]), "global(compression_ratio) >= 0").status

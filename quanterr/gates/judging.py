@@ -181,10 +181,13 @@ def _each(condition: Condition, numbers: Numbers) -> _Outcome:
 
 
 def _together(condition: Condition, numbers: Numbers) -> _Outcome:
-    """All layers together. Those that are the same on both sides would flatter: they count if there are no others."""
+    """All layers together. Those that are the same on both sides would flatter: they count if there are no others.
+
+    What they cost (bits per weight) counts always: it is not perfect for being the same.
+    """
     if numbers.missing:
         return _Outcome(numbers.missing, worst_layer=numbers.missing[0].layer)
-    known = [value for weight, value in numbers.known if weight.kind != "lossless"]
+    known = [v for weight, v in numbers.known if weight.kind != "lossless" or condition.metric not in weight.perfect]
     known = known or [value for _, value in numbers.known]
     if not known:
         return _nothing(f"no selected layer has {condition.metric}")
