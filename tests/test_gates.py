@@ -116,6 +116,16 @@ class TestEveryFunction:
         found = gate(report, f"{value} >= -100", baseline_for(value), undefined="skip")
 
         assert ("pass", 3, 1) == (found.status, found.judged, found.skipped)
+        assert "3 layers, 1 of them skipped" in found.message
+
+    @pytest.mark.parametrize("value", OF_LAYERS)
+    def test_does_not_hold_where_all_that_differ_are_left_out(self, value):
+        report = made({"a": None, "b": None}, lossless=["same"])
+        before = made({"a": 20.0, "b": 20.0}, lossless=["same"]) if "delta" in value else None
+        found = gate(report, f"{value} >= -100", before, undefined="skip")
+
+        assert ("fail", 3, 2) == (found.status, found.judged, found.skipped)
+        assert "that differs has snr_db over 3 layers (1 identical), 2 of them skipped" in found.message
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
@@ -179,6 +189,13 @@ class TestIdenticalLayers:
 
         assert ("pass", 2, 2) == (found.status, found.judged, found.identical)
         assert "the same on both sides" in found.message
+
+    def test_that_are_skipped_are_told(self):
+        report = made(lossless=["a", "b"])
+        report["lossless"][0]["bits_per_weight"] = None
+        found = gate(report, "bits_per_weight <= 16", undefined="skip")
+
+        assert found.message.endswith("holds: 2 layers, 1 of them skipped, the same on both sides")
 
     @pytest.mark.parametrize("metric", [name for name, r in LAYER_METRICS.items() if r.better == "lower"])
     def test_satisfy_every_bound_of_an_error(self, metric):

@@ -127,7 +127,11 @@ def _of_layers(values: Values, rules: list[Rule], n: int, baseline: Values | Non
     numbers = numbers_of(weights, rule, before)
     gone = _gone(values, before, takes) if condition.function in OF_BASELINE else []
     numbers.missing.extend(gone)
-    outcome = _each(condition, numbers) if condition.per_layer else _together(condition, numbers)
+    differ = any(weight.kind != "lossless" for weight in weights)
+    if differ and not numbers.missing and all(weight.kind == "lossless" for weight, _ in numbers.known):
+        outcome = _nothing(f"no selected layer that differs has {condition.metric}")
+    else:
+        outcome = _each(condition, numbers) if condition.per_layer else _together(condition, numbers)
     return outcome._replace(
         judged=len(weights) + len(gone),
         identical=sum(weight.kind == "lossless" for weight in weights),
@@ -251,7 +255,7 @@ def _against(rule: Rule, outcome: _Outcome) -> str:
 
 def _for(rule: Rule, outcome: _Outcome) -> str:
     if outcome.judged and outcome.judged == outcome.identical:
-        return f"{count(outcome.judged, 'layer')}, the same on both sides"
+        return f"{count(outcome.judged, 'layer')}{_skipped(outcome)}, the same on both sides"
     said = "no layer differs" if outcome.observed is None else value_text(rule, outcome.observed)
     if outcome.worst_layer is None:
         return f"{said}{_over(outcome)}"
@@ -260,7 +264,11 @@ def _for(rule: Rule, outcome: _Outcome) -> str:
 
 def _layers(outcome: _Outcome) -> str:
     identical = f" ({outcome.identical:,} identical)" if outcome.identical else ""
-    return count(outcome.judged, "layer") + identical
+    return count(outcome.judged, "layer") + identical + _skipped(outcome)
+
+
+def _skipped(outcome: _Outcome) -> str:
+    return f", {outcome.skipped:,} of them skipped" if outcome.skipped else ""
 
 
 def _over(outcome: _Outcome) -> str:
