@@ -339,6 +339,19 @@ class TestBaseline:
         assert "fail" == gate(now, relative, before, undefined="skip").status
         assert "pass" == gate(made(lossless=["a"]), "delta(snr_db) >= 1000", made({"a": 90.0})).status
 
+    def test_a_layer_that_was_the_same_on_both_sides_is_told_as_such(self):
+        same, differs = made(lossless=["a"]), made({"a": 90.0})
+
+        def reason(rule, report, before):
+            return gate(report, rule, before).violations[0].reason
+
+        was = "; it was the same on both sides in the baseline"
+        assert f"delta(snr_db) is -inf{was}" == reason("delta(snr_db) >= -100", differs, same)
+        assert f"rel_delta(nmse) is inf{was}" == reason("rel_delta(nmse) <= 100", differs, same)
+        assert "delta(snr_db) is inf" == reason("delta(snr_db) <= 100", same, differs)
+        assert "delta(snr_db) is -inf" == reason("delta(snr_db) >= -100", made({"a": -inf}), differs)
+        assert "snr_db is -inf" == judge(made({"a": -inf}), "snr_db >= 1").gates[0].violations[0].reason
+
     @pytest.mark.parametrize("function", ["delta", "rel_delta"])
     def test_a_layer_that_stays_the_same_on_both_sides_did_not_change(self, function):
         assert "pass" == gate(made(lossless=["a"]), f"{function}(snr_db) == 0", made(lossless=["a"])).status

@@ -131,7 +131,7 @@ def _of_layers(values: Values, rules: list[Rule], n: int, baseline: Values | Non
     if differ and not numbers.missing and all(weight.kind == "lossless" for weight, _ in numbers.known):
         outcome = _nothing(f"no selected layer that differs has {condition.metric}")
     else:
-        outcome = _each(condition, numbers) if condition.per_layer else _together(condition, numbers)
+        outcome = _each(condition, numbers, before) if condition.per_layer else _together(condition, numbers)
     return outcome._replace(
         judged=len(weights) + len(gone),
         identical=sum(weight.kind == "lossless" for weight in weights),
@@ -172,9 +172,13 @@ def _untrusted(old: Weight | None) -> str | None:
     return f"{'was not compared' if old.kind == 'not_compared' else 'cannot be relied on'} in the baseline"
 
 
-def _each(condition: Condition, numbers: Numbers) -> _Outcome:
+def _each(condition: Condition, numbers: Numbers, before: dict[str, Weight]) -> _Outcome:
     """Every layer by itself."""
-    beyond = [_violation(condition, weight.name, v) for weight, v in numbers.known if not condition.holds(v)]
+    beyond = [
+        _violation(condition, weight.name, value, before.get(weight.name))
+        for weight, value in numbers.known
+        if not condition.holds(value)
+    ]
     beyond.sort(key=lambda violation: (violation.margin is not None, violation.margin))
     if violations := numbers.missing + beyond:
         return _Outcome(violations, violations[0].observed, violations[0].layer)
@@ -200,10 +204,14 @@ def _together(condition: Condition, numbers: Numbers) -> _Outcome:
     return _of_whole(condition, condition.statistic(known))
 
 
-def _violation(condition: Condition, layer: str | None, value: float) -> Violation:
-    if not isfinite(value):
+def _violation(condition: Condition, layer: str | None, value: float, old: Weight | None = None) -> Violation:
+    """``old`` is the same layer in the baseline."""
+    if isfinite(value):
+        return Violation(layer, value, _margin(condition, value), None)
+    if condition.function not in OF_BASELINE:
         return Violation(layer, None, None, f"{condition.metric} is {value}")
-    return Violation(layer, value, _margin(condition, value), None)
+    was = "; it was the same on both sides in the baseline" if old and old.kind == "lossless" else ""
+    return Violation(layer, None, None, f"{condition.function}({condition.metric}) is {value}{was}")
 
 
 def _margin(condition: Condition, value: float) -> float | None:
