@@ -42,8 +42,8 @@ def judge(
         baseline: an older report, for rules with ``delta`` or ``rel_delta``.
 
     Raises:
-        UsageError: no rule, one that cannot be understood, a baseline that is of another original or selection,
-            that no rule compares with, or that is not given and needed.
+        UsageError: no rule, one that cannot be understood, a pattern that matches nothing, a baseline that cannot be
+            relied on, is of another original or selection, that no rule compares with, or is not given and needed.
     """
     rules = read_rules(thresholds, require, fail_if)
     check_baseline_use(rules, baseline is not None)

@@ -7,7 +7,7 @@ id = "attn"                        # a later rule of the same id decides for the
 require = "snr_db >= 30"           # see expression.py
 layers = ["*.self_attn.*"]         # as --layers-to-compare; without: all weights
 severity = "error"                 # or "warn": is told, and decides only with --strict-warnings
-undefined = "fail"                 # or "skip": leaves out layers that have no such number
+undefined = "fail"                 # or "skip": leaves out layers without such a number; with delta, new ones
 reason = "below, prompts drift"    # why; is shown where the rule does not hold
 """
 
