@@ -258,8 +258,8 @@ class Assembly:
             reasons.append(f"interrupted: {done} of {len(self._plan.pairs)} weights were compared")
         if not self._plan.pairs and original.entries.keys().isdisjoint(quantized.entries):
             reasons.append(
-                f"nothing matches: the original has {listed(list(original.entries))}; "
-                f"the quantized checkpoint {listed(list(quantized.entries))}. Do the names differ by a prefix?"
+                f"nothing matches: the original has {_names(original)}; the quantized checkpoint {_names(quantized)}"
+                + (". Do the names differ by a prefix?" if original.entries and quantized.entries else "")
             )
         for bucket in NOT_COMPARED:
             names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
@@ -271,7 +271,13 @@ class Assembly:
             same = [f for f in errors if f.code == code]
             more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
             reasons.append(same[0].message + more)
+        if not self._plan.pairs and not reasons:
+            reasons.append("nothing was compared: no weight that is selected is on both sides")
         return reasons
+
+
+def _names(checkpoint: Checkpoint) -> str:
+    return listed(list(checkpoint.entries)) if checkpoint.entries else "no tensors"
 
 
 def _told(bucket: Bucket) -> str:

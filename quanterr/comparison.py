@@ -58,7 +58,7 @@ def compare(
     What cannot be compared is in ``report.not_compared`` and makes the verdict ``inconclusive``.
 
     Raises:
-        UsageError: a pattern that matches nothing, an unknown device.
+        UsageError: a pattern that matches nothing, patterns that leave nothing, an unknown device.
         CheckpointError: an input that is missing, damaged, or changes while it is read.
         ResourceError: no such device, or no memory.
     """

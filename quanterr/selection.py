@@ -39,11 +39,19 @@ class Selection:
         return taken and not any(matches(name) for _, matches in self._left)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise UsageError for a pattern that matches no name: it was misspelt; names the nearest."""
+        """Refuse what would compare nothing.
+
+        Raises:
+            UsageError: a pattern that matches no name, as a misspelt one: the nearest are told; patterns that
+                leave no name.
+        """
         names = list(names)
         for word, matches in self._taken + self._left:
             if not any(matches(name) for name in names):
                 raise UsageError(f'no layer matches "{display(word)}"{_nearest(word, names)}')
+        if self.patterns and not any(map(self.takes, names)):
+            shown = display(",".join(self.patterns))
+            raise UsageError(f'"{shown}" leaves no layer to compare: what it takes in it leaves out as well')
 
 
 def _words(pattern: str) -> list[str]:
@@ -70,7 +78,8 @@ def _matcher(word: str) -> Callable[[str], bool]:
 
 def _nearest(word: str, names: list[str]) -> str:
     components = {part for name in names for part in name.split(".") if not part.isdigit()}
-    near = get_close_matches(word.lstrip("!"), sorted(NAMED | ALIASES.keys() | components), n=3, cutoff=0.5)
+    near = get_close_matches(word.lstrip("!"), sorted(NAMED | ALIASES.keys() | components), n=9, cutoff=0.5)
+    near = [other for other in near if any(map(_matcher(other), names))][:3]
     if near:
         return f"; did you mean {', '.join(display(name) for name in near)}?"
     return f"; the layers are called {listed(names, 3)}"

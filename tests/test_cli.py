@@ -17,7 +17,7 @@ import torch
 from stored import original, pair, quantized, write
 
 import quanterr
-from quanterr.errors import Status
+from quanterr.errors import Status, UsageError
 
 TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
 PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
@@ -154,6 +154,15 @@ class TestInputs:
         assert Status.USAGE == done.returncode
         assert "attn" in done.stderr
 
+    @pytest.mark.parametrize("layers", ["mlp,!mlp", "!*"])
+    def test_a_selection_that_leaves_nothing_is_wrong_usage(self, checkpoints, layers):
+        x, y = checkpoints
+
+        assert Status.USAGE == call("compare", x, y, "-l", layers).returncode
+        assert Status.USAGE == call("rank", x, y, x, "-l", layers).returncode
+        with pytest.raises(UsageError, match="leaves no layer to compare"):
+            quanterr.compare(x, y, layers=[layers])
+
     def test_a_device_that_is_not_there_is_told(self, checkpoints):
         assert Status.USAGE == call("compare", *checkpoints, "--device", "tpu").returncode
         assert Status.ENVIRONMENT == call("compare", *checkpoints, "--device", "cuda:99").returncode
@@ -222,6 +231,24 @@ class TestStatus:
 
         assert Status.INCONCLUSIVE == call("compare", x, y, "-q").returncode
         assert Status.OK == call("compare", x, y, "-q", "--allow-partial").returncode
+
+    @pytest.mark.parametrize(
+        ("x", "y", "told"),
+        [
+            ({}, {"w": torch.ones(2, 2)}, "the original has no tensors; the quantized checkpoint w"),
+            ({}, {}, "the original has no tensors; the quantized checkpoint no tensors"),
+            (
+                {"v": torch.ones(2, 2)},
+                {"w": torch.ones(2, 2)},
+                "the original has v; the quantized checkpoint w. Do the names differ by a prefix?",
+            ),
+        ],
+    )
+    def test_that_nothing_matches_is_4(self, tmp_path, x, y, told):
+        done = call("compare", write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", y), "-q")
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert f"nothing matches: {told}" in done.stderr
 
     def test_nan_is_4(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())

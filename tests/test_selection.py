@@ -205,7 +205,6 @@ def test_every_alias_stands_for_a_role():
         (["!norm", "layers.0"], [ATTN, MLP]),
         (["!re:^model"], [HEAD]),
         (["up_proj", "!*experts*"], [MLP]),
-        (["attn", "!attn"], []),
     ],
 )
 def test_patterns_choose_what_is_compared(patterns, taken):
@@ -238,6 +237,20 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(patter
 
     assert 2 == raised.value.status
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("word", ["head", "!head", "lm_head", "haed"])
+def test_no_name_is_proposed_that_matches_nothing_either(word):
+    with pytest.raises(UsageError, match="; the layers are called model"):
+        Selection([word]).check(NAMES[:-1])
+
+
+@pytest.mark.parametrize("patterns", [["attn,!attn"], ["!*"], ["lm_head", "!head"], ["mlp,re:up_proj", "!re:."]])
+def test_patterns_that_leave_nothing_are_refused(patterns):
+    with pytest.raises(UsageError, match=r"leaves no layer to compare: what it takes in it leaves out") as raised:
+        Selection(patterns).check(NAMES)
+
+    assert ",".join(patterns) in str(raised.value)
 
 
 @pytest.mark.parametrize(
