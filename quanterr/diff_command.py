@@ -38,7 +38,7 @@ def diff(
     from quanterr.report.reading import read_extract
 
     gc.disable()  # what is read is kept to the end, and the end is near
-    reports = [read_extract(path, METRICS, AGGREGATES) for path in (old, new)]
+    reports = [read_extract(path, METRICS, AGGREGATES, verdict=True) for path in (old, new)]
     found = compared(reports[0], reports[1], (old, new), force)
     if as_json:
         _print(strict_json.dumps(found.to_dict(), indent=1))

@@ -215,4 +215,6 @@ class TestCommand:
         assert Status.USAGE == call("diff", other, reports[1]).returncode
         assert Status.OK == call("diff", other, reports[1], "--force").returncode
         assert Status.UNREADABLE == call("diff", reports[0], __file__).returncode
+        other.write_text(json.dumps(json.loads(reports[0].read_text()) | {"complete": False}))
+        assert Status.UNREADABLE == call("diff", reports[0], other).returncode
         assert Status.USAGE == call("diff", reports[0]).returncode

@@ -119,6 +119,57 @@ def test_a_report_that_lost_an_item_of_a_list_is_refused(lacking, tmp_path, key,
         read(tmp_path / "report.json")
 
 
+def with_item(key, **item):
+    """Something more in one of the lists, and their numbers mended."""
+
+    def edit(fields):
+        fields[key].append(item)
+        if key in fields["records"]:
+            fields["records"][key] += 1
+
+    return edit
+
+
+ABSENT = {"layer_name": "gone", "display_name": "gone", "side": "original", "bucket": "only_in_original"}
+BROKEN = {"code": "x", "severity": "error", "layer": None, "message": "no scale", "remedy": None, "evidence": {}}
+FAILED = {"id": "g", "require": "g", "layers": [], "severity": "error", "reason": None, "status": "fail", "judged": 1}
+FAILED |= {"identical": 0, "skipped": 0, "observed": 1.0, "limit": 2.0, "margin": -1.0, "worst_layer": "a"}
+FAILED |= {"message": "gate g does not hold", "violations": []}
+CONTRADICTIONS = {
+    "incomplete": (lambda fields: fields.update(complete=False), "the run was interrupted", "fail"),
+    "not compared": (
+        with_item("not_compared", **ABSENT, reason="has no counterpart", elements=1, bytes=2),
+        "gone was not compared",
+        "fail",
+    ),
+    "an error": (with_item("findings", **BROKEN), "no scale", "fail"),
+    "a failed gate": (with_item("gates", **FAILED), "gate g does not hold", "pass"),
+}
+
+
+@pytest.mark.parametrize(("edit", "told", "also"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+@pytest.mark.parametrize("read", [read_report, lambda path: read_extract(path, verdict=True)])
+def test_a_verdict_that_the_rest_contradicts_is_refused_and_the_right_one_is_not(stored, text, read, edit, told, also):
+    fields = json.loads(text)
+    edit(fields)
+    for verdict in ("pass", also):
+        stored.write_text(json.dumps(fields | {"verdict": verdict}))
+        with pytest.raises(ReportError, match=f"its verdict is {verdict}, and yet it says: {told}; it was edited"):
+            read(stored)
+
+    assert also == read_extract(stored)["verdict"]  # for gates, which form their own
+    stored.write_text(json.dumps(fields | {"verdict": "inconclusive"}))
+    read(stored)
+
+
+def test_a_gate_that_only_warns_contradicts_no_verdict(stored, text):
+    fields = json.loads(text)
+    with_item("gates", **FAILED | {"severity": "warn"})(fields)
+    stored.write_text(json.dumps(fields))
+
+    assert "pass" == read_report(stored).verdict
+
+
 def edited(**changes):
     def edit(text):
         return json.dumps(json.loads(text) | changes)

@@ -121,6 +121,7 @@ class TestErrors:
             (lambda text: text.replace('"snr_db": 3', '"snr_db": NaN, "x": 3', 1), "NaN"),
             (lambda text: text.replace('"verdict":', '"verdict": "pass", "verdict":', 1), "duplicate key"),
             (lambda text: text.replace('"total_layers": 6', '"total_layers": 5', 1), "was edited"),
+            (lambda text: text.replace('"verdict": "inconclusive"', '"verdict": "pass"', 1), "its verdict is pass"),
             (lambda text: "{}", "is not a report"),
             (lambda text: "", "empty file"),
         ],

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MAJOR = "1"  # of the schema versions that can be read
 HEAD = f'{{\n"schema": "{SCHEMA}",\n"schema_version": "{MAJOR}.'.encode()  # as the writer begins
 CHECKSUM = b',\n"checksum": "'
+LONG = 1000  # characters
 T = TypeVar("T")
 
 Extract = dict[str, Any]  # the report's own keys, as `_parts` names them
@@ -59,22 +60,32 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
         where,
         lambda raw: (Report.model_validate_json(raw, strict=True), counts.validate_json(raw)),
     )
-    _check(extract(report), counted["records"], where)
+    found = extract(report)
+    _check(found, counted["records"], where)
+    _check_verdict(found, where)
     return report
 
 
 def read_extract(
-    path: str | os.PathLike[str], metrics: Collection[str] = (), aggregates: Collection[str] = ()
+    path: str | os.PathLike[str],
+    metrics: Collection[str] = (),
+    aggregates: Collection[str] = (),
+    *,
+    verdict: bool = False,
 ) -> Extract:
     """The part of the report that :func:`extract` gives; the rest has to be JSON and no more.
 
+    ``verdict`` is for who relies on the verdict that it tells, where gates form their own.
+
     Raises:
-        ReportError: as for :func:`read_report`.
+        ReportError: as for :func:`read_report`; a verdict that what it holds contradicts only with ``verdict``.
     """
     where = display(os.fspath(path))
     validator = SchemaValidator(_schema(_parts(metrics, aggregates) | RECORDS))
     found: Extract = _validated(_bytes(path, where), where, validator.validate_json)
     _check(found, found.pop("records"), where)
+    if verdict:
+        _check_verdict(found, where)
     return found
 
 
@@ -109,7 +120,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, A
                 "message": _TEXT,
             }
         ],
-        "gates": [{"message": _TEXT}],
+        "gates": [{"message": _TEXT, "severity": _TEXT, "status": _TEXT}],
         "aggregate": {"total_layers": _COUNT, "nonfinite": core.dict_schema(_TEXT, _TEXT)}
         | _of_metrics(AGGREGATES, aggregates),
         "layers": [layer],
@@ -221,3 +232,18 @@ def _check(found: Extract, records: dict[str, int], where: str) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
         raise ReportError(f"{where}: {display(twice)} occurs twice among its layers: it was edited")
+
+
+def _check_verdict(found: Extract, where: str) -> None:
+    """A verdict has to be what compare and gate make of the rest."""
+    verdict, against = found["verdict"], []
+    if verdict != "inconclusive":
+        against += [] if found["complete"] else ["the run was interrupted"]
+        against += [f"{display(item['layer_name'])} was not compared" for item in found["not_compared"]]
+        against += [item["message"] for item in found["findings"] if item["severity"] == "error"]
+    if verdict == "pass":
+        failed = [gate for gate in found["gates"] if (gate["status"], gate["severity"]) == ("fail", "error")]
+        against += [gate["message"] for gate in failed]
+    if against:
+        told = display(against[0], LONG)
+        raise ReportError(f"{where}: its verdict is {verdict}, and yet it says: {told}; it was edited, compare again")
