@@ -1,6 +1,8 @@
 """The command line: arguments in, exit status out. What is slow to import is imported in the command."""
 
+import errno
 import gc
+import io
 import os
 import sys
 import traceback
@@ -374,11 +376,32 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
+class _Stderr(io.TextIOWrapper):
+    """Standard error that is given up where nothing can be written: what has to be known, the exit status tells."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            return len(text)
+
+
+def _prepare_streams() -> None:
+    """What an encoding does not have becomes ``\\uNNNN``; a stream that the caller closed leads nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the program
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    else:
+        sys.stderr = _Stderr(sys.stderr.buffer, sys.stderr.encoding, line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
 def main() -> None:
     """Run the command and leave at once: to take torch down in good order would take another 0.4 s."""
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the caller
-            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the end of the program
+    _prepare_streams()
     status = _run()
     try:
         sys.stdout.flush()
@@ -395,6 +418,8 @@ def _run() -> int:
     try:
         app(prog_name="quanterr")
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
+            return Status.BROKEN_PIPE
         return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
     except KeyboardInterrupt:  # before the work, or after it
         return Status.INTERRUPTED
@@ -407,6 +432,9 @@ def _run() -> int:
             print(
                 f"quanterr: out of memory{why}; more is needed than there is, or than a limit allows", file=sys.stderr
             )
+            return Status.ENVIRONMENT
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            print(f"quanterr: {error.strerror}", file=sys.stderr)
             return Status.ENVIRONMENT
         print(harmless(traceback.format_exc()), file=sys.stderr)
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)

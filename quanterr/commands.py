@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +66,8 @@ class Interrupt:
             os._exit(128 + number)
         self.signal = number
         self.stop.set()
-        os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+        with suppress(OSError):  # nobody hears it
+            os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
 
 
 def warn(findings: "Iterable[Finding]") -> None:

@@ -222,6 +222,42 @@ class TestOutputs:
         assert Status.ENVIRONMENT == done.returncode
         assert "No space left" in done.stderr
 
+    @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+    def test_what_an_encoding_does_not_have_is_escaped(self, tmp_path, encoding):
+        x = {"層.weight": torch.ones(2, 2)}
+        words = [
+            write(tmp_path / "x.safetensors", x),
+            write(tmp_path / "y.safetensors", {"層.weight": x["層.weight"] + 1}),
+        ]
+        done = call("compare", *words, env={"PYTHONIOENCODING": encoding}, encoding=encoding)
+
+        assert r"\u5c64.weight" in done.stdout, done.stderr
+        assert Status.OK == call("compare", "--help", env={"PYTHONIOENCODING": encoding}, encoding=encoding).returncode
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+class TestStreams:
+    WORDS = ("formats", "schema", "--help", "compare --help", "--version")
+
+    def status(self, words, redirected):
+        command = f"{sys.executable} -m quanterr {words} {redirected}; exit ${{PIPESTATUS[0]}}"
+        return subprocess.run(["bash", "-c", command], capture_output=True, timeout=60).returncode
+
+    @pytest.mark.parametrize("words", WORDS)
+    def test_no_reader_and_no_room_are_never_the_status_of_a_gate(self, words):
+        assert self.status(words, "2>&1 | true") in (Status.OK, Status.BROKEN_PIPE)  # it may be done before
+        assert Status.ENVIRONMENT == self.status(words, ">/dev/full")
+
+    @pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])
+    def test_where_nobody_hears_the_errors_the_status_is_the_same(self, checkpoints, tmp_path, redirected):
+        words, path = " ".join(map(str, checkpoints)), tmp_path / "report.json"
+
+        assert Status.OK == self.status(f"compare {words} -o {path}", redirected)
+        assert Status.GATE_FAILED == self.status(f"gate {path} --require 'snr_db >= 999'", redirected)
+        assert Status.USAGE == self.status("formats fp9", redirected)
+        assert Status.USAGE == self.status("compare --no-such-option", redirected)
+        assert Status.UNREADABLE == self.status("compare no such", redirected)
+
 
 class TestStatus:
     def test_what_was_not_compared_is_4_and_0_if_that_is_allowed(self, tmp_path):
