@@ -40,11 +40,15 @@ def defaults(context: typer.Context) -> dict[str, dict[str, Any]]:
     """
     commands = cast(TyperGroup, context.command).commands
     command = str(context.invoked_subcommand)
-    options = {
-        _long(option): option
-        for option in commands[command].params
-        if isinstance(option, TyperOption) and _long(option) not in INPUTS
+    options_of = {
+        name: {
+            _long(option): option
+            for option in known.params
+            if isinstance(option, TyperOption) and _long(option) not in INPUTS
+        }
+        for name, known in commands.items()
     }
+    options = options_of[command]
     values: dict[str, Any] = {}
     sources: list[str] = []
     settings = _found()
@@ -57,7 +61,7 @@ def defaults(context: typer.Context) -> dict[str, dict[str, Any]]:
             values[str(options[key].name)] = _beside(settings.path, key, _value(options[key], value, place))
         if table:
             sources.append(str(settings.path))
-    for variable, option, value in _of_environment(f"{PREFIX}_{command}_".upper(), options):
+    for variable, option, value in _of_environment(command, options_of):
         values[option] = value
         sources.append(variable)
     if sources:
@@ -94,7 +98,7 @@ def _found() -> _Settings | None:
 
 def _tables(path: Path) -> dict[str, Any] | None:
     """What a file says of quanterr, by command; None of a pyproject.toml that says nothing."""
-    where = display(str(path))
+    where, table = display(str(path)), "[compare]"
     try:
         tables: Any = tomllib.loads(path.read_bytes().decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -105,9 +109,9 @@ def _tables(path: Path) -> dict[str, Any] | None:
         tool = tables.get("tool")
         if not isinstance(tool, dict) or "quanterr" not in tool:
             return None
-        tables = tool["quanterr"]
+        tables, table = tool["quanterr"], "[tool.quanterr.compare]"
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise UsageError(f'{where}: options stand in the table of their command: [compare], then device = "cpu"')
+        raise UsageError(f'{where}: options stand in the table of their command: {table}, then device = "cpu"')
     return tables
 
 
@@ -154,11 +158,22 @@ def _beside(path: Path, key: str, value: Any) -> Any:
     return str(path.parent / value) if Path(value).suffix else value
 
 
-def _of_environment(prefix: str, options: Mapping[str, TyperOption]) -> Iterator[tuple[str, str, Any]]:
-    """Variable, option and value of each QUANTERR_COMPARE_…; of what may be given several times a line each."""
-    for variable in sorted(name for name in os.environ if name.startswith(prefix)):
-        value, key = os.environ[variable], variable.removeprefix(prefix).lower().replace("_", "-")
-        if key not in options:
-            raise UsageError(f"{display(variable)}: {_unknown(key, options, 'option')}")
-        if value:
-            yield variable, str(options[key].name), value.splitlines() if options[key].multiple else value
+def _of_environment(
+    command: str, options_of: Mapping[str, Mapping[str, TyperOption]]
+) -> Iterator[tuple[str, str, Any]]:
+    """Variable, option and value of each QUANTERR_COMPARE_…; of what may be given several times a line each.
+
+    Those of other commands have to be right as well: of a misspelt command nobody would ever hear.
+    """
+    known = {
+        f"{PREFIX}_{name}_{key}".upper().replace("-", "_"): (name, option)
+        for name, options in options_of.items()
+        for key, option in options.items()
+    }
+    for variable in sorted(name for name in os.environ if name.startswith(f"{PREFIX}_")):
+        if variable not in known:
+            raise UsageError(f"in the environment {_unknown(variable, known, 'setting')}")
+        name, option = known[variable]
+        value = os.environ[variable]
+        if name == command and value:
+            yield variable, str(option.name), value.splitlines() if option.multiple else value

@@ -91,6 +91,12 @@ class TestFile:
         assert "is not read: it lies beside weights" in finished.stderr
         assert "settings from" not in finished.stderr
 
+    def test_of_a_project_the_table_is_named_as_it_has_to_stand_there(self, checkpoints, project):
+        finished = compare(checkpoints, cwd=project("[tool.quanterr]\nrequire = 'snr_db >= 1'", "pyproject.toml"))
+
+        assert Status.USAGE == finished.returncode
+        assert "stand in the table of their command: [tool.quanterr.compare], then" in finished.stderr
+
     @pytest.mark.parametrize(
         ("text", "message"),
         [
@@ -115,11 +121,25 @@ class TestFile:
 
 
 class TestEnvironment:
-    def test_a_misspelt_variable_is_wrong_usage(self, checkpoints, tmp_path):
-        finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_COMPARE_REQIRE": "snr_db >= 1"})
+    @pytest.mark.parametrize(
+        ("variable", "meant"),
+        [
+            ("QUANTERR_COMPARE_REQIRE", "QUANTERR_COMPARE_REQUIRE"),
+            ("QUANTERR_COMPAR_REQUIRE", "QUANTERR_COMPARE_REQUIRE"),
+            ("QUANTERR_REQUIRE", "QUANTERR_GATE_REQUIRE"),
+            ("QUANTERR_GATE_THRESHOLD", "QUANTERR_GATE_THRESHOLDS"),
+        ],
+    )
+    def test_a_misspelt_variable_is_wrong_usage(self, checkpoints, tmp_path, variable, meant):
+        finished = compare(checkpoints, cwd=tmp_path, env={variable: "snr_db >= 1"})
 
         assert Status.USAGE == finished.returncode
-        assert "QUANTERR_COMPARE_REQIRE: no option is called reqire; did you mean require?" in finished.stderr
+        assert f"no setting is called {variable}; did you mean {meant}?" in finished.stderr
+
+    def test_a_variable_of_another_command_is_none_of_this_one(self, checkpoints, tmp_path):
+        finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_GATE_REQUIRE": "snr_db >= 999"})
+
+        assert Status.OK == finished.returncode
 
     def test_an_empty_variable_says_nothing(self, checkpoints, tmp_path):
         finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_COMPARE_DEVICE": ""})
