@@ -14,7 +14,7 @@ from stored import pair
 import quanterr
 
 README = make_readme.README.read_text()
-RECIPES = re.findall(r"^jq ((?:-e )?'[^']+') report\.json$", README, re.MULTILINE)
+RECIPES = re.findall(r"^jq ((?:-es )?'[^']+') report\.json$", README, re.MULTILINE)
 ISSUED = [
     "'.layers | sort_by(.snr_db) | .[0:5]'",
     "'.layers | map({name: .layer_name, mae: .mean_absolute_error})'",
@@ -60,7 +60,7 @@ def report(tmp_path_factory):
 @needs_jq
 class TestRecipes:
     def jq(self, recipe, report):
-        words = recipe.split(" ", 1) if recipe.startswith("-e") else [recipe]
+        words = recipe.split(" ", 1) if recipe.startswith("-es") else [recipe]
         return subprocess.run(
             ["jq", *words[:-1], words[-1].strip("'"), str(report)], capture_output=True, text=True, check=False
         )
@@ -108,6 +108,13 @@ class TestRecipes:
         spoil(spoilt)
         path = tmp_path / "report.json"
         path.write_text(json.dumps(spoilt))
+
+        assert 0 != self.jq(RECIPES[3], path).returncode
+
+    @pytest.mark.parametrize("times", [0, 2])
+    def test_the_gate_fails_closed_on_a_file_without_a_report_or_with_several(self, report, tmp_path, times):
+        path = tmp_path / "report.json"
+        path.write_text(times * report.read_text())
 
         assert 0 != self.jq(RECIPES[3], path).returncode
 
