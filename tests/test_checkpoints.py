@@ -282,6 +282,19 @@ def test_tensors_that_the_index_leaves_out_are_noted(folder):
     assert checkpoint.notes[0].endswith(": index does not list b; compared all the same")
 
 
+def test_a_shard_that_the_index_does_not_name_is_noted(folder):
+    shards(folder, A, B)
+    assert () == opened(folder).notes
+    write_index(folder, dict.fromkeys(A, "model-00001-of-00002.safetensors"))
+    write(folder / "model-00003-of-00009.safetensors", B)  # of another series
+    checkpoint = opened(folder)
+
+    assert list(A) == list(checkpoint.entries)
+    assert (
+        f"{folder}: index names nothing of model-00002-of-00002.safetensors, beside it; left out",
+    ) == checkpoint.notes
+
+
 def test_an_unknown_field_of_an_entry_is_noted(tmp_path):
     path = raw_header(tmp_path / "w.safetensors", as_header({"w": entry(strides=[1])}), b"1234")
 

@@ -167,7 +167,7 @@ def _open_files(
                     raise _shard_conflict(entries[entry.name], entry)
                 entries[entry.name] = entry
         if index is not None:
-            notes += _check_index(index, entries, display(given))
+            notes += _check_index(index, entries, display(given)) + _unnamed_shards(paths, display(given))
         notes += _twins(entries, display(given))
         config: dict[str, Any] = {}
         if ggufs:  # a GGUF file tells all of itself: what lies beside it is another checkpoint's
@@ -225,6 +225,17 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
             raise CheckpointError(f"{given}: index: {display(name)} is not in {display(shard)}")
     unlisted = [name for name in entries if name not in index]
     return [f"{given}: index does not list {listed(unlisted)}; compared all the same"] if unlisted else []
+
+
+def _unnamed_shards(paths: list[Path], given: str) -> list[str]:
+    """A note on shards of the same series that lie beside those that the index names."""
+    series = {
+        (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
+    }
+    found = [match for name in sorted(os.listdir(paths[0].parent)) if (match := SHARD.fullmatch(name))]
+    names = [match[0] for match in found if (match["stem"], match["total"], match["suffix"]) in series]
+    left = [name for name in names if paths[0].parent / name not in paths]
+    return [f"{given}: index names nothing of {listed(left)}, beside it; left out"] if left else []
 
 
 def _twins(names: Iterable[str], given: str) -> list[str]:
