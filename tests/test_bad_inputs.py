@@ -825,11 +825,11 @@ def test_strange_names_are_whole_in_the_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [15, 49, 72])
 def test_bad_input_leaves_the_earlier_report_untouched(tmp_path: Path, number: int) -> None:
-    (tmp_path / "report.json").write_text("old")
+    (tmp_path / "report.json").write_text('{"schema": "quanterr.report"} old')
     row = next(row for row in TABLE if row.number == number)
 
     assert row.status == done(row, tmp_path, "-o", str(tmp_path / "report.json")).status
-    assert "old" == (tmp_path / "report.json").read_text()
+    assert '{"schema": "quanterr.report"} old' == (tmp_path / "report.json").read_text()
 
 
 def test_inspect_and_rank_are_lenient_on_demand_too(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class TestOpenFiles:
         assert "safetensors: too many open files; raise the limit with `ulimit -n`" in done.stderr
 
 
-OLD = "quanterr: an earlier report"
+OLD = '{"schema": "quanterr.report"}  an earlier report'
 SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATED, signal.SIGKILL: -signal.SIGKILL}
 
 

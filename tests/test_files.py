@@ -11,7 +11,7 @@ from sample_reports import report_of, tiny
 from stored import as_nobody
 
 from quanterr.errors import ResourceError, UsageError
-from quanterr.report import OUTPUTS
+from quanterr.report import OUTPUTS, ranking
 from quanterr.report.files import Target, output_named, targets, update, write
 
 JSON = OUTPUTS[0]
@@ -66,7 +66,7 @@ def test_a_dash_is_json_on_standard_output():
 
 def test_a_file_is_not_replaced_if_it_is_asked_to_stay(tmp_path):
     there, new = tmp_path / "there.json", tmp_path / "new.json"
-    there.write_text("{}")
+    there.write_text('{"schema": "quanterr.report"}')
 
     assert [new, None] == [target.path for target in targets([str(new), "-"], [], no_clobber=True)]
     with pytest.raises(ResourceError, match=r"there\.json: exists, and --no-clobber is given"):
@@ -135,17 +135,46 @@ def test_an_earlier_report_among_the_inputs_may_be_replaced_and_nothing_else(tmp
         targets([str(path)], [str(tmp_path)])
 
 
-@pytest.mark.parametrize("around", ["", "my own words\n"])
-def test_a_markdown_file_of_somebody_is_never_replaced(tmp_path, report, around):
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
+def test_an_earlier_output_or_an_empty_file_may_be_replaced_and_no_file_of_somebody(tmp_path, report, output):
+    path = tmp_path / f"mine{output.suffix}"
+    path.write_text("")
+    assert [Target(output, path)] == targets([str(path)], [])
+    for other in OUTPUTS:
+        write(Target(output, path), lambda file, other=other: other.write(report, file))
+        assert [Target(output, path)] == targets([str(path)], [])
+
+    for text in ("mine", "\n", "# quanterr\n", '{"tool": "quanterr"}'):
+        path.write_text(text)
+        with pytest.raises(UsageError, match="exists and is not a report; ") as raised:
+            targets([str(path)], [])
+        assert 2 == raised.value.status
+
+
+def test_an_earlier_ranking_may_be_replaced(tmp_path):
+    path = tmp_path / "ranking.json"
+    path.write_text(f'{{"schema": "{ranking.SCHEMA}", "schema_version": "1.0"}}')
+
+    assert [Target(JSON, path)] == targets([str(path)], [])
+
+
+def test_a_document_that_begins_with_a_section_is_somebodys(tmp_path, report):
     path = tmp_path / "README.md"
     write(Target(output_named("md"), path), lambda file: output_named("md").write(report, file))
-    path.write_text(path.read_text() + around)
+    assert [Target(output_named("md"), path)] == targets([str(path)], [])
+    path.write_text(path.read_text() + "my own words\n")
 
-    if not around:
-        assert [Target(output_named("md"), path)] == targets([str(path)], [])
-    else:
-        with pytest.raises(UsageError, match=r"quanterr render REPORT --update .*README\.md"):
-            targets([str(path)], [])
+    for output in OUTPUTS:
+        with pytest.raises(UsageError, match=r"exists and is not a report; "):
+            targets([str(path)], [], output)
+    with pytest.raises(UsageError, match=r"quanterr render REPORT --update .*README\.md"):
+        targets([str(path)], [])
+
+
+def test_standard_output_carries_one_document():
+    for given in (["-", "-"], ["-", "/dev/stdout"]):
+        with pytest.raises(UsageError, match="standard output carries one document"):
+            targets(given, [])
 
 
 def test_a_folder_is_no_output(tmp_path):
@@ -238,7 +267,7 @@ def test_a_symbolic_link_stays_one(tmp_path, exists):
     (tmp_path / "there").mkdir()
     path, real = tmp_path / "report.json", tmp_path / "there" / "real.json"
     if exists:
-        real.write_text("old")
+        real.write_text('{"schema": "quanterr.report"}')
     path.symlink_to(real)
 
     write(*targets([str(path)], []), render)

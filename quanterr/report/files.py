@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 BEGINNING = 128  # bytes
-MARK = b"quanterr"
+# JSON, JSON Lines and a ranking; CSV; HTML; JUnit. Markdown is a section that may lie in somebody's document.
+MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.report -->", b'name="quanterr: ')
+SECTION = b"<!-- quanterr:begin -->", b"<!-- quanterr:end -->"
 
 
 class Target(NamedTuple):
@@ -36,10 +38,13 @@ def targets(
     ``no_clobber`` no file may be there yet.
 
     Raises:
-        UsageError: an unknown suffix, a path that is one of the inputs or lies in one, or a document of somebody's.
+        UsageError: an unknown suffix, a path that is one of the inputs or lies in one, a file that is none of
+            our outputs, standard output twice.
         ResourceError: a folder that is missing or cannot be written to, a file that is not to be replaced.
     """
     made = [_target(path, list(inputs), output) for path in given]
+    if [target.path for target in made].count(None) > 1:
+        raise UsageError("--output-report -: given twice; standard output carries one document")
     for target in made if no_clobber else []:
         if target.path is not None and target.path.is_file():
             raise ResourceError(f"--output-report {display(str(target.path))}: exists, and --no-clobber is given")
@@ -68,8 +73,10 @@ def _checked(path: Path, output: Output | None, where: str, inputs: list[str]) -
         raise UsageError(f"{where}: is a folder")
     if path.exists() and any(_lies_in(path, name) for name in inputs):
         raise UsageError(f"{where}: is an input, or one of its files")
-    if output and output.name == "md" and path.is_file() and not _is_section(path):
-        remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
+    if path.is_file() and path.stat().st_size and not _is_output(path):
+        remedy = "choose another name, or remove it"
+        if output and output.name == "md":
+            remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
         raise UsageError(f"{where}: exists and is not a report; {remedy}")
     if not path.parent.is_dir():
         raise ResourceError(f"{where}: no such folder: {display(str(path.parent))}")
@@ -86,15 +93,12 @@ def _lies_in(path: Path, given: str) -> bool:
 
 
 def _is_output(path: Path) -> bool:
-    """Whether it is one of our own outputs, which all name themselves within their first characters."""
+    """Whether it is one of our own outputs and nothing else; all of them name themselves at their beginning."""
     with path.open("rb") as file:
-        return MARK in file.read(BEGINNING)
-
-
-def _is_section(path: Path) -> bool:
-    """Whether it is a Markdown output, with nothing of anybody else's around it."""
-    text = path.read_bytes().strip()
-    return text.startswith(b"<!-- quanterr:begin -->") and text.endswith(b"<!-- quanterr:end -->")
+        beginning = file.read(BEGINNING)
+    if beginning.lstrip().startswith(SECTION[0]):
+        return path.read_bytes().rstrip().endswith(SECTION[1])
+    return any(mark in beginning for mark in MARKS)
 
 
 def output_named(name: str) -> Output:
