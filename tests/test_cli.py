@@ -18,6 +18,7 @@ from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.errors import Status, UsageError
+from quanterr.report.as_table import NARROWEST
 
 TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
 PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
@@ -88,7 +89,7 @@ class TestTable:
         assert "\x1b" not in call("compare", *checkpoints, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
         assert "\x1b" not in call("compare", *checkpoints, env={"FORCE_COLOR": "0"}).stdout
 
-    @pytest.mark.parametrize("columns", ["60", "80", "abc", "0"])
+    @pytest.mark.parametrize("columns", ["1", "40", "60", "80", "abc", "0"])
     def test_a_narrow_table_leaves_out_columns_and_cuts_nothing_short(self, checkpoints, columns):
         out = call("compare", *checkpoints, env={"COLUMNS": columns}).stdout
 
@@ -96,7 +97,9 @@ class TestTable:
         assert "SNR dB" in out
         if columns.isdecimal() and int(columns):
             tables = [line for line in out.splitlines() if line.startswith(("|", "+"))]
-            assert max(map(len, tables)) <= int(columns)
+            assert max(map(len, tables)) <= max(int(columns), NARROWEST)
+        assert all(line.endswith(("|", "+")) for line in out.splitlines() if line.startswith(("|", "+")))
+        assert "| 99 % of |e| below |" in out
 
     def test_top_layers_and_sort_by(self, checkpoints):
         out = call("compare", *checkpoints, "--top-layers", "1", "--sort-by", "max").stdout

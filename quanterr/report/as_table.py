@@ -32,6 +32,7 @@ from quanterr.text import count, display, size
 BAR = 12  # characters
 BAR_DB = 60  # an SNR from which the bar is empty
 NO_LIMIT = 1 << 16  # columns
+NARROWEST = 48  # in which no table has to cut anything
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
 SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MAX_FINDINGS = 10
@@ -59,7 +60,8 @@ def console(file: IO[str], color: str = "auto") -> Console:
     """
     colored = _colored(file, color)
     columns = os.environ.get("COLUMNS", "")
-    width = None if file.isatty() else int(columns) if columns.isdecimal() and int(columns) else NO_LIMIT
+    asked = int(columns) if columns.isdecimal() else 0
+    width = None if file.isatty() else max(asked, NARROWEST) if asked else NO_LIMIT
     return _Console(
         file=file, force_terminal=colored, no_color=not colored, width=width, highlight=False, markup=False, emoji=False
     )
@@ -136,8 +138,8 @@ def _aggregate(report: Report, plain: bool) -> Table:
         ("bits per weight", number(a.bits_per_weight)),
         ("size", f"{size(a.original_bytes)} -> {size(a.quantized_bytes)}, {number(a.compression_ratio)} to 1"),
     ]
-    for _ in range(2):
-        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for cell in cells:
         table.add_row(*cell)
     return table
