@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import traceback
+from difflib import get_close_matches
 from enum import StrEnum
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ from quanterr.commands import Color, Interrupt, Lenient, NoClobber, printing, wa
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.gate_command import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.metrics import OUTLIER
-from quanterr.text import harmless, unicode
+from quanterr.text import display, harmless, unicode
 
 if TYPE_CHECKING:
     from quanterr.report.files import Target
@@ -358,7 +359,11 @@ def formats(
         return
     found = next((row for row in FORMATS if row.name == name), None)
     if found is None:
-        raise UsageError(f"no format is called {name!r}; they are {', '.join(row.name for row in FORMATS)}")
+        names = [row.name for row in FORMATS]
+        held = sorted((known for known in names if name in known), key=lambda known: not known.startswith(name))
+        near = list(dict.fromkeys([*held, *get_close_matches(name, names)]))
+        told = f"did you mean {', '.join(near)}?" if name and near else f"they are {', '.join(names)}"
+        raise UsageError(f"no format is called {display(name)}; {told}")
     typer.echo(f"{found.name}: {found.summary}\nneeds {found.told_needs}\n\n{found.specification.strip()}")
 
 

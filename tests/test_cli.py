@@ -112,6 +112,9 @@ class TestTable:
         assert "" == done.stdout
         assert done.stderr.startswith("quanterr: pass: 2 layers, ")
 
+    def test_one_layer_is_told_as_one(self, checkpoints):
+        assert call("compare", *checkpoints, "-q", "-l", "attn").stderr.startswith("quanterr: pass: 1 layer, ")
+
     def test_verbose_says_what_decided(self, checkpoints):
         assert "codes F8_E4M3, scale model.layers.0" in call("compare", *checkpoints, "-v").stdout
 
@@ -391,4 +394,20 @@ def test_formats_lists_every_row_and_prints_a_specification():
 
     assert [row.name for row in FORMATS] == [line.split()[0] for line in listed]
     assert "Reference:" in call("formats", "fp8_block").stdout
-    assert Status.USAGE == call("formats", "fp9").returncode
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("int8", "int8; did you mean int8_convrot, int8_tensor, int8_row, int8_block, bnb_int8, "),
+        ("fp8_blok", "fp8_blok; did you mean fp8_block"),
+        ("zzz", "zzz; they are "),
+        ("", '""; they are '),
+    ],
+)
+def test_a_format_that_there_is_not_is_wrong_usage_and_the_near_ones_are_told(name, told):
+    done = call("formats", name)
+
+    assert Status.USAGE == done.returncode
+    assert f"no format is called {told}" in done.stderr
+    assert ("nvfp4" in done.stderr) == ("they are" in told)

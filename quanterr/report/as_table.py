@@ -112,7 +112,7 @@ def show(
 
 def brief(report: Report) -> str:
     """Verdict, the one number and the reasons on one line, for ``--quiet``."""
-    snr = f"{report.aggregate.total_layers:,} layers, {db(report.aggregate.overall_snr_db, ' dB')}; "
+    snr = f"{count(report.aggregate.total_layers, 'layer')}, {db(report.aggregate.overall_snr_db, ' dB')}; "
     reasons = "; ".join(sentence(reason) for reason in report.reasons)
     return f"quanterr: {report.verdict}: {snr if report.layers else ''}{reasons}"
 
