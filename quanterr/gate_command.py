@@ -186,13 +186,12 @@ def not_judged(report: "Report", error: UsageError) -> "Report":
 
 
 def tell(judged: "Verdict | Report") -> None:
-    """The gates on standard error; on GitHub in the job's summary and as annotations as well."""
+    """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
     from quanterr.gates import github
     from quanterr.gates.as_text import gate_lines
 
-    if not judged.gates:
-        return
-    print("\n".join(gate_lines(judged.gates)), file=sys.stderr)
+    if judged.gates:
+        print("\n".join(gate_lines(judged.gates)), file=sys.stderr)
     if not github.here():
         return
     for line in github.annotations(judged):

@@ -359,6 +359,21 @@ class TestGitHub:
         assert 1 == done.stderr.count("\n::error title=quanterr::gate snr_db >= 99 does not hold")
         assert "" == done.stdout
 
+    @pytest.mark.parametrize("words", [("-q",), ("-o", "-")])
+    def test_gets_the_verdict_of_compare_without_gates(self, tmp_path, words):
+        path, (x, y) = tmp_path / "summary.md", pair(tmp_path)
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        good = call("compare", x, y, *words, env=env)
+        bad = call("compare", x, write(tmp_path / "less.safetensors", {"other": torch.ones(2, 2)}), *words, env=env)
+        first, reason = path.read_text().split("### quanterr: inconclusive\n\n")
+
+        assert "### quanterr: pass\n\n" == first
+        assert reason.startswith("- ")
+        assert "| gate |" not in reason
+        assert (Status.OK, Status.INCONCLUSIVE) == (good.returncode, bad.returncode)
+        assert "::error" not in good.stderr
+        assert 1 == bad.stderr.count("::error title=quanterr::inconclusive: ")
+
     def test_a_summary_that_cannot_be_written_is_told_and_changes_nothing(self, stored, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
         done = gate(stored, "--require", "snr_db >= 20", env=env)

@@ -72,6 +72,8 @@ def _summary(judged: "Verdict | Report") -> Iterator[str]:
     if judged.verdict == "inconclusive":
         yield from (f"- {_code(reason)}\n" for reason in judged.reasons)
         yield "\n"
+    if not judged.gates:
+        return
     yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
     for gate in judged.gates:
         yield _row([_code(gate.id), _holds(gate), _code(gate.require), *map(_number, _numbers(gate))])

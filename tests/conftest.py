@@ -1,0 +1,6 @@
+"""Tests see no CI around them: what the command says there, and where, is set by the tests of it."""
+
+import os
+
+for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+    os.environ.pop(variable, None)
