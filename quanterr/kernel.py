@@ -43,7 +43,7 @@ EXTREME = ("e_max", "e_min")
 def fast_sums(
     load: Load,
     chunks: Sequence[Chunk],
-    cols: int,
+    matrix: tuple[int, int],
     workspace: Workspace,
     outlier: float,
     importance: Importance | None = None,
@@ -51,12 +51,12 @@ def fast_sums(
 ) -> Sums | None:
     """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can tell.
 
-    ``cols`` is the width of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
+    ``matrix`` is (rows, cols) of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
     them. What is told of single rows is worked out once for
     all chunks: on its own it would cost more than the arithmetic.
     """
     n_rows, n = sum(chunk.shape[0] for chunk in chunks), sum(chunk.n for chunk in chunks)
-    if n_rows < LEAST_ROWS:
+    if matrix[0] < LEAST_ROWS:
         return None
     stats = workspace.buffer("rows", (len(ADDED) + len(EXTREME), n_rows), torch.float32)
     bins = workspace.buffer("bins", (n,), torch.bfloat16)
@@ -80,7 +80,7 @@ def fast_sums(
     totals = dict(zip(ADDED, stats[: len(ADDED)].sum(1, dtype=torch.float64).tolist(), strict=True))
     if not isfinite(totals["relative"]) or not _tame(x_sq, e_sq, stats[ADDED.index("x_abs")], e_max):
         return None
-    if not _spread(totals, n) or not _even(totals, stats):
+    if not _spread(totals, n) or (n_rows >= LEAST_ROWS and not _even(totals, stats)):
         return None
     for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
         setattr(sums, name, exact(totals[name]))
@@ -95,7 +95,7 @@ def fast_sums(
     sums.e_max, sums.e_min = largest, float(e_min.amin())
     sums.histogram = Histogram.of_bits(bins.view(torch.int16))
     told_of_rows = x_sq.double(), e_sq.double(), e_max
-    _add_rows(sums, chunks, cols, *told_of_rows)
+    _add_rows(sums, chunks, matrix[1], *told_of_rows)
     if matrix_rows:
         _add_matrices(sums, chunks, matrix_rows, *told_of_rows)
     return sums

@@ -38,7 +38,7 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
 
     total = Sums()
     for chunk in Cut(rows, cols, CUDA_CHUNK if x.is_cuda else CPU_CHUNK):
-        sums = None if wide else fast_sums(load, [chunk], cols, workspace, outlier_threshold)
+        sums = None if wide else fast_sums(load, [chunk], (rows, cols), workspace, outlier_threshold)
         total.add(sums or exact_sums(load, [chunk], cols, outlier_threshold))
     values, _ = evaluate(METRICS, Measured(total))
     return values | {"bits_per_weight": None}

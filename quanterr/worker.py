@@ -145,12 +145,12 @@ class Worker:
 
         if not chunks:
             return Sums()
-        cols, sums, matrix_rows = pair.original.matrix[1], None, pair.original.matrix_rows
+        matrix, sums, matrix_rows = pair.original.matrix, None, pair.original.matrix_rows
         if not pair.original.wide and not pair.quantized.wide:
-            sums = fast_sums(load, chunks, cols, self._kernel, self.outlier, pair.importance, matrix_rows)
+            sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, pair.importance, matrix_rows)
         if sums is None:
             saturated.clear()
-            sums = exact_sums(load, chunks, cols, self.outlier, pair.importance, matrix_rows)
+            sums = exact_sums(load, chunks, matrix[1], self.outlier, pair.importance, matrix_rows)
         if saturated:
             sums.saturated = int(torch.stack(saturated).sum())
         return sums
