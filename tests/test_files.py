@@ -11,7 +11,7 @@ from sample_reports import report_of, tiny
 from stored import as_nobody
 
 from quanterr.errors import ResourceError, UsageError
-from quanterr.report import OUTPUTS, ranking
+from quanterr.report import OUTPUTS
 from quanterr.report.files import Target, output_named, targets, update, write
 
 JSON = OUTPUTS[0]
@@ -136,24 +136,24 @@ def test_an_earlier_report_among_the_inputs_may_be_replaced_and_nothing_else(tmp
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
-def test_an_earlier_output_or_an_empty_file_may_be_replaced_and_no_file_of_somebody(tmp_path, report, output):
-    path = tmp_path / f"mine{output.suffix}"
+def test_an_earlier_output_or_an_empty_file_may_be_replaced_and_no_document_of_somebody(tmp_path, report, output):
+    path = tmp_path / "mine.md"
     path.write_text("")
-    assert [Target(output, path)] == targets([str(path)], [])
+    assert [Target(output, path)] == targets([str(path)], [], output)
     for other in OUTPUTS:
         write(Target(output, path), lambda file, other=other: other.write(report, file))
-        assert [Target(output, path)] == targets([str(path)], [])
+        assert [Target(output, path)] == targets([str(path)], [], output)
 
     for text in ("mine", "\n", "# quanterr\n", '{"tool": "quanterr"}'):
         path.write_text(text)
         with pytest.raises(UsageError, match="exists and is not a report; ") as raised:
-            targets([str(path)], [])
+            targets([str(path)], [], output)
         assert 2 == raised.value.status
 
 
-def test_an_earlier_ranking_may_be_replaced(tmp_path):
-    path = tmp_path / "ranking.json"
-    path.write_text(f'{{"schema": "{ranking.SCHEMA}", "schema_version": "1.0"}}')
+def test_what_is_no_document_is_replaced_as_any_output_is(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text("old")
 
     assert [Target(JSON, path)] == targets([str(path)], [])
 

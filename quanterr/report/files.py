@@ -38,8 +38,8 @@ def targets(
     ``no_clobber`` no file may be there yet.
 
     Raises:
-        UsageError: an unknown suffix, a path that is one of the inputs or lies in one, a file that is none of
-            our outputs, standard output twice.
+        UsageError: an unknown suffix, a path that is one of the inputs or lies in one, a document of somebody's,
+            standard output twice.
         ResourceError: a folder that is missing or cannot be written to, a file that is not to be replaced.
     """
     made = [_target(path, list(inputs), output) for path in given]
@@ -73,10 +73,9 @@ def _checked(path: Path, output: Output | None, where: str, inputs: list[str]) -
         raise UsageError(f"{where}: is a folder")
     if path.exists() and any(_lies_in(path, name) for name in inputs):
         raise UsageError(f"{where}: is an input, or one of its files")
-    if path.is_file() and path.stat().st_size and not _is_output(path):
-        remedy = "choose another name, or remove it"
-        if output and output.name == "md":
-            remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
+    document = path.suffix.lower() == ".md" or (output is not None and output.name == "md")
+    if document and path.is_file() and path.stat().st_size and not _is_output(path):
+        remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
         raise UsageError(f"{where}: exists and is not a report; {remedy}")
     if not path.parent.is_dir():
         raise ResourceError(f"{where}: no such folder: {display(str(path.parent))}")
