@@ -23,14 +23,12 @@ from quanterr.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.conventions import FED_BY_NORM, FED_BY_WEIGHT, canonical
 from quanterr.formats import Weight
 from quanterr.pairing import Pair
-from quanterr.sampling import SUSPICIOUS, relative_error
+from quanterr.sampling import SUSPICIOUS, Workspaces, on_cpu, relative_error
 from quanterr.tensors import Workspace
 from quanterr.views import scaled
 
 MUCH = 0.7  # of the error before: above it nothing is undone
 CAST = 0.01  # a norm that was only cast changes by less
-
-Workspaces = tuple[Workspace, Workspace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,7 @@ class Folded:
 def unfold(pairs: list[Pair]) -> list[Folded]:
     """Replace, in place, the quantized weights whose scales were folded away, by what they stand for."""
     places = {canonical(pair.name): number for number, pair in enumerate(pairs)}
-    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with torch.inference_mode():
+    with on_cpu() as workspaces:
         return [*_out_of_norms(pairs, places, workspaces), *_out_of_weights(pairs, places, workspaces)]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, Entry
@@ -23,10 +22,10 @@ from quanterr.formats.verbatim import verbatim
 from quanterr.labels import PREFIXES, Labels
 from quanterr.roles import role_of
 from quanterr.rotary import in_one_order
-from quanterr.sampling import SAME, relative_error
+from quanterr.sampling import SAME, on_cpu, relative_error
 from quanterr.selection import Selection
 from quanterr.sides import Side
-from quanterr.tensors import TORCH_DTYPES, Workspace
+from quanterr.tensors import TORCH_DTYPES
 from quanterr.text import display, listed
 from quanterr.translating import Translation
 from quanterr.views import rows_of, transposed
@@ -156,9 +155,9 @@ def _pair_weights(
             _compose(plan, original, quantized, composer, translation, shared, own)
         else:
             _pair_weight(plan, original, quantized, own, other)
-    head = _head_without_like((own for shared, own in extra.items() if selection.takes(shared)), composer)
-    if any(canonical(name)[0] in HEADS for name in original.codes):
-        head = None  # for which the embedding does not stand
+    head = None
+    if not any(canonical(name)[0] in HEADS for name in original.codes):  # else the embedding does not stand for it
+        head = _head_without_like((own for shared, own in extra.items() if selection.takes(shared)), composer)
     if head and (embedding := _embedding(names.values())):
         _pair_tied(plan, original, quantized, embedding, head, head)
         composer.used.add(head)
@@ -239,8 +238,7 @@ def _tied(side: Side, head: Weight) -> bool:
     other = side.recognized(embedding)
     if other.shape != head.shape:
         return False
-    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with torch.inference_mode():
+    with on_cpu() as workspaces:
         return relative_error(other, head, workspaces) <= SAME
 
 

@@ -7,13 +7,10 @@ on a few rows, and only where the first is further off than any right one: a swi
 from dataclasses import replace
 from math import isfinite
 
-import torch
-
 from quanterr.conventions import may_be_turned
 from quanterr.formats import Weight
 from quanterr.pairing import Pair
-from quanterr.sampling import BETTER, RELATED, SUSPICIOUS, UNRELATED, relative_error
-from quanterr.tensors import Workspace
+from quanterr.sampling import BETTER, RELATED, SUSPICIOUS, UNRELATED, Workspaces, on_cpu, relative_error
 from quanterr.views import transposed
 
 # Readings that differ by one step of the codes (rounding is a third of a step, one step more thrice as much) or in
@@ -23,9 +20,8 @@ CLEARLY = 1.2
 
 def settle(pairs: list[Pair]) -> None:
     """Replace, in place, each pair that another reading of its tensors brings much closer together."""
-    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
     told = {_is_turned(pair) for pair in pairs if may_be_turned(pair.name, pair.original.shape) and not _square(pair)}
-    with torch.inference_mode():
+    with on_cpu() as workspaces:
         for number, pair in enumerate(pairs):
             if pair.quantized.readings:
                 pairs[number] = replace(pair, quantized=_settled(pair, workspaces))
@@ -33,7 +29,7 @@ def settle(pairs: list[Pair]) -> None:
                 pairs[number] = _turned(pairs[number], workspaces, sure=True in told)
 
 
-def _settled(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Weight:
+def _settled(pair: Pair, workspaces: Workspaces) -> Weight:
     first = pair.quantized
     error = relative_error(pair.original, first, workspaces)
     if error <= SUSPICIOUS and not first.alike:
@@ -64,7 +60,7 @@ def _may_be_turned(pair: Pair) -> bool:
     return _square(pair) and pair.original.format == "dense" and may_be_turned(pair.name, pair.original.shape)
 
 
-def _turned(pair: Pair, workspaces: tuple[Workspace, Workspace], sure: bool) -> Pair:
+def _turned(pair: Pair, workspaces: Workspaces, sure: bool) -> Pair:
     """A square original the other way round, if that is how the quantized weight has it.
 
     ``sure``: weights that are not square, of which the shape tells, are the other way round too.

@@ -1,11 +1,16 @@
 """How far two weights are apart, told from a few rows: for deciding between readings before the run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import inf, isfinite, sqrt
+
+import torch
 
 from quanterr.chunks import Chunk
 from quanterr.formats import Weight
 from quanterr.tensors import Workspace
+
+Workspaces = tuple[Workspace, Workspace]
 
 # Relative error ||e|| / ||x||: right readings are below the first, and wrong ones this many times worse.
 SUSPICIOUS = 0.35
@@ -21,7 +26,14 @@ SAME = 0.01
 PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
 
 
-def relative_error(original: Weight, quantized: Weight, workspaces: tuple[Workspace, Workspace]) -> float:
+@contextmanager
+def on_cpu() -> Iterator[Workspaces]:
+    """Where rows of two weights are read, on the CPU."""
+    with torch.inference_mode():
+        yield Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+
+
+def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
     """||y - x|| / ||x|| over a few rows; 0 where x is zero there, infinity where something is not finite."""
     signal = noise = 0.0
     for chunk in _sample(*original.matrix):

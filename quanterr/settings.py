@@ -8,7 +8,6 @@ What is misspelt or of a wrong type is an error: a gate that is not asked for wo
 
 import os
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,6 +18,7 @@ from typer.core import TyperGroup, TyperOption
 
 from quanterr.errors import UsageError
 from quanterr.text import display, listed
+from quanterr.toml_file import read_toml
 
 FILE, PROJECT = "quanterr.toml", "pyproject.toml"
 PREFIX = "QUANTERR"
@@ -99,12 +99,7 @@ def _found() -> _Settings | None:
 def _tables(path: Path) -> dict[str, Any] | None:
     """What a file says of quanterr, by command; None of a pyproject.toml that says nothing."""
     where, table = display(str(path)), "[compare]"
-    try:
-        tables: Any = tomllib.loads(path.read_bytes().decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{where}: is not TOML: {display(str(error))}") from error
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from error
+    tables: Any = read_toml(path, where)[1]
     if path.name == PROJECT:
         tool = tables.get("tool")
         if not isinstance(tool, dict) or "quanterr" not in tool:

@@ -15,8 +15,6 @@ Reference: ggml-org/llama.cpp convert_hf_to_gguf.py (LlamaModel.permute, GemmaMo
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
-
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.conventions import Atoms, atoms_of, canonical
@@ -24,8 +22,7 @@ from quanterr.errors import Misfit
 from quanterr.formats import Weight
 from quanterr.gguf_names import architectures, names_of
 from quanterr.rotary import in_pairs
-from quanterr.sampling import BETTER, RELATED, SUSPICIOUS, UNRELATED, relative_error
-from quanterr.tensors import Workspace
+from quanterr.sampling import BETTER, RELATED, SUSPICIOUS, UNRELATED, on_cpu, relative_error
 from quanterr.views import minus_exp, plus, unpaired
 
 # Architectures whose converter puts the rows of q and k in pairs.
@@ -158,8 +155,7 @@ def _names(architecture: str) -> dict[str, str]:
 
 def _nearest(usual: Weight, unusual: tuple[Weight, str], other: Weight) -> Weight:
     """The usual weight, or the unusual one where that alone is near the other side."""
-    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with torch.inference_mode():
+    with on_cpu() as workspaces:
         error = relative_error(other, usual, workspaces)
         if error <= SUSPICIOUS and len(other.shape) > 1:
             return usual

@@ -19,6 +19,7 @@ from quanterr.formats import Weight
 from quanterr.formats.scaled import chunks_of_scale
 from quanterr.pairing import Pair
 from quanterr.report.model import Finding
+from quanterr.sampling import Workspaces, on_cpu
 from quanterr.tensors import Workspace
 from quanterr.text import display
 
@@ -35,8 +36,7 @@ def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Seq
     wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
-    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with one_thread(), torch.inference_mode():
+    with one_thread(), on_cpu() as workspaces:
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
             found = _diagnosis(one, figures, workspaces) or _another(one.pair, figures, pairs, workspaces)
             if found:
@@ -56,8 +56,7 @@ def one_thread() -> Iterator[None]:
 
 def one_factor_mends(pair: Pair, figures: Figures) -> bool:
     """Whether the rows of a sample agree on one factor, and it mends them."""
-    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    with one_thread(), torch.inference_mode():
+    with one_thread(), on_cpu() as workspaces:
         found = simplest(sample_of(pair, workspaces), figures.bits)
     return found is not None and found[0] is ONE_FACTOR
 
@@ -66,7 +65,7 @@ def _matrix(pair: Pair) -> bool:
     return pair.original.matrix[0] > 1 or pair.quantized.format != "dense"
 
 
-def _diagnosis(one: Seen, figures: Figures, workspaces: tuple[Workspace, Workspace]) -> Finding | None:
+def _diagnosis(one: Seen, figures: Figures, workspaces: Workspaces) -> Finding | None:
     """The simplest repair that mends a sample of a weight."""
     pair, bits = one.pair, figures.bits
     if bits < 2:
@@ -118,9 +117,7 @@ def _partly(pair: Pair, figures: Figures) -> Finding | None:
     )
 
 
-def _another(
-    pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: tuple[Workspace, Workspace]
-) -> Finding | None:
+def _another(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Workspaces) -> Finding | None:
     """The weight of the original whose values these are, among those of one shape."""
     if abs(figures.cosine) > LIKE / 2:
         return None
@@ -144,7 +141,7 @@ def _another(
     return None
 
 
-def sample_of(pair: Pair, workspaces: tuple[Workspace, Workspace]) -> Sample:
+def sample_of(pair: Pair, workspaces: Workspaces) -> Sample:
     """The first rows of a pair."""
     x, y = first_rows(pair.original, workspaces[0]), first_rows(pair.quantized, workspaces[1])
     finite = x.isfinite() & y.isfinite()

@@ -8,7 +8,6 @@ their values away, turns their sign, reorders them or multiplies them by one num
 from collections.abc import Collection, Iterator, Sequence
 from math import isfinite
 
-import torch
 from torch import Tensor
 
 from quanterr.findings.codes import finding
@@ -20,6 +19,7 @@ from quanterr.findings.sums import UNRELATED
 from quanterr.pairing import Pair
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
+from quanterr.sampling import on_cpu
 from quanterr.tensors import Workspace
 from quanterr.text import count, display, listed
 
@@ -42,9 +42,8 @@ MOST_OTHERS = 512
 
 def of_vectors(seen: Sequence[Seen], folded: Collection[str], pairs: Sequence[Pair]) -> Iterator[Finding]:
     """What those that differ show; ``folded`` are modules that took up scales, which changes them rightly."""
-    workspaces = Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
     changed, sought = [], 0
-    with one_thread(), torch.inference_mode():
+    with one_thread(), on_cpu() as workspaces:
         for one in seen:
             if not is_vector(one.pair) or one.offset or (one.figures and one.figures.snr_db > CAST_DB):
                 continue

@@ -118,11 +118,10 @@ def by_block(
     return values
 
 
-def hints(parts: Parts) -> list[tuple[Edges, str]]:
-    """Edges of blocks that labels and config.json name, the most trustworthy first."""
-    return [(label.block, f"the {label.source}") for label in parts.hints.labels if label.block] + list(
-        parts.hints.blocks
-    )
+def hints(parts: Parts, shaped: Iterable[tuple[Edges, str]] = ()) -> list[tuple[Edges, str]]:
+    """Edges of blocks that labels and config.json name, the most trustworthy first; ``shaped`` after the labels'."""
+    labelled = [(label.block, f"the {label.source}") for label in parts.hints.labels if label.block]
+    return [*labelled, *shaped, *parts.hints.blocks]
 
 
 def common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
@@ -176,9 +175,10 @@ def fit_scaled(
     codes, scale = parts["codes"], parts["scale"]
     comfy_format, doubts = check_labels(parts, labels, rotates)
     check_unpadded(parts)
-    dividing = _dividing(scale, codes.shape)
+    edges = _dividing(scale, codes.shape)
+    divided = [(edges, f"the scale's shape {list(scale.shape)}")] if edges else []
     try:
-        grid = _labelled(parts, dividing) if comfy_format and dividing else fit_grid(scale, codes.shape, hints(parts))
+        grid = fit_grid(scale, codes.shape, hints(parts, divided if comfy_format else []))
     except Misfit:
         if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
@@ -200,8 +200,9 @@ def fit_scaled(
         doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
         comfy_format=comfy_format,
     )
-    if dividing is None or dividing.block == grid.block or scale.name.endswith(OF_DEEPSEEK):
+    if edges in (None, grid.block) or scale.name.endswith(OF_DEEPSEEK):
         return weight
+    dividing = fit_grid(scale, codes.shape, divided)
     other = replace(
         weight,
         dequantize=partial(dequantize, parts, dividing),
@@ -284,28 +285,13 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     raise Misfit(_no_rule(entry, shape))
 
 
-def _labelled(parts: Parts, dividing: Grid) -> Grid:
-    """The blocks that a label of ComfyUI names, the last ones perhaps partial, or else those that divide."""
-    rows, cols = parts.matrix
-    for label in parts.hints.labels:
-        if label.block and (-(-rows // label.block[0]), -(-cols // label.block[1])) == (
-            dividing.grid_rows,
-            dividing.cols,
-        ):
-            return replace(dividing, block=label.block, reason=f"block size from the {label.source}")
-    return dividing
-
-
-def _dividing(entry: Entry, shape: tuple[int, ...]) -> Grid | None:
-    """Blocks that divide rows and columns, the only ones that ComfyUI and its writers know."""
+def _dividing(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
+    """Edges of blocks that divide rows and columns, the only ones that ComfyUI's own rule knows."""
     rows, cols = as_matrix(shape)
     grid = _matrix_scale(entry.shape, rows)
     if len(shape) != 2 or len(grid) != 2 or 0 in grid or entry.n == 1 or grid == (rows, 1):
         return None
-    if rows % grid[0] or cols % grid[1]:
-        return None
-    edges = rows // grid[0], cols // grid[1]
-    return Grid(entry, "block", rows, *grid, edges, f"block size from the scale's shape {list(entry.shape)}")
+    return None if rows % grid[0] or cols % grid[1] else (rows // grid[0], cols // grid[1])
 
 
 def _matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:

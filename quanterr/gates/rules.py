@@ -13,7 +13,6 @@ reason = "below, prompts drift"    # why; is shown where the rule does not hold
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +22,7 @@ from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
 from quanterr.selection import Selection
 from quanterr.text import display
+from quanterr.toml_file import read_toml
 
 SCHEMA = 1
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
@@ -88,14 +88,9 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
 def _from_file(thresholds: str | os.PathLike[str]) -> list[Rule]:
     path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _shown(thresholds)
     try:
-        text = path.read_bytes().decode()
-        fields = tomllib.loads(text)
+        text, fields = read_toml(path, where)
     except FileNotFoundError as error:
         raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{where}: is not TOML: {display(str(error))}") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
     _check_keys(fields, ("schema", "rule"), where)
     if fields.get("schema") != SCHEMA or isinstance(fields["schema"], bool):
         raise UsageError(f"{where}: the first line has to be: schema = {SCHEMA}")
