@@ -1,6 +1,9 @@
 """Stored reports are read strictly: what is not wholly a report of quanterr is refused, with the reason."""
 
 import json
+import re
+from dataclasses import replace
+from zlib import crc32
 
 import pytest
 import torch
@@ -64,6 +67,25 @@ def test_a_report_that_was_written_anew_says_the_same(stored, text, indent):
 
     assert before == read_extract(stored, METRICS)
     assert text == read_report(stored).to_json()
+
+
+def test_a_layer_of_a_wrong_type_is_told_with_its_place_although_the_checksum_holds(report, stored):
+    layers = [*report.layers[:-1], replace(report.layers[-1], snr_db="thirty")]
+    stored.write_text(report.model_copy(update={"layers": layers}).to_json())
+
+    with pytest.raises(ReportError, match=rf"layers\[{len(layers) - 1}\]\.snr_db: .*found 'thirty'"):
+        read_extract(stored, METRICS)
+
+
+def test_lines_that_a_later_version_may_cut_otherwise_are_read_all_the_same(report, stored, text):
+    before, start = read_extract(stored, METRICS), text.rindex(',\n"checksum"')
+    head = text[:start].replace('  {"layer_name"', '  {\n    "layer_name"')
+    stored.write_text(
+        head + text[start:].replace(re.search("[0-9a-f]{8}", text[start:])[0], f"{crc32(head.encode()):08x}")
+    )
+
+    assert head != text[:start]
+    assert before == read_extract(stored, METRICS)
 
 
 def test_what_older_reports_did_not_say_is_not_missed(stored, text):

@@ -10,6 +10,7 @@ can write neither. Any other (edited, merged, gone through jq) is searched for t
 import os
 from collections import Counter
 from collections.abc import Callable, Collection
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
@@ -54,12 +55,11 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
     from quanterr.report.model import Report
 
     where = display(os.fspath(path))
-    counts = SchemaValidator(_schema(RECORDS))
-    report, counted = _validated(
-        _bytes(path, where),
-        where,
-        lambda raw: (Report.model_validate_json(raw, strict=True), counts.validate_json(raw)),
-    )
+    raw = _bytes(path, where)
+    if not _as_written(raw):
+        _search(raw, where)
+    report = _validated(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
+    counted = _validated(raw, where, SchemaValidator(_schema(RECORDS)).validate_json)
     found = extract(report)
     _check(found, counted["records"], where)
     _check_verdict(found, where)
@@ -81,8 +81,14 @@ def read_extract(
         ReportError: as for :func:`read_report`; a verdict that what it holds contradicts only with ``verdict``.
     """
     where = display(os.fspath(path))
-    validator = SchemaValidator(_schema(_parts(metrics, aggregates) | RECORDS))
-    found: Extract = _validated(_bytes(path, where), where, validator.validate_json)
+    raw, parts = _bytes(path, where), _parts(metrics, aggregates) | RECORDS
+    found = None
+    if _as_written(raw):
+        found = _by_line(raw, parts)
+    else:
+        _search(raw, where)
+    if found is None:
+        found = _validated(raw, where, SchemaValidator(_schema(parts)).validate_json)
     _check(found, found.pop("records"), where)
     if verdict:
         _check_verdict(found, where)
@@ -174,12 +180,34 @@ def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
 
 
 def _validated(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T:
-    if not _as_written(raw):
-        _search(raw, where)
     try:
         return validate_json(raw)
     except ValidationError as error:
         raise ReportError(f"{where}: {_told(error)}") from error
+
+
+def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
+    """The parts of a report that is as it was written, where each item of a list has a line of its own.
+
+    Two thirds of the time of all at once, and a third of the memory. None where something is wrong, which only
+    the whole can tell the place of, or where a later version wrote other lines.
+    """
+    lists = {key: _schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT}
+    items: dict[str, list[Any]] = {key: [] for key in lists}
+    readers = {key: (SchemaValidator(schema).validate_json, items[key].append) for key, schema in lists.items()}
+    rest, key = [], ""
+    try:
+        for line in BytesIO(raw):
+            if not line.startswith(b"  "):
+                rest.append(line)  # of a list without its items: an empty one
+                key = line[1:].partition(b'"')[0].decode()
+            elif key in readers:
+                validate, add = readers[key]
+                add(validate(line.rstrip(b",\n")))
+        found: Extract = SchemaValidator(_schema(parts)).validate_json(b"".join(rest))
+    except ValidationError:
+        return None
+    return found | items
 
 
 def _as_written(raw: bytes) -> bool:
