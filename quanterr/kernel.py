@@ -3,11 +3,12 @@
 There are two ways. :func:`exact_sums` is the specification: float64 throughout, every mask written
 out. :func:`fast_sums` is float32 along rows, added up in float64, and declines (None) whatever is not
 tame: values that are not finite, so large or so small that float32 squares overflow or lose digits.
-A row's sum in float32, which torch adds pairwise, is off by 5e-8 of itself (root mean square; at most 2e-7);
-sums over many rows, of which none is most of the whole, are good to 1e-8.
+A row's sum in float32, which is added in pairs or short segments, is off by 5e-8 of itself (root mean square; at most
+2e-7); sums over many rows, of which none is most of the whole, are good to 1e-8, to 5e-8 where all elements are alike.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import inf, isfinite
 
 import torch
@@ -33,10 +34,14 @@ SPREAD = 0.01
 
 LEAST_ROWS = 16  # that make up a sum, for the roundings of each to average out
 
+LARGE = 1 << 17  # elements of chunks for whose products a matrix product is worth its fixed price
+SEGMENT = 128  # elements of a row that are added one after the other
+GEMM_ERROR = 3e-7  # relative: no worse than a sum in pairs; factors that are rounded to TF32 give 2e-4
+
 FEW_ROWS = 1 << 12  # that are sorted as a whole sooner than searched
 
-# What fast_sums keeps of every row, as rows of a (fields, rows) matrix.
-ADDED = ("x_sq", "e_sq", "xe", "x", "e", "x_abs", "e_abs", "relative", "relative_outliers")
+# What fast_sums keeps of every row, as rows of a (fields, rows) matrix, beside Σx², Σxe, Σex and Σe², (rows, 4).
+ADDED = ("x", "e", "x_abs", "e_abs", "relative", "relative_outliers")
 EXTREME = ("e_max", "e_min")
 
 
@@ -59,41 +64,50 @@ def fast_sums(
     if matrix[0] < LEAST_ROWS:
         return None
     stats = workspace.buffer("rows", (len(ADDED) + len(EXTREME), n_rows), torch.float32)
-    bins = workspace.buffer("bins", (n,), torch.bfloat16)
+    products = workspace.buffer("products", (n_rows, 4), torch.float32)
     weighted = workspace.buffer("weighted", (2, n_rows if importance else 0), torch.float32)
-    sums = Sums(elements=n, n=n, x_nonzero=n)
-    row = element = 0
+    by_gemm = n >= LARGE and matrix[1] % SEGMENT == 0 and workspace.device.type == "cpu" and _gemm_is_exact()
+    multiply = _multiply_at_once if by_gemm else _multiply
+    histogram = Histogram.empty()
+    sums = Sums(elements=n, n=n, x_nonzero=n, histogram=histogram)
+    row = 0
     for chunk in chunks:
-        r = chunk.shape[0]
         x, y, y_zeros = load(chunk)
-        places = stats[:, row : row + r], bins[element : element + chunk.n]
-        if not _add_chunk(x, y, y_zeros, *places, workspace, outlier, sums):
+        of_chunk = slice(row, row := row + chunk.shape[0])
+        if y_zeros is None:
+            y_zeros = torch.eq(y, 0, out=workspace.buffer("third", chunk.shape, torch.float32)).sum()
+        sums.zeroed += int(y_zeros)
+        sides = _side_by_side(x, y, workspace)
+        sides[1].sub_(sides[0])
+        multiply(sides, products[of_chunk], workspace)
+        if importance:
+            columns, third = importance(chunk).to(x.device), workspace.buffer("third", chunk.shape, torch.float32)
+            for side, out in zip(sides, weighted[:, of_chunk], strict=True):
+                torch.sum(torch.mul(side, side, out=third).mul_(columns), 1, out=out)
+        if not _add_chunk(sides, stats[:, of_chunk], histogram, workspace, outlier, sums):
             return None
-        if importance:  # the squares of both are left where x and y were
-            columns = importance(chunk).to(x.device)
-            torch.sum(x.mul_(columns), 1, out=weighted[0, row : row + r])
-            torch.sum(y.mul_(columns), 1, out=weighted[1, row : row + r])
-        row, element = row + r, element + chunk.n
 
-    x_sq, e_sq, e_max, e_min = stats[0], stats[1], stats[-2], stats[-1]
+    e_max, e_min = stats[-2:]
+    x_sq, xe, _, e_sq = products.unbind(1)
     largest = float(e_max.amax())
     totals = dict(zip(ADDED, stats[: len(ADDED)].sum(1, dtype=torch.float64).tolist(), strict=True))
+    energies = torch.stack((x_sq, e_sq, xe)).sum(1, dtype=torch.float64).tolist()
+    totals |= zip(("x_sq", "e_sq", "xe"), energies, strict=True)
     if not isfinite(totals["relative"]) or not _tame(x_sq, e_sq, stats[ADDED.index("x_abs")], e_max):
         return None
-    if not _spread(totals, n) or (n_rows >= LEAST_ROWS and not _even(totals, stats)):
+    if not _spread(totals, n) or (n_rows >= LEAST_ROWS and not _even(totals, x_sq, e_sq)):
         return None
     for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
         setattr(sums, name, exact(totals[name]))
     if importance:
         sums.weighted_x_sq, sums.weighted_e_sq = map(exact, weighted.sum(1, dtype=torch.float64).tolist())
-    xe = exact(totals["xe"])
-    sums.y, sums.xy, sums.y_sq = sums.x + sums.e, sums.x_sq + xe, sums.x_sq + 2 * xe + sums.e_sq
+    cross = exact(totals["xe"])
+    sums.y, sums.xy, sums.y_sq = sums.x + sums.e, sums.x_sq + cross, sums.x_sq + 2 * cross + sums.e_sq
     if 100 * sums.y_sq < sums.x_sq:  # a difference of much larger sums
         return None
     sums.zeroed -= n - sums.x_nonzero - sums.zero_reference  # where x is zero too
     sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
     sums.e_max, sums.e_min = largest, float(e_min.amin())
-    sums.histogram = Histogram.of_bits(bins.view(torch.int16))
     told_of_rows = x_sq.double(), e_sq.double(), e_max
     _add_rows(sums, chunks, matrix[1], *told_of_rows)
     if matrix_rows:
@@ -101,48 +115,45 @@ def fast_sums(
     return sums
 
 
+def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace) -> Tensor:
+    """x and y as one tensor, (2, r, c): what both need is asked for once. Copied only where they lie apart."""
+    if x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() and x.is_contiguous() and y.is_contiguous():
+        return x.as_strided((2, *x.shape), (y.storage_offset() - x.storage_offset(), x.shape[1], 1))
+    sides = workspace.buffer("sides", (2, *x.shape), torch.float32)
+    sides[0].copy_(x)
+    sides[1].copy_(y)
+    return sides
+
+
 def _add_chunk(
-    x: Tensor,
-    y: Tensor,
-    y_zeros: Tensor | None,
+    sides: Tensor,
     stats: Tensor,
-    bins: Tensor,
+    histogram: Histogram,
     workspace: Workspace,
     outlier: float,
     sums: Sums,
 ) -> bool:
-    """One chunk's part of ``stats``, (fields, r), ``bins`` and counts; whether it is tame.
+    """One chunk's part of ``stats``, (fields, r), of ``histogram`` and of counts; whether it is tame.
 
-    Some twenty operations, in place wherever the next one allows, on three buffers: x (then |x|, x²),
-    y (then e, e²) and a third (x e, then |e|, then |e| / |x|); the squares stay in the first two.
-    An operation that writes elsewhere costs twice as much.
+    ``sides``, (2, r, c), are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds
+    them, and by few operations, as threads that all go back to the interpreter wait for each other.
     """
-    x_sq, e_sq, xe, x_sum, e_sum, x_abs_sum, e_abs_sum, relative_sum, relative_outliers, e_max, e_min = stats
-    third = workspace.buffer("third", tuple(x.shape), torch.float32)
-    y_is_zero = torch.eq(y, 0, out=third).sum() if y_zeros is None else y_zeros
-    sums.zeroed += int(y_is_zero)
-
-    e = y.sub_(x)
-    torch.sum(torch.mul(x, e, out=third), 1, out=xe)
-    e_abs = torch.abs(e, out=third)
-    torch.amax(e_abs, 1, out=e_max)
+    x, e = sides
+    torch.sum(sides, 2, out=stats[:2])
+    torch.sum(sides.abs_(), 2, out=stats[2:4])
+    relative_sum, relative_outliers, e_max, e_min = stats[4:]
+    torch.amax(e, 1, out=e_max)
     largest = float(e_max.amax())
     if not isfinite(largest):
         return False
-    torch.amin(e_abs, 1, out=e_min)
-    torch.sum(e_abs, 1, out=e_abs_sum)
-    bins.view(x.shape).copy_(e_abs)
+    torch.amin(e, 1, out=e_min)
+    bins = workspace.buffer("bins", tuple(e.shape), torch.bfloat16).copy_(e)
+    histogram.add(Histogram.of_bits(bins.view(torch.int16).view(-1)))
     if largest > outlier:
-        sums.outliers += int(
-            torch.gt(e_abs, outlier, out=workspace.buffer("fourth", tuple(x.shape), torch.float32)).sum()
-        )
+        third = workspace.buffer("third", tuple(e.shape), torch.float32)
+        sums.outliers += int(torch.gt(e, outlier, out=third).sum())
 
-    torch.sum(x, 1, out=x_sum)
-    torch.sum(e, 1, out=e_sum)
-    torch.sum(e.mul_(e), 1, out=e_sq)
-
-    relative = e_abs.div_(x.abs_())
-    torch.sum(x, 1, out=x_abs_sum)
+    relative = e.div_(x)
     relative_max = float(relative.amax())
     if not isfinite(relative_max):  # where x = 0: infinity, or NaN where y = 0 too
         zeros = x.eq(0)
@@ -154,8 +165,38 @@ def _add_chunk(
     sums.relative_max = max(sums.relative_max, relative_max)
     torch.sum(relative, 1, out=relative_sum)
     torch.sum(relative.gt_(RELATIVE_OUTLIER), 1, out=relative_outliers)
-    torch.sum(x.mul_(x), 1, out=x_sq)
     return True
+
+
+def _multiply(sides: Tensor, products: Tensor, workspace: Workspace) -> None:
+    """One product after the other."""
+    third = workspace.buffer("third", tuple(sides.shape[1:]), torch.float32)
+    for out, (a, b) in zip(products.unbind(1), ((0, 0), (0, 1), (1, 0), (1, 1)), strict=True):
+        if a <= b:
+            torch.sum(torch.mul(sides[a], sides[b], out=third), 1, out=out)
+
+
+def _multiply_at_once(sides: Tensor, products: Tensor, workspace: Workspace) -> None:
+    """All at once: a segment of a row is a matrix of two columns, which is multiplied with its own transpose."""
+    pieces = sides.view(2, -1, SEGMENT).transpose(0, 1)
+    found = workspace.buffer("pieces", (pieces.shape[0], 2, 2), torch.float32)
+    torch.bmm(pieces, pieces.transpose(1, 2), out=found)
+    torch.sum(found.view(len(products), -1, 4), 1, out=products)
+
+
+def _gemm_is_exact() -> bool:
+    """Whether a product of float32 matrices is one here: settings of torch and of libraries below it round factors."""
+    pieces, expected = _probe()
+    found = torch.bmm(pieces, pieces.transpose(1, 2))
+    return bool(((found - expected).abs() <= GEMM_ERROR * expected).all())
+
+
+@cache
+def _probe() -> tuple[Tensor, Tensor]:
+    """Matrices whose elements are others when rounded to fewer than 21 bits, and their products."""
+    values = 1 + 2.0**-20 * torch.arange(1, 256, 2)
+    pieces = values.repeat_interleave(SEGMENT).view(-1, 2, SEGMENT)
+    return pieces, torch.bmm(pieces.double(), pieces.double().transpose(1, 2)).float()
 
 
 def _tame(x_sq: Tensor, e_sq: Tensor, x_abs: Tensor, e_max: Tensor) -> bool:
@@ -177,11 +218,10 @@ def _spread(totals: Mapping[str, float], n: int) -> bool:
     )
 
 
-def _even(totals: Mapping[str, float], stats: Tensor) -> bool:
+def _even(totals: Mapping[str, float], x_sq: Tensor, e_sq: Tensor) -> bool:
     """Whether no row has so much of the energy that its own roundings are those of the whole."""
     return all(
-        LEAST_ROWS * largest <= totals[energy]
-        for energy, largest in zip(ADDED[:2], stats[:2].amax(1).tolist(), strict=True)
+        LEAST_ROWS * float(energies.amax()) <= totals[energy] for energy, energies in (("x_sq", x_sq), ("e_sq", e_sq))
     )
 
 

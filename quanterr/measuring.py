@@ -33,7 +33,7 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
         pieces = [side[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] for side in matrices]
         if wide:
             return pieces[0], pieces[1], None
-        x_buffer, y_buffer = (workspace.buffer(key, chunk.shape, torch.float32) for key in ("x", "y"))
+        x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
         return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
 
     total = Sums()

@@ -62,6 +62,7 @@ class Workspace:
         """Start without any buffer."""
         self.device = device
         self._buffers: dict[str, Tensor] = {}
+        self._lent: dict[str, Tensor] = {}
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
         self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
         self._held: dict[str, tuple[Entry, int, Tensor]] = {}
@@ -76,7 +77,7 @@ class Workspace:
 
     def _make_view(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
-        buffer = self._buffers.get(key)
+        buffer = self._buffers.get(key, self._lent.get(key))
         if len(self._views) >= MAX_VIEWS:
             self._views.clear()
         if buffer is None or buffer.numel() < n_bytes:
@@ -84,6 +85,10 @@ class Workspace:
             buffer = self._buffers[key] = torch.empty(_roomy(n_bytes), dtype=torch.uint8, device=self.device)
         view = self._views[key, shape, dtype] = buffer[:n_bytes].view(dtype).view(shape)
         return view
+
+    def lend(self, key: str, memory: Tensor) -> None:
+        """Where the buffer of that name lies, (n,) uint8, as long as that is large enough."""
+        self._lent[key] = memory
 
     def read(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
         """Elements of an entry from number ``first`` on, in C order, on the device, as a buffer named ``key``.
@@ -163,7 +168,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, host and device."""
+        """Bytes of all buffers, host and device, but those that are lent."""
         hosts = (host for key, (host, _) in self._hosts.items() if self._buffers.get(key) is not host)
         return sum(b.numel() for b in self._buffers.values()) + sum(host.numel() for host in hosts)
 

@@ -92,6 +92,7 @@ class Worker:
         self.device, self.size = device, size
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
         self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts from go to go
+        self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._kept: dict[int, _Kept] = {}  # by the place of the pair
 
     def stream(self) -> AbstractContextManager[object]:
@@ -103,10 +104,21 @@ class Worker:
     @property
     def nbytes(self) -> int:
         """Bytes of all its buffers."""
-        return sum(w.nbytes for w in (self._original, self._copies, self._kernel, *self._quantized))
+        shared = 0 if self._sides is None else self._sides.numel()
+        return shared + sum(w.nbytes for w in (self._original, self._copies, self._kernel, *self._quantized))
+
+    def _share(self) -> None:
+        """Let both sides dequantize to where the kernel has them beside each other."""
+        self._sides = torch.empty((2, self.size * torch.float32.itemsize), dtype=torch.uint8, device=self.device)
+        self._original.lend("values", self._sides[0])
+        self._copies.lend("copy", self._sides[0])
+        for workspace in self._quantized:
+            workspace.lend("values", self._sides[1])
 
     def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Sums of a few chunks of each of the pairs, which have one weight of the original in common."""
+        if self._sides is None:
+            self._share()
         load = self._load(pairs[0].original) if len(pairs) == 1 else self._load_once(pairs[0].original)
         return [self._compare(pair, chunks, load, place) for place, pair in enumerate(pairs)]
 

@@ -129,6 +129,7 @@ def about(energy):
 
 
 SHAPES = [(64, 512), (37, 129), (300, 7), (5000, 1), (1, 1), (1, 2), (2, 1), (1, 100_003), (3, 40_000), (16, 40_000)]
+SHAPES += [(1100, 128), (64, 4096), (17, 16_384)]  # whose products are those of matrices
 
 EVEN = {
     "normal": lambda *shape: (0.05 * normal(*shape)).bfloat16().float(),
@@ -197,6 +198,24 @@ class TestFast:
         summed(x, quantized(x))
 
         assert needs_exact == bool(taken)
+
+    @pytest.mark.parametrize("bits", [8, 10, 16], ids=["bfloat16", "TF32", "three times bfloat16"])
+    def test_a_matrix_product_that_rounds_its_factors_is_not_used(self, monkeypatch, bits):
+        x = normal(64, 4096)
+        y = quantized(x)
+        exact, used = torch.bmm, []
+
+        def rounded(a, b, out=None):
+            used.append(out)
+            mantissa, exponent = torch.frexp(a)
+            a = torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
+            return exact(a, b, out=out)
+
+        monkeypatch.setattr(torch, "bmm", rounded)
+        sums = summed(x, y)
+
+        assert [None] == used  # to find that out
+        assert_agrees(sums, x, y)
 
     def test_sums_do_not_depend_on_what_was_compared_before(self):
         worker = Worker(CPU, CPU_CHUNK, OUTLIER)

@@ -15,6 +15,7 @@ SIGN_COPY = ~(1 << 14)  # an int16 without bit 14
 
 ROWS = 128  # that are added as bytes: at most 255
 LANES = ROWS * 8
+NONE = torch.zeros((), dtype=torch.int64)
 FEW = 1 << 15  # flags that are added one by one sooner
 
 
@@ -45,7 +46,7 @@ def e4m3(codes: Tensor, workspace: Workspace) -> Codes:
     largest = int(magnitudes.max())
     if largest > E4M3_MAX:
         values.masked_fill_(magnitudes > E4M3_MAX, torch.nan)
-    at_end = _count_equal(magnitudes, E4M3_MAX) if largest >= E4M3_MAX else torch.zeros_like(zeros)
+    at_end = _count_equal(magnitudes, E4M3_MAX) if largest >= E4M3_MAX else NONE
     return Codes(values, 256.0, zeros, at_end)
 
 
@@ -160,6 +161,7 @@ def count_ones(flags: Tensor) -> Tensor:
     flat = flags.view(-1)
     if flat.numel() < FEW:
         return flat.sum()
-    whole = flat.numel() // LANES * LANES
-    bytes_added = flat[:whole].view(torch.int64).view(ROWS, -1).sum(0).view(torch.uint8)
-    return bytes_added.sum() + flat[whole:].sum()
+    rest = flat.numel() % LANES
+    whole = flat[: flat.numel() - rest] if rest else flat
+    total = whole.view(torch.int64).view(ROWS, -1).sum(0).view(torch.uint8).sum()
+    return total + flat[-rest:].sum() if rest else total

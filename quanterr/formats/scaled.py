@@ -23,7 +23,7 @@ of a square weight.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, prod
+from math import prod
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ Edges = tuple[int, int]
 DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # of scales; the smallest float32 is 2^-149, the smallest code 2^-16
 
 
@@ -65,16 +66,23 @@ class Grid:
 
     def multiply(self, codes: Codes, chunk: Chunk, workspace: Workspace) -> Values:
         """The codes' values, (r, c), times their scales, in place: one rounding."""
-        values, scale = codes.values, self._scales(chunk, workspace)
-        wide = scale * codes.unit  # exact, a power of two, unless it overflows
-        smallest, largest = torch.aminmax(wide.abs())
-        if not float(largest) < inf:
-            wide = scale
-            values.mul_(codes.unit)
-        multiply(values, wide, chunk.col, self.block[1])
+        values, unit = codes.values, codes.unit
+        scale: float | Tensor
+        if self.entry.n == 1:
+            scale = float(as_float(self.entry, workspace.whole("scale", self.entry)))
+            smallest = largest = abs(scale * unit)
+        else:
+            scale = self._scales(chunk, workspace)
+            smallest, largest = map(float, torch.aminmax((scale * unit).abs()))
+        if not largest <= FLOAT32_MAX:  # else scale · unit is exact, as the unit is a power of two
+            values.mul_(unit)
+            unit = 1.0
+        if isinstance(scale, float):
+            values.mul_(scale * unit)
+        else:
+            multiply(values, scale * unit, chunk.col, self.block[1])
         # A product of codes that are not zero may underflow to zero only if the scale is tiny.
-        zeros = codes.zeros if float(smallest) > TINY else None
-        return Values(values, codes.at_end, zeros)
+        return Values(values, codes.at_end, codes.zeros if smallest > TINY else None)
 
     def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Scales of a chunk as float32, (1 or r, blocks of columns)."""
@@ -146,6 +154,9 @@ def as_float(entry: Entry, stored: Tensor) -> Tensor:
 
 def chunks_of_scale(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
     """All scales as float32, a piece at a time: what their statistics are made from."""
+    if entry.n == 1:  # most often at hand
+        yield as_float(entry, workspace.whole("scale", entry)).view(1)
+        return
     for first in range(0, entry.n, at_once):
         n = min(at_once, entry.n - first)
         yield as_float(entry, workspace.read("scale", entry, first, (n,)))
