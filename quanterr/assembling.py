@@ -72,6 +72,8 @@ NOT_COMPARED = (
 WORST_FIRST = (*NOT_COMPARED, Bucket.NON_FINITE, Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.FILTERED_OUT)
 COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
 
+NO_GROUPS: tuple[str | None, str | None, str | None] = None, None, None  # role, format, block
+
 
 class Group:
     """Layers that are summed up together."""
@@ -85,12 +87,23 @@ class Group:
     def add(self, sums: Sums, pair: Pair, layer: Layer) -> None:
         """Take in one layer."""
         self._layers += 1
-        self._measured.sums.add_other_weight(sums)
-        if sums.histogram and self._measured.sums.histogram:
-            self._measured.sums.histogram.add(sums.histogram)
+        self._add_sums(sums)
         self._measured.stored_bits += 8 * pair.quantized.nbytes
         self._measured.original_bits += 8 * pair.original.nbytes
         self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
+
+    def merge(self, other: "Group") -> None:
+        """Take in the layers of another group."""
+        self._layers += other._layers
+        self._add_sums(other._measured.sums)
+        self._measured.stored_bits += other._measured.stored_bits
+        self._measured.original_bits += other._measured.original_bits
+        self._values.extend(other._values)
+
+    def _add_sums(self, sums: Sums) -> None:
+        self._measured.sums.add_other_weight(sums)
+        if sums.histogram and self._measured.sums.histogram:
+            self._measured.sums.histogram.add(sums.histogram)
 
     def aggregate(self) -> Aggregate:
         """Its values for the report."""
@@ -113,6 +126,7 @@ class Assembly:
         self._plan, self._folded, self._covered = plan, folded, covered
         self._all = Group()
         self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
+        self._batch, self._batch_keys = Group(), NO_GROUPS  # layers of the same groups, one after the other
         self._layers: dict[int, Layer] = {}
         self._other: dict[int, Layer] = {}
         self._lossless: dict[int, LosslessLayer] = {}
@@ -140,16 +154,19 @@ class Assembly:
             self._other[done.number] = layer
             return
         self._layers[done.number] = layer
-        self._all.add(sums, pair, layer)
-        for kind, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
-            if key is not None and (kind != "block" or self._by_block):
-                self._group(kind, key).add(sums, pair, layer)
+        keys = layer.role, layer.format, layer.block if self._by_block else None
+        if keys != self._batch_keys:
+            self._end_batch()
+            self._batch_keys = keys
+        self._batch.add(sums, pair, layer)
 
-    def _group(self, kind: str, key: str) -> Group:
-        groups = self._groups[kind]
-        if key not in groups:
-            groups[key] = Group()
-        return groups[key]
+    def _end_batch(self) -> None:
+        """Let the groups of a batch of layers take it in: many small experts are each added only once."""
+        self._all.merge(self._batch)
+        for groups, key in zip(self._groups.values(), self._batch_keys, strict=True):
+            if key is not None:
+                groups.setdefault(key, Group()).merge(self._batch)
+        self._batch = Group()
 
     def _refuse(self, number: int, pair: Pair, reason: str) -> None:
         bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED
@@ -168,6 +185,7 @@ class Assembly:
         run: RunInfo,
     ) -> Report:
         """The report of all that was taken in."""
+        self._end_batch()
         not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
             *of_notes(original),

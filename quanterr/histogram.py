@@ -61,14 +61,16 @@ class Histogram:
         if other.first < self.first or other.stop > self.stop:
             self._make_room(other.first, other.stop)
         begin = other.first - self.first
-        self.counts[begin : begin + len(other.counts)].add_(other.counts)
+        with torch.inference_mode():  # whichever of them came from a worker
+            self.counts[begin : begin + len(other.counts)].add_(other.counts)
 
     def _make_room(self, first: int, stop: int) -> None:
         if len(self.counts):
             first, stop = min(first, self.first), max(stop, self.stop)
         first, stop = first // ROOM * ROOM, -(-stop // ROOM) * ROOM
         counts = torch.zeros(stop - first, dtype=torch.int64)
-        counts[self.first - first : self.stop - first] = self.counts
+        with torch.inference_mode():
+            counts[self.first - first : self.stop - first] = self.counts
         self.counts, self.first = counts, first
 
     def __add__(self, other: "Histogram") -> "Histogram":

@@ -68,8 +68,7 @@ def fast_sums(
     weighted = workspace.buffer("weighted", (2, n_rows if importance else 0), torch.float32)
     by_gemm = n >= LARGE and matrix[1] % SEGMENT == 0 and workspace.device.type == "cpu" and _gemm_is_exact()
     multiply = _multiply_at_once if by_gemm else _multiply
-    histogram = Histogram.empty()
-    sums = Sums(elements=n, n=n, x_nonzero=n, histogram=histogram)
+    sums = Sums(elements=n, n=n, x_nonzero=n)
     row = 0
     for chunk in chunks:
         x, y, y_zeros = load(chunk)
@@ -84,18 +83,17 @@ def fast_sums(
             columns, third = importance(chunk).to(x.device), workspace.buffer("third", chunk.shape, torch.float32)
             for side, out in zip(sides, weighted[:, of_chunk], strict=True):
                 torch.sum(torch.mul(side, side, out=third).mul_(columns), 1, out=out)
-        if not _add_chunk(sides, stats[:, of_chunk], histogram, workspace, outlier, sums):
+        if not _add_chunk(sides, stats[:, of_chunk], workspace, outlier, sums):
             return None
 
-    e_max, e_min = stats[-2:]
     x_sq, xe, _, e_sq = products.unbind(1)
-    largest = float(e_max.amax())
+    rows = torch.stack((x_sq, e_sq, stats[-2], xe)).double()
+    largest = rows.amax(1).tolist()
     totals = dict(zip(ADDED, stats[: len(ADDED)].sum(1, dtype=torch.float64).tolist(), strict=True))
-    energies = torch.stack((x_sq, e_sq, xe)).sum(1, dtype=torch.float64).tolist()
-    totals |= zip(("x_sq", "e_sq", "xe"), energies, strict=True)
-    if not isfinite(totals["relative"]) or not _tame(x_sq, e_sq, stats[ADDED.index("x_abs")], e_max):
+    totals |= zip(("x_sq", "e_sq", "e_max", "xe"), rows.sum(1).tolist(), strict=True)
+    if not isfinite(totals["relative"]) or not _tame(rows, largest, stats[ADDED.index("x_abs")]):
         return None
-    if not _spread(totals, n) or (n_rows >= LEAST_ROWS and not _even(totals, x_sq, e_sq)):
+    if not _spread(totals, n) or (n_rows >= LEAST_ROWS and not _even(totals, largest)):
         return None
     for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
         setattr(sums, name, exact(totals[name]))
@@ -107,11 +105,10 @@ def fast_sums(
         return None
     sums.zeroed -= n - sums.x_nonzero - sums.zero_reference  # where x is zero too
     sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
-    sums.e_max, sums.e_min = largest, float(e_min.amin())
-    told_of_rows = x_sq.double(), e_sq.double(), e_max
-    _add_rows(sums, chunks, matrix[1], *told_of_rows)
+    sums.e_max, sums.e_min = largest[2], float(stats[-1].amin())
+    _add_rows(sums, chunks, matrix[1], rows.cpu())
     if matrix_rows:
-        _add_matrices(sums, chunks, matrix_rows, *told_of_rows)
+        _add_matrices(sums, chunks, matrix_rows, rows.cpu())
     return sums
 
 
@@ -128,12 +125,11 @@ def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace) -> Tensor:
 def _add_chunk(
     sides: Tensor,
     stats: Tensor,
-    histogram: Histogram,
     workspace: Workspace,
     outlier: float,
     sums: Sums,
 ) -> bool:
-    """One chunk's part of ``stats``, (fields, r), of ``histogram`` and of counts; whether it is tame.
+    """One chunk's part of ``stats``, (fields, r), of the histogram and of counts; whether it is tame.
 
     ``sides``, (2, r, c), are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds
     them, and by few operations, as threads that all go back to the interpreter wait for each other.
@@ -148,7 +144,11 @@ def _add_chunk(
         return False
     torch.amin(e, 1, out=e_min)
     bins = workspace.buffer("bins", tuple(e.shape), torch.bfloat16).copy_(e)
-    histogram.add(Histogram.of_bits(bins.view(torch.int16).view(-1)))
+    histogram = Histogram.of_bits(bins.view(torch.int16).view(-1))
+    if sums.histogram is None:
+        sums.histogram = histogram
+    else:
+        sums.histogram.add(histogram)
     if largest > outlier:
         third = workspace.buffer("third", tuple(e.shape), torch.float32)
         sums.outliers += int(torch.gt(e, outlier, out=third).sum())
@@ -199,11 +199,12 @@ def _probe() -> tuple[Tensor, Tensor]:
     return pieces, torch.bmm(pieces.double(), pieces.double().transpose(1, 2)).float()
 
 
-def _tame(x_sq: Tensor, e_sq: Tensor, x_abs: Tensor, e_max: Tensor) -> bool:
-    """Whether float32 could hold the squares in all rows, told from the rows' energies and magnitudes, (r,) each."""
-    if not float(torch.maximum(x_sq, e_sq).amax()) <= HIGH:
+def _tame(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool:
+    """Whether float32 could hold the squares in all rows: Σx², Σe², max |e|, …, (4, r); Σ|x|, (r,)."""
+    if not (largest[0] <= HIGH and largest[1] <= HIGH):
         return False
-    if float(torch.minimum(x_sq, e_sq).amin()) >= LOW:
+    x_sq, e_sq, e_max, _ = rows
+    if float(rows[:2].amin()) >= LOW:
         return True
     # A row of zeros is as tame as one can be.
     return bool((((x_sq >= LOW) | (x_abs == 0)) & ((e_sq >= LOW) | (e_max == 0))).all())
@@ -218,11 +219,9 @@ def _spread(totals: Mapping[str, float], n: int) -> bool:
     )
 
 
-def _even(totals: Mapping[str, float], x_sq: Tensor, e_sq: Tensor) -> bool:
+def _even(totals: Mapping[str, float], largest: Sequence[float]) -> bool:
     """Whether no row has so much of the energy that its own roundings are those of the whole."""
-    return all(
-        LEAST_ROWS * float(energies.amax()) <= totals[energy] for energy, energies in (("x_sq", x_sq), ("e_sq", e_sq))
-    )
+    return LEAST_ROWS * largest[0] <= totals["x_sq"] and LEAST_ROWS * largest[1] <= totals["e_sq"]
 
 
 def exact_sums(
@@ -259,7 +258,7 @@ def _exact_chunk(
     nonzero = x != 0
     relative = (e_abs / x_abs).where(nonzero, 0.0)
     magnitudes = e_abs[both]
-    row_x_sq, row_e_sq, row_e_max = (x * x).sum(1), (e * e).sum(1), e_abs.amax(1)
+    rows = torch.stack([(x * x).sum(1), (e * e).sum(1), e_abs.amax(1)]).cpu()
     sums = Sums(
         elements=chunk.n,
         n=len(magnitudes),
@@ -275,12 +274,12 @@ def _exact_chunk(
         e=exact(float(e.sum())),
         x_abs=exact(float(x_abs.sum())),
         e_abs=exact(float(e_abs.sum())),
-        x_sq=exact(float(row_x_sq.sum())),
+        x_sq=exact(float(rows[0].sum())),
         y_sq=exact(float((y * y).sum())),
-        e_sq=exact(float(row_e_sq.sum())),
+        e_sq=exact(float(rows[1].sum())),
         xy=exact(float((x * y).sum())),
         relative=exact(float(relative.sum())),
-        e_max=float(row_e_max.amax()),
+        e_max=float(rows[2].amax()),
         e_min=float(magnitudes.amin()) if len(magnitudes) else inf,
         relative_max=float(relative.amax()),
         histogram=Histogram.of(magnitudes) if len(magnitudes) else None,
@@ -289,47 +288,43 @@ def _exact_chunk(
         columns = importance(chunk).to(x.device).double()
         sums.weighted_x_sq = exact(float((x * x * columns).sum()))
         sums.weighted_e_sq = exact(float((e * e * columns).sum()))
-    _add_rows(sums, [chunk], cols, row_x_sq, row_e_sq, row_e_max)
+    _add_rows(sums, [chunk], cols, rows)
     if matrix_rows:
-        _add_matrices(sums, [chunk], matrix_rows, row_x_sq, row_e_sq, row_e_max)
+        _add_matrices(sums, [chunk], matrix_rows, rows)
     return sums
 
 
-def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, x_sq: Tensor, e_sq: Tensor, e_max: Tensor) -> None:
+def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> None:
     """The row with the largest |e|, and the few with the lowest SNR; pieces of rows are all kept.
 
-    ``x_sq``, ``e_sq`` (float64) and ``e_max`` are (r,): a number for each row of the chunks, in order.
+    ``rows``, (3 or more, r) float64 on the CPU, are Σx², Σe² and max |e| of each row of the chunks, in order.
     """
     whole = chunks[0].stop_col - chunks[0].col == cols
     if whole and not sums.e_max:
         return
     numbers = [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
     if sums.e_max:
-        worst = int(e_max.argmax())
+        worst = int(rows[2].argmax())
         sums.worst = WorstRow(sums.e_max, numbers[worst], 0 if whole else chunks[worst].col)
-    picked = _worst_places(x_sq, e_sq) if whole else torch.arange(len(e_sq))
-    columns = torch.stack([x_sq.cpu()[picked], e_sq.cpu()[picked], e_max.double().cpu()[picked]]).tolist()
-    for place, row_x_sq, row_e_sq, row_e_max in zip(picked.tolist(), *columns, strict=True):
-        row = RowSums(exact(row_x_sq), exact(row_e_sq), row_e_max, whole)
+    picked = _worst_places(rows) if whole else torch.arange(len(numbers))
+    for place, (x_sq, e_sq, e_max) in zip(picked.tolist(), rows[:3, picked].t().tolist(), strict=True):
+        row = RowSums(exact(x_sq), exact(e_sq), e_max, whole)
         before = sums.rows.get(numbers[place])
         sums.rows[numbers[place]] = before.joined(row) if before else row
 
 
-def _add_matrices(
-    sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, x_sq: Tensor, e_sq: Tensor, e_max: Tensor
-) -> None:
-    """Energies and the largest |e| of each matrix of a stack; the arguments are those of :func:`_add_rows`."""
-    rows = [torch.arange(chunk.row, chunk.stop_row, device=x_sq.device) for chunk in chunks]
-    numbers = torch.cat(rows) // matrix_rows
+def _add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: Tensor) -> None:
+    """Energies and the largest |e| of each matrix of a stack; ``rows`` are those of :func:`_add_rows`."""
+    numbers = torch.cat([torch.arange(chunk.row, chunk.stop_row) for chunk in chunks]) // matrix_rows
     for number in sorted(set(numbers.tolist())):
-        own = numbers == number
-        energies = exact(float(x_sq[own].sum())), exact(float(e_sq[own].sum()))
-        sums.matrices[number] = RowSums(*energies, float(e_max[own].amax()), False)
+        own = rows[:, numbers == number]
+        x_sq, e_sq = own[:2].sum(1).tolist()
+        sums.matrices[number] = RowSums(exact(x_sq), exact(e_sq), float(own[2].amax()), False)
 
 
-def _worst_places(x_sq: Tensor, e_sq: Tensor) -> Tensor:
-    """Which of the rows, (r,), have the lowest SNR, on the CPU; of equal ones the first."""
-    ratio = (e_sq / x_sq).nan_to_num(nan=0.0, posinf=inf).cpu()
+def _worst_places(rows: Tensor) -> Tensor:
+    """Which of the rows have the lowest SNR; of equal ones the first."""
+    ratio = (rows[1] / rows[0]).nan_to_num(nan=0.0, posinf=inf)
     if len(ratio) <= FEW_ROWS:
         return ratio.sort(descending=True, stable=True).indices[:KEPT_ROWS]
     least = ratio.topk(KEPT_ROWS).values[-1]

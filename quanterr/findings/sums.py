@@ -36,14 +36,14 @@ WEAK = 4  # a row with less energy than the mean by that factor may be lost by r
 
 def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
     """What one compared weight shows."""
-    shown, sums = display(pair.name), done.sums
+    sums = done.sums
     for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):
         if n:
             yield finding(
                 f"nonfinite_{side}",
                 "error",
                 pair.name,
-                f"{shown}: {n:,} of {sums.elements:,} elements of the {side} weight are NaN or infinite",
+                f"{display(pair.name)}: {n:,} of {sums.elements:,} elements of the {side} weight are NaN or infinite",
                 "quantize this layer again, or find out where the original overflowed",
                 elements=n,
             )
@@ -58,7 +58,7 @@ def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
             "zero_original",
             "warning",
             pair.name,
-            f"{shown}: the original is all zeros, the quantized weight is not",
+            f"{display(pair.name)}: the original is all zeros, the quantized weight is not",
         )
 
 
@@ -128,14 +128,14 @@ def _of_scales(pair: Pair, done: Finished) -> Iterator[Finding]:
     scales = done.scales
     if scales is None:
         return
-    name = display(pair.quantized.scale.name) if pair.quantized.scale else ""
+    name = pair.quantized.scale.name if pair.quantized.scale else ""
     for code, n, severity, what in (
         ("scale_nonfinite", scales.nonfinite, "error", "NaN or infinite"),
         ("scale_negative", scales.negative, "warning", "negative"),
         ("scale_zero", scales.zero, "warning", "zero"),
     ):
         if n:
-            message = f"{display(pair.name)}: {n:,} of {scales.number:,} scales in {name} are {what}"
+            message = f"{display(pair.name)}: {n:,} of {scales.number:,} scales in {display(name)} are {what}"
             remedy = None if severity == "warning" else "quantize this layer again"
             yield finding(code, severity, pair.name, message, remedy, scales=n)
 
@@ -189,15 +189,14 @@ def _bad_rows(pair: Pair, done: Finished) -> Iterator[Finding]:
         below = ROW_DB_SHARED
     limit = min(db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
     bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and db(row.x_sq, row.e_sq) < limit]
-    shown = display(pair.name)
     if dead and sums.y_sq:
         numbers = ", ".join(map(str, dead))
-        message = f"{shown}: all zeros in {count(len(dead), 'row')} that the original fills, as {numbers}"
+        message = f"{display(pair.name)}: all zeros in {count(len(dead), 'row')} that the original fills, as {numbers}"
         yield finding("dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead)
     if bad:
         worst = db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
         message = (
-            f"{shown}: {worst:.1f} dB in row {bad[0]}, {db(sums.x_sq, sums.e_sq):.1f} dB in all: "
+            f"{display(pair.name)}: {worst:.1f} dB in row {bad[0]}, {db(sums.x_sq, sums.e_sq):.1f} dB in all: "
             f"{count(len(bad), 'row')} far worse than the rest ({', '.join(map(str, bad))})"
         )
         yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)

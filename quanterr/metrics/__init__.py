@@ -51,6 +51,12 @@ class LayerValues:
         self.relative_error.append(nan if relative_error is None else relative_error)
         self.snr_db.append(nan if snr_db is None else snr_db)
 
+    def extend(self, other: LayerValues) -> None:
+        """Take in the layers of others."""
+        self.mean_absolute_error += other.mean_absolute_error
+        self.relative_error += other.relative_error
+        self.snr_db += other.snr_db
+
 
 Value = float | int | dict[str, Any] | list[dict[str, Any]] | None
 
@@ -313,7 +319,7 @@ def median(values: list[float]) -> float:
 
 
 def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return sum(sorted(values)) / len(values)  # in whatever order the layers were finished
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
