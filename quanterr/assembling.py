@@ -136,29 +136,30 @@ class Assembly:
         self._noticed = Noticed(plan, folded)
         self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
 
-    def add(self, done: Finished) -> None:
-        """Take in one finished weight."""
+    def add(self, done: Finished) -> Layer | None:
+        """Take in one finished weight; what is told of it if it differs."""
         pair, sums = self._plan.pairs[done.number], done.sums
         refusal = pair.original.refusal or pair.quantized.refusal
         if refusal and not sums.exact:
             self._refuse(done.number, pair, refusal)
-            return
+            return None
         self._noticed.add(done)
         if sums.exact:
             self._buckets[done.number] = Bucket.LOSSLESS
             self._lossless[done.number] = LosslessLayer(**_header(pair), bits_per_weight=_bits_per_weight(pair))
-            return
+            return None
         self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
         layer = _layer(pair, done)
         if len(pair.original.shape) < 2:
             self._other[done.number] = layer
-            return
+            return layer
         self._layers[done.number] = layer
         keys = layer.role, layer.format, layer.block if self._by_block else None
         if keys != self._batch_keys:
             self._end_batch()
             self._batch_keys = keys
         self._batch.add(sums, pair, layer)
+        return layer
 
     def _end_batch(self) -> None:
         """Let the groups of a batch of layers take it in: many small experts are each added only once."""

@@ -16,13 +16,15 @@ import typer
 from quanterr import __version__, diff_command, gate_command, rank_command, settings
 from quanterr.commands import Color, Interrupt, Lenient, NoClobber, printing, warn, watching
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
-from quanterr.gate_command import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
+from quanterr.gate_command import BaselineReport, FailFast, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.metrics import OUTLIER
 from quanterr.text import display, harmless, unicode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quanterr.report.files import Target
-    from quanterr.report.model import Report
+    from quanterr.report.model import Layer, Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,6 +119,7 @@ def compare(
     fail_if: FailIf = None,
     baseline: BaselineReport = None,
     strict_warnings: StrictWarnings = False,
+    fail_fast: FailFast = False,
     importance: Annotated[
         str | None,
         typer.Option(
@@ -171,12 +174,13 @@ def compare(
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
     to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
-    judge = gate_command.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings)
+    rules = gate_command.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast)
     with Interrupt() as interrupt:
-        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, interrupt)
+        stop = interrupt.at(rules.violated) if rules.violated else None
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, stop, interrupt)
         warn(report.findings)
         try:
-            report = judge(report)
+            report = rules.judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
             _print(gate_command.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose, not no_plot)
             raise
@@ -205,6 +209,7 @@ def _compared(
     importance: str | None,
     lenient: bool,
     quiet: bool,
+    on_layer: "Callable[[Layer], None] | None",
     interrupt: Interrupt,
 ) -> "Report":
     from quanterr.comparison import compare as run
@@ -219,6 +224,7 @@ def _compared(
             importance=importance,
             lenient=lenient,
             watch=watch,
+            on_layer=on_layer,
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],
         )
@@ -260,6 +266,8 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 
     if interrupt.signal is not None and not report.complete:
         return Status(128 + interrupt.signal)
+    if interrupt.violation is not None and not report.complete:  # final, whatever was still to come
+        return Status.GATE_FAILED
     return exit_status(report, allow_partial)
 
 

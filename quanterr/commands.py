@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from quanterr.progress import Bar, Heartbeat
-    from quanterr.report.model import Finding
+    from quanterr.report.model import Finding, Layer
 
 
 class Color(StrEnum):
@@ -46,12 +46,27 @@ NoClobber = Annotated[
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program."""
+    """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program.
+
+    So does a layer that violates a rule, where that is asked for.
+    """
 
     def __init__(self) -> None:
         """Nothing has happened yet."""
         self.stop = threading.Event()
         self.signal: int | None = None
+        self.violation: str | None = None
+
+    def at(self, violated: "Callable[[Layer], str | None]") -> "Callable[[Layer], None]":
+        """What ends the run at the first layer of which ``violated`` tells something."""
+
+        def look(layer: "Layer") -> None:
+            if self.violation is None and (told := violated(layer)) is not None:
+                self.violation = told
+                self.stop.set()
+                print(f"quanterr: stopped by --fail-fast: {told}", file=sys.stderr)
+
+        return look
 
     def __enter__(self) -> "Interrupt":
         self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -62,7 +77,7 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _caught(self, number: int, _: "FrameType | None") -> None:
-        if self.stop.is_set():
+        if self.signal is not None:
             os._exit(128 + number)
         self.signal = number
         self.stop.set()

@@ -18,12 +18,13 @@ from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
 from quanterr.ranking import names_of, ranked
 from quanterr.readings import settle
-from quanterr.report.model import Report, RunInfo, Settings
+from quanterr.report.model import Layer, Report, RunInfo, Settings
 from quanterr.report.ranking import Ranking
 from quanterr.running import Progress, Run, pick_device
 from quanterr.selection import Selection
 from quanterr.tasks import together
 from quanterr.text import display
+from quanterr.worker import Finished
 
 Path = str | os.PathLike[str]
 
@@ -38,6 +39,7 @@ def compare(
     importance: str | os.PathLike[str] | None = None,
     lenient: bool = False,
     watch: Callable[[Progress], None] | None = None,
+    on_layer: Callable[[Layer], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
 ) -> Report:
@@ -52,6 +54,7 @@ def compare(
         importance: an importance matrix of llama.cpp's: gives weighted_nmse and weighted_snr_db.
         lenient: accept files that are odd and yet mean one thing only, see :func:`quanterr.open_checkpoint`.
         watch: called ten times a second with the progress.
+        on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
         stop: when it gets set, the run ends after the current chunks and the report is incomplete.
         command: what the user called, for ``report.run``.
 
@@ -71,6 +74,7 @@ def compare(
         importance=importance,
         lenient=lenient,
         watch=watch,
+        on_layer=on_layer,
         stop=stop,
         command=command,
     )[0]
@@ -86,6 +90,7 @@ def compare_each(
     importance: str | os.PathLike[str] | None = None,
     lenient: bool = False,
     watch: Callable[[Progress], None] | None = None,
+    on_layer: Callable[[Layer], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
 ) -> list[Report]:
@@ -105,10 +110,16 @@ def compare_each(
             folded = unfold(plan.pairs)
             covered = None if matters is None else attach(plan.pairs, matters, architecture_of(before, quantized))
             assemblies.append(Assembly(plan, folded, covered))
+
+        def finish(candidate: int, done: Finished) -> None:
+            layer = assemblies[candidate].add(done)
+            if layer is not None and on_layer is not None:
+                on_layer(layer)
+
         run = Run(
             together([plan.pairs for plan in plans]),
             pick_device(device),
-            lambda candidate, done: assemblies[candidate].add(done),
+            finish,
             outlier_threshold,
             stop or threading.Event(),
             may_move=device == "auto",

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from quanterr.gates.judging import Verdict
     from quanterr.report.files import Target
-    from quanterr.report.model import Report
+    from quanterr.report.model import Layer, Report
 
 HELP = """Judge a stored report by rules, without the models.
 
@@ -75,6 +75,15 @@ StrictWarnings = Annotated[
     typer.Option(
         "--strict-warnings",
         help="Rules of severity warn decide too, as if they were errors.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+FailFast = Annotated[
+    bool,
+    typer.Option(
+        "--fail-fast",
+        help="Stop at the first layer that violates a rule; the report says incomplete, and the exit status is 1.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -157,15 +166,30 @@ def _same_file(report: str, baseline: str) -> bool:
         return False
 
 
+class Prepared(NamedTuple):
+    """What judges the report of compare, and layers as they are compared, where that is asked for."""
+
+    judge: "Callable[[Report], Report]"
+    violated: "Callable[[Layer], str | None] | None" = None
+
+
 def prepared(
-    thresholds: str | None, require: list[str], fail_if: list[str], baseline: str | None, strict_warnings: bool
-) -> "Callable[[Report], Report]":
-    """What judges the report of compare. Rules and baseline are read at once: a mistake in them costs no run."""
+    thresholds: str | None,
+    require: list[str],
+    fail_if: list[str],
+    baseline: str | None,
+    strict_warnings: bool,
+    fail_fast: bool,
+) -> Prepared:
+    """Rules and baseline of compare are read at once: a mistake in them costs no run."""
     if not (thresholds is not None or require or fail_if or baseline is not None):
-        return lambda report: report
+        if fail_fast:
+            raise UsageError("--fail-fast: no rule to judge by; give --thresholds FILE, or --require 'snr_db >= 30'")
+        return Prepared(lambda report: report)
 
     from quanterr.gates import judged
     from quanterr.gates.baseline import check_usable
+    from quanterr.gates.early import first_violation
     from quanterr.gates.judging import needed
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.gates.values import Values
@@ -176,7 +200,7 @@ def prepared(
     before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
     if before is not None:
         check_usable(before)
-    return lambda report: judged(report, rules, before)
+    return Prepared(lambda report: judged(report, rules, before), first_violation(rules, before) if fail_fast else None)
 
 
 def not_judged(report: "Report", error: UsageError) -> "Report":

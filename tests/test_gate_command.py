@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -310,9 +311,52 @@ class TestCompare:
         assert Status.OK == call(*words, stored, env=LOCAL).returncode
 
     @pytest.mark.parametrize(
+        ("rules", "stops"),
+        [
+            (("--require", "snr_db >= 99"), True),
+            (("--require", "global(nmse) < 1", "--fail-if", "snr_db < 99"), True),
+            (("--require", "delta(snr_db) >= -0.5", "--baseline", "better.json"), True),
+            (("--require", "weighted_nmse <= 1"), True),  # undefined
+            (("--require", "snr_db >= 20"), False),
+            (("--require", "snr_db >= 20", "--require", "max(snr_db) <= 1"), False),
+        ],
+    )
+    def test_stops_at_the_first_layer_that_violates_a_rule_if_asked_to(self, report, tmp_path, rules, stops):
+        path, better = tmp_path / "report.json", tmp_path / "better.json"
+        better.write_text(
+            report.model_copy(update={"layers": [replace(row, snr_db=40.0) for row in report.layers]}).to_json()
+        )
+        rules = [better if word == better.name else word for word in rules]
+        words = ("compare", *pair(tmp_path), "-q", "-o", path, *rules)
+        whole = call(*words, env=LOCAL)
+        done = call(*words, "--fail-fast", env=LOCAL)
+        fields = json.loads(path.read_text())
+
+        assert whole.returncode == done.returncode
+        assert (not stops, 1 if stops else 2) == (fields["complete"], len(fields["layers"]))
+        if stops:
+            first = fields["layers"][0]["layer_name"]
+            assert re.search(rf"quanterr: stopped by --fail-fast: gate .* does not hold for {first}: ", done.stderr)
+            assert ("inconclusive", Status.GATE_FAILED) == (fields["verdict"], done.returncode)
+            assert "interrupted: 2 of 3 weights were compared" == fields["reasons"][0]
+            assert quanterr.read_report(path).to_json() == path.read_text()
+
+    def test_tells_what_the_layers_of_an_interrupted_run_violate(self, tmp_path):
+        path = tmp_path / "report.json"
+        words = ("compare", *pair(tmp_path), "-q", "-o", path, "--require", "snr_db >= 99", "--fail-fast")
+        call(*words, "--require", "mean(snr_db) >= 9", env=LOCAL)
+        first, second = json.loads(path.read_text())["gates"]
+
+        assert ("fail", 1) == (first["status"], len(first["violations"]))
+        assert first["violations"][0]["observed"] == first["observed"] < 99
+        assert ("fail", None) == (second["status"], second["observed"])
+
+    @pytest.mark.parametrize(
         "words",
         [
             ("--require", "snr >= 30"),
+            ("--fail-fast",),
+            ("--fail-fast", "--require", "global(nmse) <= 1"),
             ("--baseline", "no.json", "--require", "snr_db >= 3"),
             ("--thresholds", "no.toml"),
             ("--require", "delta(snr_db) >= 0"),

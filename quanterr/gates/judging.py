@@ -91,7 +91,7 @@ class Numbers(NamedTuple):
 def _judged(values: Values, rules: list[Rule], n: int, baseline: Values | None) -> Gate:
     rule, condition = rules[n], rules[n].condition
     if not values.report["complete"]:
-        outcome = _nothing("the report is incomplete: the run was interrupted")
+        outcome = _so_far(values, rules, n, baseline) or _nothing("the report is incomplete: the run was interrupted")
     elif condition.function == "report":
         outcome = _of_whole(condition, values.of_report(condition.metric))
     elif condition.function == "global":
@@ -100,6 +100,17 @@ def _judged(values: Values, rules: list[Rule], n: int, baseline: Values | None) 
     else:
         outcome = _of_layers(values, rules, n, baseline)
     return _gate(rule, outcome)
+
+
+def _so_far(values: Values, rules: list[Rule], n: int, baseline: Values | None) -> _Outcome | None:
+    """What layers of an interrupted run already violate: no later one can mend it."""
+    if not rules[n].condition.per_layer:
+        return None
+    outcome = _of_layers(values, rules, n, baseline)
+    beyond = [violation for violation in outcome.violations if violation.observed is not None]
+    if not beyond:
+        return None
+    return outcome._replace(violations=beyond, observed=beyond[0].observed, worst_layer=beyond[0].layer)
 
 
 def _nothing(reason: str) -> _Outcome:

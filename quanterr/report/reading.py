@@ -25,7 +25,7 @@ from quanterr.report import LISTS, SCHEMA
 from quanterr.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.model import Report
+    from quanterr.report.model import Layer, Report
 
 MAJOR = "1"  # of the schema versions that can be read
 HEAD = f'{{\n"schema": "{SCHEMA}",\n"schema_version": "{MAJOR}.'.encode()  # as the writer begins
@@ -98,6 +98,12 @@ def read_extract(
 def extract(report: "Report", metrics: Collection[str] = (), aggregates: Collection[str] = ()) -> Extract:
     """What rules and comparisons of reports need of it, with these metrics of each layer and of the whole."""
     picked: Extract = _picked(_parts(metrics, aggregates), report)
+    return picked
+
+
+def extract_layer(layer: "Layer", metrics: Collection[str]) -> dict[str, Any]:
+    """The same of one layer."""
+    picked: dict[str, Any] = _picked(_parts(metrics, ())["layers"][0], layer)
     return picked
 
 
