@@ -46,7 +46,9 @@ class Page:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
     def press(self, *keys):
-        self.browser.switch_to.active_element.send_keys(*keys)
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.browser).send_keys(*keys).perform()  # to what has the focus now: rows are made anew
 
     def click(self, selector):
         self.run("document.querySelector(arguments[0]).click()", selector)
