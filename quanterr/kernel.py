@@ -57,8 +57,8 @@ def fast_sums(
     """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can tell.
 
     ``matrix`` is (rows, cols) of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
-    them. What is told of single rows is worked out once for
-    all chunks: on its own it would cost more than the arithmetic.
+    them. What is told of single rows is worked out once for all chunks: on its own it would cost more than the
+    arithmetic.
     """
     n_rows, n = sum(chunk.shape[0] for chunk in chunks), sum(chunk.n for chunk in chunks)
     if matrix[0] < LEAST_ROWS:
@@ -66,7 +66,8 @@ def fast_sums(
     stats = workspace.buffer("rows", (len(ADDED) + len(EXTREME), n_rows), torch.float32)
     products = workspace.buffer("products", (n_rows, 4), torch.float32)
     weighted = workspace.buffer("weighted", (2, n_rows if importance else 0), torch.float32)
-    by_gemm = n >= LARGE and matrix[1] % SEGMENT == 0 and workspace.device.type == "cpu" and _gemm_is_exact()
+    in_segments = all(chunk.shape[1] % SEGMENT == 0 for chunk in chunks)
+    by_gemm = n >= LARGE and in_segments and workspace.device.type == "cpu" and _gemm_is_exact()
     multiply = _multiply_at_once if by_gemm else _multiply
     sums = Sums(elements=n, n=n, x_nonzero=n)
     row = 0
@@ -169,15 +170,15 @@ def _add_chunk(
 
 
 def _multiply(sides: Tensor, products: Tensor, workspace: Workspace) -> None:
-    """One product after the other."""
+    """Σx², Σxe and Σe² of each row into its ``products``, (r, 4), one after the other; Σex stays undefined."""
     third = workspace.buffer("third", tuple(sides.shape[1:]), torch.float32)
-    for out, (a, b) in zip(products.unbind(1), ((0, 0), (0, 1), (1, 0), (1, 1)), strict=True):
-        if a <= b:
-            torch.sum(torch.mul(sides[a], sides[b], out=third), 1, out=out)
+    (x, e), (x_sq, xe, _, e_sq) = sides, products.unbind(1)
+    for a, b, out in ((x, x, x_sq), (x, e, xe), (e, e, e_sq)):
+        torch.sum(torch.mul(a, b, out=third), 1, out=out)
 
 
 def _multiply_at_once(sides: Tensor, products: Tensor, workspace: Workspace) -> None:
-    """All at once: a segment of a row is a matrix of two columns, which is multiplied with its own transpose."""
+    """The same at once: a segment of a row is a matrix of x and e, which is multiplied with its own transpose."""
     pieces = sides.view(2, -1, SEGMENT).transpose(0, 1)
     found = workspace.buffer("pieces", (pieces.shape[0], 2, 2), torch.float32)
     torch.bmm(pieces, pieces.transpose(1, 2), out=found)

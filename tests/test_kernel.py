@@ -599,6 +599,13 @@ class TestPiecesOfRows:
             assert as_float(found[number].e_sq) == about(row.e_sq)
             assert found[number].e_max == pytest.approx(row.e_max, rel=ONE_ROUNDING)
 
+    @pytest.mark.parametrize("size", [5000, 5120])
+    def test_of_any_width_give_the_sums_of_whole_rows(self, size):
+        x = normal(20, 12_800)
+        y = quantized(x)
+
+        assert_agrees(summed(x, y, size=size), x, y)
+
     @pytest.mark.parametrize("size", [100, 4000, 5000, 9999])
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     def test_that_are_equal_count_in_their_row_too(self, size, wide):
