@@ -176,8 +176,8 @@ def compare(
     to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
     rules = gate_command.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast)
     with Interrupt() as interrupt:
-        stop = interrupt.at(rules.violated) if rules.violated else None
-        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, stop, interrupt)
+        look = interrupt.at(rules.violated) if rules.violated else None
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, look, interrupt)
         warn(report.findings)
         try:
             report = rules.judge(report)

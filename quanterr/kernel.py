@@ -107,9 +107,10 @@ def fast_sums(
     sums.zeroed -= n - sums.x_nonzero - sums.zero_reference  # where x is zero too
     sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
     sums.e_max, sums.e_min = largest[2], float(stats[-1].amin())
-    _add_rows(sums, chunks, matrix[1], rows.cpu())
+    rows = rows.cpu()
+    _add_rows(sums, chunks, matrix[1], rows)
     if matrix_rows:
-        _add_matrices(sums, chunks, matrix_rows, rows.cpu())
+        _add_matrices(sums, chunks, matrix_rows, rows)
     return sums
 
 

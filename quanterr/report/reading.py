@@ -55,9 +55,7 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
     from quanterr.report.model import Report
 
     where = display(os.fspath(path))
-    raw = _bytes(path, where)
-    if not _as_written(raw):
-        _search(raw, where)
+    raw, _ = _read(path, where)
     report = _validated(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
     counted = _validated(raw, where, SchemaValidator(_schema(RECORDS)).validate_json)
     found = extract(report)
@@ -81,12 +79,9 @@ def read_extract(
         ReportError: as for :func:`read_report`; a verdict that what it holds contradicts only with ``verdict``.
     """
     where = display(os.fspath(path))
-    raw, parts = _bytes(path, where), _parts(metrics, aggregates) | RECORDS
-    found = None
-    if _as_written(raw):
-        found = _by_line(raw, parts)
-    else:
-        _search(raw, where)
+    parts = _parts(metrics, aggregates) | RECORDS
+    raw, as_written = _read(path, where)
+    found = _by_line(raw, parts) if as_written else None
     if found is None:
         found = _validated(raw, where, SchemaValidator(_schema(parts)).validate_json)
     _check(found, found.pop("records"), where)
@@ -172,6 +167,15 @@ def _picked(parts: Any, value: Any) -> Any:
     if "type" in parts:
         return value
     return {key: _picked(part, getattr(value, "schema_" if key == "schema" else key)) for key, part in parts.items()}
+
+
+def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
+    """The bytes of a report, and whether they are as they were written; if not, they hold nothing that none may."""
+    raw = _bytes(path, where)
+    as_written = _as_written(raw)
+    if not as_written:
+        _search(raw, where)
+    return raw, as_written
 
 
 def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
