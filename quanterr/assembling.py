@@ -1,6 +1,6 @@
 """From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -211,7 +211,7 @@ class Assembly:
             selection=Selection(patterns=list(patterns)),
             settings=settings,
             formats=_format_notes({pair.quantized.format for pair in self._plan.pairs}),
-            coverage=self._coverage(),
+            coverage=self._coverage(original, quantized),
             findings=findings,
             gates=[],
             aggregate=self._all.aggregate(),
@@ -239,13 +239,13 @@ class Assembly:
             found.append(finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block"))
         return found
 
-    def _coverage(self) -> Coverage:
-        places: dict[str, dict[str, tuple[Bucket, Entry]]] = {side: {} for side in SIDES}
+    def _coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:
+        places: dict[str, dict[str, Bucket]] = {side: {} for side in SIDES}
 
         def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
             for entry in entries:  # several weights may lie in one tensor: the worst of their buckets counts
-                place = places[side].get(entry.name, (bucket, entry))
-                places[side][entry.name] = min(place, (bucket, entry), key=lambda found: WORST_FIRST.index(found[0]))
+                before = places[side].get(entry.name, bucket)
+                places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
 
         for leftover in self._leftovers:
             put(leftover.side, leftover.bucket, leftover.entries)
@@ -254,7 +254,10 @@ class Assembly:
             for side, codes, parts in zip(SIDES, pair.codes, pair.consumed, strict=True):
                 put(side, bucket, codes if number not in self._refused else ())
                 put(side, Bucket.CONSUMED, parts)
-        sizes = {side: _bucket_sizes(found.values()) for side, found in places.items()}
+        sizes = {
+            side: _bucket_sizes(places[side], checkpoint.entries)
+            for side, checkpoint in zip(SIDES, (original, quantized), strict=True)
+        }
         return Coverage(
             original=sizes["original"],
             quantized=sizes["quantized"],
@@ -322,7 +325,7 @@ def _header(pair: Pair) -> dict[str, Any]:
         "comfy_format": y.comfy_format,
         "original_dtype": _dtype_name(x.codes.dtype),
         "quantized_dtype": _dtype_name(y.codes.dtype),
-        "tensor_shape": list(x.shape),
+        "tensor_shape": x.shape,
         "tensor_elements": x.n,
     }
 
@@ -352,7 +355,7 @@ def _layer(pair: Pair, done: Finished) -> Layer:
     any_finite = scales is not None and scales.mean is not None
     return Layer(
         **_header(pair),
-        block_size=list(pair.quantized.block_size) if pair.quantized.block_size else None,
+        block_size=pair.quantized.block_size,
         scale_factor=scales.mean if scales else None,
         scale_min=scales.low if scales and any_finite else None,
         scale_max=scales.high if scales and any_finite else None,
@@ -361,8 +364,8 @@ def _layer(pair: Pair, done: Finished) -> Layer:
         finite=not done.sums.nonfinite,
         nonfinite_original_elements=done.sums.nonfinite_original,
         nonfinite_quantized_elements=done.sums.nonfinite_quantized,
-        worst_element=WorstElement([worst.row, worst.col], worst.x, worst.y) if worst else None,
-        evidence=list(pair.quantized.evidence),
+        worst_element=WorstElement((worst.row, worst.col), worst.x, worst.y) if worst else None,
+        evidence=pair.quantized.evidence,
         nonfinite=nonfinite,
         **from_values(METRICS, values),
     )
@@ -382,10 +385,11 @@ def _not_compared(leftover: Leftover) -> NotCompared:
     )
 
 
-def _bucket_sizes(places: Iterable[tuple[Bucket, Entry]]) -> dict[str, BucketSize]:
+def _bucket_sizes(places: Mapping[str, Bucket], stored: Mapping[str, Entry]) -> dict[str, BucketSize]:
+    """What is in each bucket, from the bucket of each stored tensor."""
     entries: dict[Bucket, list[Entry]] = {}
-    for bucket, entry in places:
-        entries.setdefault(bucket, []).append(entry)
+    for name, bucket in places.items():
+        entries.setdefault(bucket, []).append(stored[name])
     return {
         str(bucket): BucketSize(
             tensors=len(found), elements=sum(e.n for e in found), bytes=sum(e.nbytes for e in found)

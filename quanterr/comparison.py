@@ -14,6 +14,7 @@ from quanterr.assembling import Assembly
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.folding import unfold
 from quanterr.importance import architecture_of, attach, read_importance
+from quanterr.memory import give_back
 from quanterr.metrics import OUTLIER
 from quanterr.pairing import pair
 from quanterr.ranking import names_of, ranked
@@ -110,6 +111,7 @@ def compare_each(
             folded = unfold(plan.pairs)
             covered = None if matters is None else attach(plan.pairs, matters, architecture_of(before, quantized))
             assemblies.append(Assembly(plan, folded, covered))
+        give_back()
 
         def finish(candidate: int, done: Finished) -> None:
             layer = assemblies[candidate].add(done)

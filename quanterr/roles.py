@@ -4,6 +4,7 @@ The first row with a matching component decides. Components are what dots separa
 """
 
 import re
+import sys
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ def role_of(name: str) -> str:
 def block_of(name: str) -> str | None:
     """The block a weight lies in, ``layers.12`` or ``double_blocks.3``; None outside of any."""
     match = _INDEXED.search(name)
-    return f"{match[1]}.{match[2]}" if match else None
+    return sys.intern(f"{match[1]}.{match[2]}") if match else None  # one object for many weights
 
 
 class Place(NamedTuple):

@@ -29,6 +29,7 @@ class Side:
         self.by_module: dict[str, list[str]] = {}  # module → names in it, but weight and bias
         self.expects_scale: str | None = None
         self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights tell
+        self._hints: dict[tuple[int, ...] | None, Hints] = {}  # of weights without a label, by the original's shape
         self._gather_parts()
         for name, entry in self.entries.items():
             if name not in self.part_of and name not in self.labels.consumed:
@@ -98,12 +99,21 @@ class Side:
         """
         if self.labels.divides:
             raise Misfit("config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet")
-        labels, siblings = self.labels, self.siblings.get(weight, ())
+        siblings = self.siblings.get(weight, ())
         for entry in (self.codes[weight], *siblings):
             if entry.unknown:
                 raise Misfit(entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}")
-        hints = Hints(labels.of(weight), self.blocks, self.expects_scale, shape, labels.config, labels.metadata)
-        return recognize(weight, self.codes[weight], self.entries, siblings, hints)
+        return recognize(weight, self.codes[weight], self.entries, siblings, self._hints_of(weight, shape))
+
+    def _hints_of(self, weight: str, shape: tuple[int, ...] | None) -> Hints:
+        """What is known of a weight; one object for all those of which the same is known."""
+        found = self.labels.of(weight)
+        if not found and shape in self._hints:
+            return self._hints[shape]
+        hints = Hints(found, self.blocks, self.expects_scale, shape, self.labels.config, self.labels.metadata)
+        if not found:
+            self._hints[shape] = hints
+        return hints
 
 
 def _owner(name: str, weights: Collection[str]) -> str | None:

@@ -20,7 +20,7 @@ class Job(NamedTuple):
     pair: Pair
 
 
-def together(plans: Sequence[Sequence[Pair]]) -> list[list[Job]]:
+def together(plans: Sequence[Sequence[Pair]]) -> list[tuple[Job, ...]]:
     """All pairs of all candidates, those whose original is the same numbers in the same shape side by side.
 
     Where a candidate needs the original otherwise, say transposed, its pair stands alone.
@@ -33,7 +33,7 @@ def together(plans: Sequence[Sequence[Pair]]) -> list[list[Job]]:
             if jobs is None:
                 alike.append(jobs := [])
             jobs.append(Job(candidate, number, pair))
-    return [jobs for alike in tasks.values() for jobs in alike]
+    return [tuple(jobs) for alike in tasks.values() for jobs in alike]
 
 
 def _same_weight(a: Weight, b: Weight) -> bool:

@@ -49,7 +49,7 @@ class Scales(NamedTuple):
                 total += exact(float(finite.sum()))
                 if lowest <= 0:
                     zero, negative = zero + int((finite == 0).sum()), negative + int((finite < 0).sum())
-        mean = as_float(total) / (number - nonfinite) if number > nonfinite else None
+        mean = as_float(total) / (number - nonfinite) if low < high else low if number > nonfinite else None
         return cls(number, nonfinite, zero, negative, mean, low, high)
 
 

@@ -220,7 +220,7 @@ def header(name: str, shape: tuple[int, ...], format_name: str) -> dict[str, obj
         "comfy_format": None,
         "original_dtype": "torch.bfloat16",
         "quantized_dtype": DTYPES.get(format_name, "torch.bfloat16"),
-        "tensor_shape": list(shape),
+        "tensor_shape": shape,
         "tensor_elements": n,
     }
 
@@ -234,7 +234,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
     values, nonfinite = evaluate(METRICS, measured)
     return Layer(
         **header(name, shape, format_name),
-        block_size=[1, shape[-1]] if scales else None,
+        block_size=(1, shape[-1]) if scales else None,
         scale_factor=2.1e-4 if scales else None,
         scale_min=0.9e-4 if scales else None,
         scale_max=7.7e-4 if scales else None,
@@ -243,8 +243,8 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
         finite=True,
         nonfinite_original_elements=0,
         nonfinite_quantized_elements=0,
-        worst_element=WorstElement([sums.n % shape[0], 17], 0.1, 0.1 + sums.e_max),
-        evidence=[f"codes {format_name}, scale {display(name)}_scale"] if scales else [],
+        worst_element=WorstElement((sums.n % shape[0], 17), 0.1, 0.1 + sums.e_max),
+        evidence=(f"codes {format_name}, scale {display(name)}_scale",) if scales else (),
         nonfinite=nonfinite,
         **from_values(METRICS, values),
     )
@@ -415,7 +415,7 @@ def hostile() -> Report:
         layer.layer_name = f"{HOSTILE[n // 2]}.layers.{n}.{HOSTILE[-1 - n // 2]}"
         layer.display_name, layer.role, layer.format, layer.block = (next(texts) for _ in range(4))
     for layer in report.layers:
-        layer.evidence = list(HOSTILE)
+        layer.evidence = tuple(HOSTILE)
     for gate, text in zip(report.gates, HOSTILE, strict=False):
         gate.id = gate.require = gate.reason = gate.message = gate.worst_layer = text
         gate.layers = list(HOSTILE)

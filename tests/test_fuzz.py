@@ -153,8 +153,8 @@ def test_a_lost_item_that_goes_unnoticed_is_found(monkeypatch):
 def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
     whole = quanterr.assembling.Assembly._coverage
 
-    def without_parts(assembly):
-        coverage = whole(assembly)
+    def without_parts(*arguments):
+        coverage = whole(*arguments)
         coverage.quantized.pop("consumed", None)
         return coverage
 

@@ -64,7 +64,7 @@ def test_two_gguf_files_are_compared(tmp_path):
     error = (values.view(40, 64) - x).double()
     assert Status.OK == exit_status(report)
     assert ("gguf_q8_0", "ggml.q8_0", "torch.float32") == (layer.format, layer.quantized_dtype, layer.original_dtype)
-    assert ([1, 32], 8.5) == (layer.block_size, layer.bits_per_weight)
+    assert ((1, 32), 8.5) == (layer.block_size, layer.bits_per_weight)
     assert math.isclose(49.92, layer.theoretical_sqnr_db)
     assert (None, 0) == (layer.saturated_pct, layer.scale_count)
     assert math.isclose(float((error**2).mean()), layer.mean_squared_error, rel_tol=1e-6)
@@ -100,7 +100,7 @@ def test_a_weight_that_is_stored_in_another_shape_is_compared_in_its_own(tmp_pat
         weight = plan.pairs[0].quantized
         assert (16, 4, 3, 3) == weight.shape
         assert same_bits(values.view(16, 36), dequantized(weight, 7 * 36))
-    assert [16, 4, 3, 3] == quanterr.compare(original, quantized, device="cpu").layers[0].tensor_shape
+    assert (16, 4, 3, 3) == quanterr.compare(original, quantized, device="cpu").layers[0].tensor_shape
 
 
 @pytest.mark.parametrize("bits", [16, 32])

@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     "errors",
     "text",
+    "memory",
     "strict_json",
     "toml_file",
     "metrics",
@@ -64,6 +65,7 @@ LAYERS = [
 TORCH_FREE = [
     "errors",
     "text",
+    "memory",
     "strict_json",
     "toml_file",
     "metrics",

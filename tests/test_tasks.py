@@ -137,7 +137,7 @@ class TestTogether:
         reports = compare_each(x, [as_it_is, *turned], device="cpu")
 
         assert [[0], [1, 2]] == [[job.candidate for job in jobs] for jobs in tasks]
-        assert [[64, 32], [32, 64], [32, 64]] == [report.layers[0].tensor_shape for report in reports]
+        assert [(64, 32), (32, 64), (32, 64)] == [report.layers[0].tensor_shape for report in reports]
         assert reports[0].layers[0].error_norm == pytest.approx(reports[1].layers[0].error_norm)
 
     def test_what_is_not_known_to_be_the_same_stands_alone(self, files):

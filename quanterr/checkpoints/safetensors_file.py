@@ -12,12 +12,11 @@ only (a space in front, other padding, bytes at the end, very long names) a leni
 Reference: huggingface/safetensors, README.md and safetensors/src/tensor.rs.
 """
 
-import ctypes
 import errno
 import os
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -36,8 +35,11 @@ from quanterr.checkpoints.base import (
     truncated,
 )
 from quanterr.errors import CheckpointError, is_out_of_memory
+from quanterr.memory import give_back
 from quanterr.strict_json import DuplicateKey, Invalid, loads
 from quanterr.text import count, display
+
+Shared = TypeVar("Shared", int, tuple[int, ...])
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MAX_OFFSET = 2**63
@@ -51,6 +53,23 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
         CheckpointError: the file is not a whole, valid safetensors file; names file and tensor.
     """
     odd: list[str] = []  # what only a lenient reading accepts
+    fields, data_start = _fields(file, lenient, odd)
+    metadata = _metadata(file, fields.pop("__metadata__", {}))
+    notes: list[str] = []
+    entries = [_entry(file, name, fields.pop(name), data_start, notes) for name in list(fields)]
+    check_lengths(entries, lenient, odd)
+    end = _check_tiling(file, entries, data_start)
+    if end < file.size:
+        told = f"{file}: {count(file.size - end, 'trailing byte')} after the last tensor; some loaders ignore them, "
+        refuse(f"{told}others refuse. Save the file again", lenient, odd)
+    if not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
+        _check_with_library(file)
+        give_back()  # what the library took for the header, some 0.5 kB a tensor
+    return entries, metadata, odd + notes
+
+
+def _fields(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[dict[str, Any], int]:
+    """What the header says, and where the data starts; the header's own text is not kept."""
     header, data_start = _raw_header(file, lenient, odd)
     try:
         fields = loads(header)
@@ -62,19 +81,7 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
         raise CheckpointError(f"{file}: header is not a JSON object")
     if len(fields) > MAX_TENSORS:
         raise CheckpointError(f"{file}: {len(fields)} tensors exceed the limit of {MAX_TENSORS}")
-
-    metadata = _metadata(file, fields.pop("__metadata__", {}))
-    notes: list[str] = []
-    entries = [_entry(file, name, fields.pop(name), data_start, notes) for name in list(fields)]
-    check_lengths(entries, lenient, odd)
-    end = _check_tiling(file, entries, data_start)
-    if end < file.size:
-        told = f"{file}: {count(file.size - end, 'trailing byte')} after the last tensor; some loaders ignore them, "
-        refuse(f"{told}others refuse. Save the file again", lenient, odd)
-    if not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
-        _check_with_library(file)
-        _give_back()
-    return entries, metadata, odd + notes
+    return fields, data_start
 
 
 def _raw_header(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[bytes, int]:
@@ -146,7 +153,7 @@ def _entry(file: StoredFile, name: str, value: Any, data_start: int, notes: list
         reason = _unknown_dtype(dtype)
         notes.append(f"{where}: {reason}")
         return Entry(name, dtype, shape, file, data_start + begin, end - begin, reason)
-    entry = Entry(name, dtype, shape, file, data_start + begin, end - begin)
+    entry = Entry(name, dtype, shape, file, data_start + begin, _shared(end - begin))
     bits = entry.n * entry.bits
     if bits % 8:
         raise CheckpointError(f"{where}: {bits} bits is not a whole number of bytes")
@@ -174,13 +181,14 @@ def _shape(where: str, value: Any) -> tuple[int, ...]:
         raise CheckpointError(f"{where}: {len(value)} dimensions; the limit is {MAX_DIMENSIONS}")
     if any(size > MAX_DIMENSION for size in value):
         raise CheckpointError(f"{where}: dimension exceeds 2^40: {value}")
-    return _shared(tuple(value))
+    shape: tuple[int, ...] = _shared(tuple(value))
+    return shape
 
 
 @lru_cache(maxsize=1 << 10)
-def _shared(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The same shape, one object for many entries."""
-    return shape
+def _shared(value: Shared) -> Shared:
+    """The same shape or number of bytes, one object for many entries."""
+    return value
 
 
 def _offsets(where: str, value: Any) -> tuple[int, int]:
@@ -225,10 +233,3 @@ def _check_with_library(file: StoredFile) -> None:
             raise cannot_open(file.path, OSError(errno.EMFILE, str(error))) from error
         if not is_out_of_memory(error):  # it maps the whole file, which we never need
             raise
-
-
-def _give_back() -> None:
-    """What the library took for a header, some 0.5 kB a tensor, would stay with glibc to the end."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

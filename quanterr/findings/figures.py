@@ -1,5 +1,6 @@
 """What the sums of a weight tell of its error: how much of it one factor would take away."""
 
+from functools import cache
 from math import inf, isfinite, log10, sqrt
 from typing import NamedTuple
 
@@ -25,7 +26,6 @@ class Figures(NamedTuple):
 
     bits: int
     snr_db: float
-    norm_ratio: float
     cosine: float
     factor: float
     rescaled_db: float  # SNR once y is divided by that factor
@@ -59,11 +59,12 @@ def usual_of(format_name: str) -> tuple[int, int] | None:
     return usual if usual and usual[1] - usual[0] <= NARROW else None
 
 
-def _usual_at_least(pair: Pair) -> float:
-    bits, usual = bits_of(pair), usual_of(pair.quantized.format)
+@cache  # one object for many weights
+def _usual_at_least(format_name: str, bits: int, uniform_bits: int | None) -> float:
+    usual = usual_of(format_name)
     if usual:
         return usual[0] - OUTLIERS
-    return UNIFORM if pair.quantized.uniform_bits == bits == 8 else level_of(bits)
+    return UNIFORM if uniform_bits == bits == 8 else level_of(bits)
 
 
 def norm_ratio(sums: Sums) -> float:
@@ -80,16 +81,15 @@ def figures_of(pair: Pair, sums: Sums) -> Figures | None:
     """The figures, from exact sums; None where one side is zero or a sum too large for a float64."""
     if not sums.x_sq or not sums.y_sq or not sums.e_sq or not isfinite(as_float(max(sums.x_sq, sums.y_sq, sums.e_sq))):
         return None
-    both = sums.x_sq * sums.y_sq
+    bits, both = bits_of(pair), sums.x_sq * sums.y_sq
     unexplained = both - sums.xy * sums.xy
     return Figures(
-        bits=bits_of(pair),
+        bits=bits,
         snr_db=db(sums.x_sq, sums.e_sq),
-        norm_ratio=norm_ratio(sums),
         cosine=_root(sums.xy * sums.xy / both, sums.xy),
         factor=_quotient(sums.y_sq, sums.xy),
         rescaled_db=db(both, unexplained) if unexplained > 0 else EXACT_DB,
-        usual_db=_usual_at_least(pair),
+        usual_db=_usual_at_least(pair.quantized.format, bits, pair.quantized.uniform_bits),
     )
 
 

@@ -86,7 +86,7 @@ class Parts:
     name: str
     entries: Mapping[str, Entry]
     hints: Hints = Hints()
-    checkpoint: Mapping[str, Entry] = field(default_factory=dict)  # all tensors: what others tell of this one
+    checkpoint: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # all: what others tell of this one
 
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]

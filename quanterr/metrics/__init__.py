@@ -176,7 +176,7 @@ def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[dict[str
 
 
 def percent(part: int, n: int) -> float:
-    return 100 * ratio(part, n)
+    return 100 * ratio(part, n) if part or not n else 0.0  # one object for many layers
 
 
 def effective_bits(m: Measured) -> float:

@@ -25,7 +25,8 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-# Whatever there is one of for each layer is a dataclass with slots: a third of a model's size.
+# Whatever there is one of for each layer is a dataclass with slots, a third of a model's size, and holds tuples:
+# those that many layers have in common are one object.
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Expert:
 class WorstElement:
     """The element with the largest |e|."""
 
-    index: Annotated[list[int], Field(description="row and column of the weight as a matrix")]
+    index: Annotated[tuple[int, ...], Field(description="row and column of the weight as a matrix")]
     x: FiniteFloat
     y: FiniteFloat
 
@@ -68,8 +69,8 @@ KINDS: dict[str, Any] = {
     "count": NonNegativeInt,
     "percentiles": ElementPercentiles,
     "layer_percentiles": LayerPercentiles,
-    "rows": list[WorstRow],
-    "experts": list[Expert],
+    "rows": tuple[WorstRow, ...],
+    "experts": tuple[Expert, ...],
 }
 
 
@@ -93,9 +94,9 @@ def from_values(rows: tuple[Metric, ...], values: Mapping[str, Any]) -> dict[str
         if row.kind in ("percentiles", "layer_percentiles"):
             made[row.name] = KINDS[row.kind](**made[row.name])
         elif row.kind == "rows":
-            made[row.name] = [WorstRow(**fields) for fields in made[row.name]]
+            made[row.name] = tuple(WorstRow(**fields) for fields in made[row.name])
         elif row.kind == "experts":
-            made[row.name] = [Expert(**fields) for fields in made[row.name]]
+            made[row.name] = tuple(Expert(**fields) for fields in made[row.name])
     return made
 
 
@@ -110,7 +111,7 @@ class _Weight:
     comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
     original_dtype: str
     quantized_dtype: str
-    tensor_shape: list[int]
+    tensor_shape: tuple[int, ...]
     tensor_elements: int
 
 
@@ -125,7 +126,7 @@ class LosslessLayer(_Weight):
 class _Layer(_Weight):
     """A weight that differs. x is the original, y the quantized weight, e = y - x."""
 
-    block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
+    block_size: Annotated[tuple[int, ...] | None, Field(description="(rows, columns) that share a scale")]
     scale_factor: Annotated[FiniteFloat | None, Field(description="the scale, or the mean of several")]
     scale_min: FiniteFloat | None
     scale_max: FiniteFloat | None
@@ -135,7 +136,7 @@ class _Layer(_Weight):
     nonfinite_original_elements: int
     nonfinite_quantized_elements: int
     worst_element: WorstElement | None
-    evidence: Annotated[list[str], Field(description="what decided the format")]
+    evidence: Annotated[tuple[str, ...], Field(description="what decided the format")]
     nonfinite: Annotated[dict[str, str], Field(description="metrics that are null because they are nan, +inf or -inf")]
 
 
