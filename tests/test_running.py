@@ -1,8 +1,10 @@
 """The run: the same digits whoever computes what, bounded memory, files that change, devices."""
 
+import gc
 import math
 import os
 import threading
+import tracemalloc
 
 import pytest
 import torch
@@ -80,6 +82,26 @@ class TestDigits:
 
 
 class TestMemory:
+    def test_of_many_small_weights_little_is_kept(self, tmp_path):
+        def taken(n):
+            """Bytes that the report keeps, and that the comparison takes at most."""
+            files = stored(tmp_path, **{f"layers.{n}.mlp.experts.{i}.up_proj": (32, 128) for i in range(n)})
+            gc.collect()
+            tracemalloc.start()
+            try:
+                kept = quanterr.compare(*files, device="cpu")
+                assert (n, []) == (len(kept.layers), kept.findings)
+                return tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+
+        taken(10)  # what is made once
+        few, many = taken(100), taken(300)
+        kept, most = ((b - a) / 200 for a, b in zip(few, many, strict=True))
+
+        assert kept < 3800  # bytes a weight
+        assert most < 6600
+
     @pytest.mark.parametrize("candidates", [1, 3])
     @pytest.mark.parametrize("shape", [(64, 4096), (2048, 4096), (2, 1 << 21)])
     def test_largest_read_and_buffers_do_not_depend_on_the_size_of_a_weight(
