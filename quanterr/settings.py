@@ -82,6 +82,8 @@ def _found() -> _Settings | None:
     for folder in (here, *here.parents):
         for path in (folder / FILE, folder / PROJECT):
             if not os.path.isfile(path):  # also where we may not look
+                if path.name == FILE and os.path.lexists(path) and not _holds_weights(folder):
+                    raise UsageError(f"{display(str(path))}: holds no settings, as it is no file; rename it")
                 continue
             tables = _tables(path)
             if tables is None:

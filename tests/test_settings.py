@@ -91,6 +91,13 @@ class TestFile:
         assert "is not read: it lies beside weights" in finished.stderr
         assert "settings from" not in finished.stderr
 
+    def test_settings_that_are_no_file_are_wrong_usage(self, checkpoints, tmp_path):
+        (tmp_path / "quanterr.toml").symlink_to("gone.toml")
+        finished = compare(checkpoints, cwd=tmp_path)
+
+        assert (Status.USAGE, "") == (finished.returncode, finished.stdout)
+        assert f"{tmp_path / 'quanterr.toml'}: holds no settings, as it is no file; rename it" in finished.stderr
+
     def test_of_a_project_the_table_is_named_as_it_has_to_stand_there(self, checkpoints, project):
         finished = compare(checkpoints, cwd=project("[tool.quanterr]\nrequire = 'snr_db >= 1'", "pyproject.toml"))
 

@@ -8,7 +8,7 @@ from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import decider
 from quanterr.gates.values import Values, Weight
-from quanterr.report.reading import extract_layer
+from quanterr.report.reading import extractor
 from quanterr.text import display
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def first_violation(rules: list[Rule], baseline: Values | None) -> "Callable[[La
     ]
     if not of_layers:
         raise UsageError("--fail-fast: no rule of severity error is about single layers, as 'snr_db >= 30' is")
-    metrics = {rule.condition.metric for rule, _ in of_layers}
+    extract = extractor({rule.condition.metric for rule, _ in of_layers})
     before = {weight.name: weight for weight in baseline.weights} if baseline else {}
 
     def violated(layer: "Layer") -> str | None:
         kind = "layers" if len(layer.tensor_shape) > 1 else "other_changes"
-        weight = Weight(layer.layer_name, kind, extract_layer(layer, metrics), None, {})
+        weight = Weight(layer.layer_name, kind, extract(layer), None, {})
         for rule, takes in of_layers:
             if takes(weight) and (against := _against(rule, weight, before)):
                 return f"gate {label(rule)} does not hold for {display(weight.name)}: {against}"

@@ -10,6 +10,7 @@ can write neither. Any other (edited, merged, gone through jq) is searched for t
 import os
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -96,10 +97,9 @@ def extract(report: "Report", metrics: Collection[str] = (), aggregates: Collect
     return picked
 
 
-def extract_layer(layer: "Layer", metrics: Collection[str]) -> dict[str, Any]:
-    """The same of one layer."""
-    picked: dict[str, Any] = _picked(_parts(metrics, ())["layers"][0], layer)
-    return picked
+def extractor(metrics: Collection[str]) -> "Callable[[Layer], dict[str, Any]]":
+    """What gives the same of single layers."""
+    return partial(_picked, _parts(metrics, ())["layers"][0])
 
 
 def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, Any]:
