@@ -10,6 +10,7 @@ A row's sum in float32, which is added in pairs or short segments, is off by 5e-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf, isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,32 +61,35 @@ def fast_sums(
     them. What is told of single rows is worked out once for all chunks: on its own it would cost more than the
     arithmetic.
     """
-    n_rows, n = sum(chunk.shape[0] for chunk in chunks), sum(chunk.n for chunk in chunks)
     if matrix[0] < LEAST_ROWS:
         return None
-    stats = workspace.buffer("rows", (len(ADDED) + len(EXTREME), n_rows), torch.float32)
-    products = workspace.buffer("products", (n_rows, 4), torch.float32)
+    n = sum(chunk.n for chunk in chunks)
+    heights = tuple(chunk.shape[0] for chunk in chunks)
+    if ("rooms", heights) not in workspace.views:
+        workspace.views["rooms", heights] = _rooms(heights, workspace)
+    stats, products, rooms = workspace.views["rooms", heights]
+    n_rows = len(products)
     weighted = workspace.buffer("weighted", (2, n_rows if importance else 0), torch.float32)
     in_segments = all(chunk.shape[1] % SEGMENT == 0 for chunk in chunks)
     by_gemm = n >= LARGE and in_segments and workspace.device.type == "cpu" and _gemm_is_exact()
     multiply = _multiply_at_once if by_gemm else _multiply
     sums = Sums(elements=n, n=n, x_nonzero=n)
     row = 0
-    for chunk in chunks:
+    for chunk, room in zip(chunks, rooms, strict=True):
         x, y, y_zeros = load(chunk)
-        of_chunk = slice(row, row := row + chunk.shape[0])
         if y_zeros is None:
             y_zeros = torch.eq(y, 0, out=workspace.buffer("third", chunk.shape, torch.float32)).sum()
         sums.zeroed += int(y_zeros)
-        sides = _side_by_side(x, y, workspace)
-        sides[1].sub_(sides[0])
-        multiply(sides, products[of_chunk], workspace)
+        sides = _side_by_side(x, y, workspace, by_gemm)
+        sides.e.sub_(sides.x)
+        multiply(sides, room.products, workspace)
         if importance:
             columns, third = importance(chunk).to(x.device), workspace.buffer("third", chunk.shape, torch.float32)
-            for side, out in zip(sides, weighted[:, of_chunk], strict=True):
+            for side, out in zip(sides.both, weighted[:, row : row + chunk.shape[0]], strict=True):
                 torch.sum(torch.mul(side, side, out=third).mul_(columns), 1, out=out)
-        if not _add_chunk(sides, stats[:, of_chunk], workspace, outlier, sums):
+        if not _add_chunk(sides, room, workspace, outlier, sums):
             return None
+        row += chunk.shape[0]
 
     x_sq, xe, _, e_sq = products.unbind(1)
     rows = torch.stack((x_sq, e_sq, stats[-2], xe)).double()
@@ -114,39 +118,79 @@ def fast_sums(
     return sums
 
 
-def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace) -> Tensor:
-    """x and y as one tensor, (2, r, c): what both need is asked for once. Copied only where they lie apart."""
-    if x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() and x.is_contiguous() and y.is_contiguous():
-        return x.as_strided((2, *x.shape), (y.storage_offset() - x.storage_offset(), x.shape[1], 1))
-    sides = workspace.buffer("sides", (2, *x.shape), torch.float32)
-    sides[0].copy_(x)
-    sides[1].copy_(y)
+class _Room(NamedTuple):
+    """Where the sums and extremes of a chunk's rows go: parts of the room for all chunks."""
+
+    sums: Tensor  # (2, r): Σx and Σe
+    magnitudes: Tensor  # (2, r): Σ|x| and Σ|e|
+    relative: Tensor  # (r,)
+    relative_outliers: Tensor
+    e_max: Tensor
+    e_min: Tensor
+    products: Tensor  # (r, 4): Σx², Σxe, Σex and Σe²
+
+
+def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tensor, list[_Room]]:
+    """For chunks of so many rows: ``stats`` (fields, rows), ``products`` (rows, 4), and the part of each chunk."""
+    stats = workspace.buffer("rows", (len(ADDED) + len(EXTREME), sum(heights)), torch.float32)
+    products = workspace.buffer("products", (sum(heights), 4), torch.float32)
+    sizes = list(heights)
+    parts = zip(torch.split(stats, sizes, 1), torch.split(products, sizes), strict=True)
+    return stats, products, [_Room(s[:2], s[2:4], s[4], s[5], s[6], s[7], p) for s, p in parts]
+
+
+class _Sides(NamedTuple):
+    """x and y of a chunk, (r, c), as one tensor: what both need is asked for once. y becomes e."""
+
+    given: tuple[Tensor, Tensor]
+    both: Tensor  # (2, r, c)
+    x: Tensor
+    e: Tensor
+    copied: bool  # as the two given lie apart
+    pieces: Tensor  # (n, 2, SEGMENT), of segments of x and e; empty where they are not multiplied at once
+
+
+def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _Sides:
+    """Views cost more than they look, and x and y are most often those of the chunk before."""
+    key = "sides", x.shape, in_pieces
+    sides: _Sides | None = workspace.views.get(key)
+    if sides is None or sides.given[0] is not x or sides.given[1] is not y:
+        sides = _sides(x, y, workspace, in_pieces)
+        workspace.views[key] = sides
+    if sides.copied:
+        sides.x.copy_(x)
+        sides.e.copy_(y)
     return sides
 
 
-def _add_chunk(
-    sides: Tensor,
-    stats: Tensor,
-    workspace: Workspace,
-    outlier: float,
-    sums: Sums,
-) -> bool:
-    """One chunk's part of ``stats``, (fields, r), of the histogram and of counts; whether it is tame.
+def _sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _Sides:
+    step = y.storage_offset() - x.storage_offset()
+    one = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() and step >= x.numel()
+    copied = not (one and x.is_contiguous() and y.is_contiguous())
+    if copied:
+        both = workspace.buffer("sides", (2, *x.shape), torch.float32)
+    else:
+        both = x.as_strided((2, *x.shape), (step, x.shape[1], 1))
+    pieces = both.view(2, -1, SEGMENT).transpose(0, 1) if in_pieces else both[:0]
+    return _Sides((x, y), both, both[0], both[1], copied, pieces)
 
-    ``sides``, (2, r, c), are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds
-    them, and by few operations, as threads that all go back to the interpreter wait for each other.
+
+def _add_chunk(sides: _Sides, room: _Room, workspace: Workspace, outlier: float, sums: Sums) -> bool:
+    """One chunk's part of the sums, of the histogram and of counts; whether it is tame.
+
+    ``sides`` are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds them, and
+    by few operations, as threads that all go back to the interpreter wait for each other.
     """
-    x, e = sides
-    torch.sum(sides, 2, out=stats[:2])
-    torch.sum(sides.abs_(), 2, out=stats[2:4])
-    relative_sum, relative_outliers, e_max, e_min = stats[4:]
-    torch.amax(e, 1, out=e_max)
-    largest = float(e_max.amax())
+    x, e = sides.x, sides.e
+    torch.sum(sides.both, 2, out=room.sums)
+    torch.sum(sides.both.abs_(), 2, out=room.magnitudes)
+    torch.amax(e, 1, out=room.e_max)
+    largest = float(room.e_max.amax())
     if not isfinite(largest):
         return False
-    torch.amin(e, 1, out=e_min)
-    bins = workspace.buffer("bins", tuple(e.shape), torch.bfloat16).copy_(e)
-    histogram = Histogram.of_bits(bins.view(torch.int16).view(-1))
+    torch.amin(e, 1, out=room.e_min)
+    workspace.buffer("bins", tuple(e.shape), torch.bfloat16).copy_(e)
+    histogram = Histogram.of_bits(workspace.buffer("bins", (e.numel(),), torch.int16))
     if sums.histogram is None:
         sums.histogram = histogram
     else:
@@ -165,25 +209,25 @@ def _add_chunk(
         if not isfinite(relative_max):
             return False
     sums.relative_max = max(sums.relative_max, relative_max)
-    torch.sum(relative, 1, out=relative_sum)
-    torch.sum(relative.gt_(RELATIVE_OUTLIER), 1, out=relative_outliers)
+    torch.sum(relative, 1, out=room.relative)
+    torch.sum(relative.gt_(RELATIVE_OUTLIER), 1, out=room.relative_outliers)
     return True
 
 
-def _multiply(sides: Tensor, products: Tensor, workspace: Workspace) -> None:
+def _multiply(sides: _Sides, products: Tensor, workspace: Workspace) -> None:
     """Σx², Σxe and Σe² of each row into its ``products``, (r, 4), one after the other; Σex stays undefined."""
-    third = workspace.buffer("third", tuple(sides.shape[1:]), torch.float32)
-    (x, e), (x_sq, xe, _, e_sq) = sides, products.unbind(1)
-    for a, b, out in ((x, x, x_sq), (x, e, xe), (e, e, e_sq)):
+    third = workspace.buffer("third", tuple(sides.x.shape), torch.float32)
+    x_sq, xe, _, e_sq = products.unbind(1)
+    for a, b, out in ((sides.x, sides.x, x_sq), (sides.x, sides.e, xe), (sides.e, sides.e, e_sq)):
         torch.sum(torch.mul(a, b, out=third), 1, out=out)
 
 
-def _multiply_at_once(sides: Tensor, products: Tensor, workspace: Workspace) -> None:
+def _multiply_at_once(sides: _Sides, products: Tensor, workspace: Workspace) -> None:
     """The same at once: a segment of a row is a matrix of x and e, which is multiplied with its own transpose."""
-    pieces = sides.view(2, -1, SEGMENT).transpose(0, 1)
-    found = workspace.buffer("pieces", (pieces.shape[0], 2, 2), torch.float32)
-    torch.bmm(pieces, pieces.transpose(1, 2), out=found)
-    torch.sum(found.view(len(products), -1, 4), 1, out=products)
+    n, rows = len(sides.pieces), len(products)
+    found = workspace.buffer("pieces", (n, 2, 2), torch.float32)
+    torch.bmm(sides.pieces, sides.pieces.mT, out=found)
+    torch.sum(workspace.buffer("pieces", (rows, n // rows, 4), torch.float32), 1, out=products)
 
 
 def _gemm_is_exact() -> bool:

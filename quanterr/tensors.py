@@ -7,8 +7,9 @@ a named buffer of it. Nothing here grows with the size of a weight.
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from math import prod
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -64,7 +65,7 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
         self._lent: dict[str, Tensor] = {}
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
-        self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
+        self.views: dict[Hashable, Any] = {}  # of buffers, for as long as these stay where they are
         self._held: dict[str, tuple[Entry, int, Tensor]] = {}
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
         self._copied: dict[str, torch.cuda.Event] = {}  # when a host buffer was last copied to the device
@@ -72,18 +73,18 @@ class Workspace:
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The buffer of that name, on the device, with undefined contents; valid until asked for again."""
         self._held.pop(key, None)
-        view = self._views.get((key, shape, dtype))
+        view = self.views.get((key, shape, dtype))
         return self._make_view(key, shape, dtype) if view is None else view
 
     def _make_view(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
         buffer = self._buffers.get(key, self._lent.get(key))
-        if len(self._views) >= MAX_VIEWS:
-            self._views.clear()
+        if len(self.views) >= MAX_VIEWS:
+            self.views.clear()
         if buffer is None or buffer.numel() < n_bytes:
-            self._views.clear()  # they would keep the old buffer
+            self.views.clear()  # they would keep the old buffer
             buffer = self._buffers[key] = torch.empty(_roomy(n_bytes), dtype=torch.uint8, device=self.device)
-        view = self._views[key, shape, dtype] = buffer[:n_bytes].view(dtype).view(shape)
+        view = self.views[key, shape, dtype] = buffer[:n_bytes].view(dtype).view(shape)
         return view
 
     def lend(self, key: str, memory: Tensor) -> None:
@@ -112,7 +113,7 @@ class Workspace:
             host = self._hosts[key] = _host_buffer(n_bytes, pinned=self.device.type == "cuda")
         if self.device.type == "cpu" and self._buffers.get(key) is not host[0]:
             self._buffers[key] = host[0]
-            self._views.clear()
+            self.views.clear()
         if key in self._copied:
             self._copied[key].synchronize()
         entry.file.read_into(host[1][:n_bytes], entry.offset + begin)

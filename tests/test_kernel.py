@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
 
 from quanterr import worker
-from quanterr.chunks import CPU_CHUNK, Cut
-from quanterr.kernel import LEAST_ROWS
+from quanterr.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.kernel import LEAST_ROWS, fast_sums
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measured, percentiles
 from quanterr.metrics.sums import KEPT_ROWS, ONE, Sums, as_float, worst_rows
+from quanterr.tensors import Workspace
 from quanterr.worker import Worker
 
 COUNTS = (
@@ -168,6 +169,16 @@ class TestFast:
 
         assert abs(fast.outliers - slow.outliers) <= on_threshold
         assert abs(fast.relative_outliers - slow.relative_outliers) <= on_relative
+
+    def test_views_of_one_pair_are_not_taken_for_those_of_another(self):
+        """They are remembered, as most pairs of chunks lie where the one before lay."""
+        values = [normal(40, 256, seed=n) for n in range(3)]
+        buffers, workspace = torch.empty(3, 40, 256).unbind(), Workspace(CPU)
+        for x, y in ((0, 1), (0, 2), (1, 2), (0, 2), (0, 1), (1, 0), (2, 0)):
+            pair = buffers[x].copy_(values[x]), buffers[y].copy_(values[y])
+            sums = fast_sums(lambda _, pair=pair: (*pair, None), [Chunk(0, 40, 0, 256)], (40, 256), workspace, OUTLIER)
+
+            assert summed(values[x], values[y]).histogram == sums.histogram
 
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
     def test_worst_rows_are_those_of_the_exact_way(self, make):
