@@ -94,7 +94,7 @@ class Histogram:
 
     def values_at(self, ranks: Sequence[int]) -> list[float]:
         """The values of those ranks, counted from 1 in ascending order."""
-        places = torch.searchsorted(self.counts.cumsum(0), torch.tensor(ranks) - self.zeros)
+        places = torch.searchsorted(self.counts.cumsum(0), torch.tensor([rank - self.zeros for rank in ranks]))
         bits = (places + self.first).tolist()
         return [0.0 if rank <= self.zeros else _value(bin) for rank, bin in zip(ranks, bits, strict=True)]
 
