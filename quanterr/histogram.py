@@ -53,21 +53,21 @@ class Histogram:
     @property
     def stop(self) -> int:
         """The number of the first bin behind the counts."""
-        return self.first + len(self.counts)
+        return self.first + self.counts.numel()
 
     def add(self, other: "Histogram") -> None:
         """Merge another into this."""
         self.zeros += other.zeros
-        if not len(other.counts):
+        if not other.counts.numel():
             return
         if other.first < self.first or other.stop > self.stop:
             self._make_room(other.first, other.stop)
         begin = other.first - self.first
         with torch.inference_mode():  # whichever of them came from a worker
-            self.counts[begin : begin + len(other.counts)].add_(other.counts)
+            self.counts[begin : begin + other.counts.numel()].add_(other.counts)
 
     def _make_room(self, first: int, stop: int) -> None:
-        if len(self.counts):
+        if self.counts.numel():
             first, stop = min(first, self.first), max(stop, self.stop)
         first, stop = first // ROOM * ROOM, -(-stop // ROOM) * ROOM
         counts = torch.zeros(stop - first, dtype=torch.int64)

@@ -68,7 +68,7 @@ def fast_sums(
     if ("rooms", heights) not in workspace.views:
         workspace.views["rooms", heights] = _rooms(heights, workspace)
     stats, products, rooms = workspace.views["rooms", heights]
-    n_rows = len(products)
+    n_rows = products.shape[0]
     weighted = workspace.buffer("weighted", (2, n_rows if importance else 0), torch.float32)
     in_segments = all(chunk.shape[1] % SEGMENT == 0 for chunk in chunks)
     by_gemm = n >= LARGE and in_segments and workspace.device.type == "cpu" and _gemm_is_exact()
@@ -224,7 +224,7 @@ def _multiply(sides: _Sides, products: Tensor, workspace: Workspace) -> None:
 
 def _multiply_at_once(sides: _Sides, products: Tensor, workspace: Workspace) -> None:
     """The same at once: a segment of a row is a matrix of x and e, which is multiplied with its own transpose."""
-    n, rows = len(sides.pieces), len(products)
+    n, rows = sides.pieces.shape[0], products.shape[0]
     found = workspace.buffer("pieces", (n, 2, 2), torch.float32)
     torch.bmm(sides.pieces, sides.pieces.mT, out=found)
     torch.sum(workspace.buffer("pieces", (rows, n // rows, 4), torch.float32), 1, out=products)
@@ -371,7 +371,7 @@ def _add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: T
 def _worst_places(rows: Tensor) -> Tensor:
     """Which of the rows have the lowest SNR; of equal ones the first."""
     ratio = (rows[1] / rows[0]).nan_to_num(nan=0.0, posinf=inf)
-    if len(ratio) <= FEW_ROWS:
+    if ratio.numel() <= FEW_ROWS:
         return ratio.sort(descending=True, stable=True).indices[:KEPT_ROWS]
     least = ratio.topk(KEPT_ROWS).values[-1]
     candidates = (ratio >= least).nonzero().view(-1)  # topk itself says nothing of ties
