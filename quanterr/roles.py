@@ -49,7 +49,8 @@ def _roles_of_component(component: str) -> frozenset[str]:
 
 def role_of(name: str) -> str:
     """Role of a weight: one of :data:`ROLES`, or ``other``."""
-    found = frozenset[str]().union(*(_roles_of_component(part) for part in name.split(".")))
+    words = (part for part in name.split(".") if not part.isdecimal())  # the number of an expert says nothing
+    found = frozenset[str]().union(*map(_roles_of_component, words))
     role = next((role for role, _ in ROLES if role in found), OTHER)
     # A block's own output (BERT's output.dense, Flux's proj_out) is the second half of its MLP.
     return "mlp" if role == "head" and block_of(name) else role
