@@ -43,6 +43,7 @@ FEW_ROWS = 1 << 12  # that are sorted as a whole sooner than searched
 
 # What fast_sums keeps of every row, as rows of a (fields, rows) matrix, beside Σx², Σxe, Σex and Σe², (rows, 4).
 ADDED = ("x", "e", "x_abs", "e_abs", "relative", "relative_outliers")
+WEIGHTED = ("weighted_x_sq", "weighted_e_sq")  # undefined without an importance
 EXTREME = ("e_max", "e_min")
 
 
@@ -68,13 +69,10 @@ def fast_sums(
     if ("rooms", heights) not in workspace.views:
         workspace.views["rooms", heights] = _rooms(heights, workspace)
     stats, products, rooms = workspace.views["rooms", heights]
-    n_rows = products.shape[0]
-    weighted = workspace.buffer("weighted", (2, n_rows if importance else 0), torch.float32)
     in_segments = all(chunk.shape[1] % SEGMENT == 0 for chunk in chunks)
     by_gemm = n >= LARGE and in_segments and workspace.device.type == "cpu" and _gemm_is_exact()
     multiply = _multiply_at_once if by_gemm else _multiply
     sums = Sums(elements=n, n=n, x_nonzero=n)
-    row = 0
     for chunk, room in zip(chunks, rooms, strict=True):
         x, y, y_zeros = load(chunk)
         if y_zeros is None:
@@ -85,11 +83,10 @@ def fast_sums(
         multiply(sides, room.products, workspace)
         if importance:
             columns, third = importance(chunk).to(x.device), workspace.buffer("third", chunk.shape, torch.float32)
-            for side, out in zip(sides.both, weighted[:, row : row + chunk.shape[0]], strict=True):
+            for side, out in zip(sides.both, room.weighted, strict=True):
                 torch.sum(torch.mul(side, side, out=third).mul_(columns), 1, out=out)
         if not _add_chunk(sides, room, workspace, outlier, sums):
             return None
-        row += chunk.shape[0]
 
     x_sq, xe, _, e_sq = products.unbind(1)
     rows = torch.stack((x_sq, e_sq, stats[-2], xe)).double()
@@ -98,12 +95,13 @@ def fast_sums(
     totals |= zip(("x_sq", "e_sq", "e_max", "xe"), rows.sum(1).tolist(), strict=True)
     if not isfinite(totals["relative"]) or not _tame(rows, largest, stats[ADDED.index("x_abs")]):
         return None
-    if not _spread(totals, n) or (n_rows >= LEAST_ROWS and not _even(totals, largest)):
+    if not _spread(totals, n) or (len(x_sq) >= LEAST_ROWS and not _even(totals, largest)):
         return None
     for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
         setattr(sums, name, exact(totals[name]))
     if importance:
-        sums.weighted_x_sq, sums.weighted_e_sq = map(exact, weighted.sum(1, dtype=torch.float64).tolist())
+        weighted = stats[len(ADDED) : len(ADDED) + len(WEIGHTED)].sum(1, dtype=torch.float64)
+        sums.weighted_x_sq, sums.weighted_e_sq = map(exact, weighted.tolist())
     cross = exact(totals["xe"])
     sums.y, sums.xy, sums.y_sq = sums.x + sums.e, sums.x_sq + cross, sums.x_sq + 2 * cross + sums.e_sq
     if 100 * sums.y_sq < sums.x_sq:  # a difference of much larger sums
@@ -125,6 +123,7 @@ class _Room(NamedTuple):
     magnitudes: Tensor  # (2, r): Σ|x| and Σ|e|
     relative: Tensor  # (r,)
     relative_outliers: Tensor
+    weighted: Tensor  # (2, r): of x² and e²
     e_max: Tensor
     e_min: Tensor
     products: Tensor  # (r, 4): Σx², Σxe, Σex and Σe²
@@ -132,11 +131,11 @@ class _Room(NamedTuple):
 
 def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tensor, list[_Room]]:
     """For chunks of so many rows: ``stats`` (fields, rows), ``products`` (rows, 4), and the part of each chunk."""
-    stats = workspace.buffer("rows", (len(ADDED) + len(EXTREME), sum(heights)), torch.float32)
+    stats = workspace.buffer("rows", (len(ADDED) + len(WEIGHTED) + len(EXTREME), sum(heights)), torch.float32)
     products = workspace.buffer("products", (sum(heights), 4), torch.float32)
     sizes = list(heights)
     parts = zip(torch.split(stats, sizes, 1), torch.split(products, sizes), strict=True)
-    return stats, products, [_Room(s[:2], s[2:4], s[4], s[5], s[6], s[7], p) for s, p in parts]
+    return stats, products, [_Room(s[:2], s[2:4], s[4], s[5], s[6:8], s[8], s[9], p) for s, p in parts]
 
 
 class _Sides(NamedTuple):

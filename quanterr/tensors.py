@@ -65,7 +65,7 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
         self._lent: dict[str, Tensor] = {}
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
-        self.views: dict[Hashable, Any] = {}  # of buffers, for as long as these stay where they are
+        self.views: dict[Hashable, Any] = {}  # of buffers; forgotten when one of these moves
         self._held: dict[str, tuple[Entry, int, Tensor]] = {}
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
         self._copied: dict[str, torch.cuda.Event] = {}  # when a host buffer was last copied to the device
