@@ -140,7 +140,7 @@ def named(name):
         layer.role = layer.format = layer.original_format = layer.original_dtype = layer.quantized_dtype = name
         layer.block = layer.comfy_format = name
     for layer in report.layers:
-        layer.evidence = [name]
+        layer.evidence = (name,)
     for gate in report.gates:
         gate.id = gate.require = gate.reason = gate.message = gate.worst_layer = name
         gate.layers = [name]

@@ -85,7 +85,7 @@ def values(entry: Any) -> Iterator[tuple[str, Any]]:
 
 def cell(value: Any) -> str | float | int | None:
     """What stands in a cell."""
-    if isinstance(value, tuple):
+    if isinstance(value, list | tuple):
         value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))
     if not isinstance(value, str):
         return str(value).lower() if isinstance(value, bool) else value

@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
         return rounded(value, MORE_DIGITS)
     if isinstance(value, str):
         return sentence(value)
-    if isinstance(value, tuple):
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {display(key): _plain(item) for key, item in value.items()}
