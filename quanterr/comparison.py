@@ -111,7 +111,7 @@ def compare_each(
             folded = unfold(plan.pairs)
             covered = None if matters is None else attach(plan.pairs, matters, architecture_of(before, quantized))
             assemblies.append(Assembly(plan, folded, covered))
-        give_back()
+        give_back()  # the tables of names that pairing took
 
         def finish(candidate: int, done: Finished) -> None:
             layer = assemblies[candidate].add(done)

@@ -60,10 +60,10 @@ class Histogram:
         self.zeros += other.zeros
         if not other.counts.numel():
             return
-        if other.first < self.first or other.stop > self.stop:
-            self._make_room(other.first, other.stop)
-        begin = other.first - self.first
         with torch.inference_mode():  # whichever of them came from a worker
+            if other.first < self.first or other.stop > self.stop:
+                self._make_room(other.first, other.stop)
+            begin = other.first - self.first
             self.counts[begin : begin + other.counts.numel()].add_(other.counts)
 
     def _make_room(self, first: int, stop: int) -> None:
@@ -71,8 +71,7 @@ class Histogram:
             first, stop = min(first, self.first), max(stop, self.stop)
         first, stop = first // ROOM * ROOM, -(-stop // ROOM) * ROOM
         counts = torch.zeros(stop - first, dtype=torch.int64)
-        with torch.inference_mode():
-            counts[self.first - first : self.stop - first] = self.counts
+        counts[self.first - first : self.stop - first] = self.counts
         self.counts, self.first = counts, first
 
     def __add__(self, other: "Histogram") -> "Histogram":

@@ -49,7 +49,9 @@ class Scales(NamedTuple):
                 total += exact(float(finite.sum()))
                 if lowest <= 0:
                     zero, negative = zero + int((finite == 0).sum()), negative + int((finite < 0).sum())
-        mean = as_float(total) / (number - nonfinite) if low < high else low if number > nonfinite else None
+        mean = None
+        if number > nonfinite:
+            mean = low if low == high else as_float(total) / (number - nonfinite)
         return cls(number, nonfinite, zero, negative, mean, low, high)
 
 
