@@ -88,27 +88,9 @@ def fast_sums(
         if not _add_chunk(sides, room, workspace, outlier, sums):
             return None
 
-    x_sq, xe, _, e_sq = products.unbind(1)
-    rows = torch.stack((x_sq, e_sq, stats[-2], xe)).double()
-    largest = rows.amax(1).tolist()
-    totals = dict(zip(ADDED, stats[: len(ADDED)].sum(1, dtype=torch.float64).tolist(), strict=True))
-    totals |= zip(("x_sq", "e_sq", "e_max", "xe"), rows.sum(1).tolist(), strict=True)
-    if not isfinite(totals["relative"]) or not _tame(rows, largest, stats[ADDED.index("x_abs")]):
+    rows = _add_up(sums, stats, products, weighted=importance is not None)
+    if rows is None:
         return None
-    if not _spread(totals, n) or (len(x_sq) >= LEAST_ROWS and not _even(totals, largest)):
-        return None
-    for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
-        setattr(sums, name, exact(totals[name]))
-    if importance:
-        weighted = stats[len(ADDED) : len(ADDED) + len(WEIGHTED)].sum(1, dtype=torch.float64)
-        sums.weighted_x_sq, sums.weighted_e_sq = map(exact, weighted.tolist())
-    cross = exact(totals["xe"])
-    sums.y, sums.xy, sums.y_sq = sums.x + sums.e, sums.x_sq + cross, sums.x_sq + 2 * cross + sums.e_sq
-    if 100 * sums.y_sq < sums.x_sq:  # a difference of much larger sums
-        return None
-    sums.zeroed -= n - sums.x_nonzero - sums.zero_reference  # where x is zero too
-    sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
-    sums.e_max, sums.e_min = largest[2], float(stats[-1].amin())
     rows = rows.cpu()
     _add_rows(sums, chunks, matrix[1], rows)
     if matrix_rows:
@@ -242,6 +224,35 @@ def _probe() -> tuple[Tensor, Tensor]:
     values = 1 + 2.0**-20 * torch.arange(1, 256, 2)
     pieces = values.repeat_interleave(SEGMENT).view(-1, 2, SEGMENT)
     return pieces, torch.bmm(pieces.double(), pieces.double().transpose(1, 2)).float()
+
+
+def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tensor | None:
+    """Sums over all rows into ``sums``; gives Σx², Σe², max |e| and Σxe of each row, (4, r) float64.
+
+    None where float32 may have lost digits of a row, or rounded too much for the sums to be good.
+    """
+    x_sq, xe, _, e_sq = products.unbind(1)
+    rows = torch.stack((x_sq, e_sq, stats[-2], xe)).double()
+    largest = rows.amax(1).tolist()
+    totals = dict(zip(ADDED, stats[: len(ADDED)].sum(1, dtype=torch.float64).tolist(), strict=True))
+    totals |= zip(("x_sq", "e_sq", "e_max", "xe"), rows.sum(1).tolist(), strict=True)
+    if not isfinite(totals["relative"]) or not _tame(rows, largest, stats[ADDED.index("x_abs")]):
+        return None
+    if not _spread(totals, sums.n) or (len(x_sq) >= LEAST_ROWS and not _even(totals, largest)):
+        return None
+    for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
+        setattr(sums, name, exact(totals[name]))
+    if weighted:
+        both = stats[len(ADDED) : len(ADDED) + len(WEIGHTED)].sum(1, dtype=torch.float64)
+        sums.weighted_x_sq, sums.weighted_e_sq = map(exact, both.tolist())
+    cross = exact(totals["xe"])
+    sums.y, sums.xy, sums.y_sq = sums.x + sums.e, sums.x_sq + cross, sums.x_sq + 2 * cross + sums.e_sq
+    if 100 * sums.y_sq < sums.x_sq:  # a difference of much larger sums
+        return None
+    sums.zeroed -= sums.n - sums.x_nonzero - sums.zero_reference  # where x is zero too
+    sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
+    sums.e_max, sums.e_min = largest[2], float(stats[-1].amin())
+    return rows
 
 
 def _tame(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool:
