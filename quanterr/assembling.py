@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from math import isfinite
 from typing import Any
 
 from quanterr import __version__
@@ -13,7 +14,7 @@ from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
 from quanterr.importance import Covered
-from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate
+from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, original_norm
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
 from quanterr.report.model import (
@@ -146,7 +147,9 @@ class Assembly:
         self._noticed.add(done)
         if sums.exact:
             self._buckets[done.number] = Bucket.LOSSLESS
-            self._lossless[done.number] = LosslessLayer(**_header(pair), bits_per_weight=_bits_per_weight(pair))
+            self._lossless[done.number] = LosslessLayer(
+                **_header(pair), bits_per_weight=_bits_per_weight(pair), original_norm=_norm(done.sums)
+            )
             return None
         self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
         layer = _layer(pair, done)
@@ -335,6 +338,11 @@ def _dtype_name(dtype: str) -> str:
     if dtype in BLOCKS:
         return f"ggml.{dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
+
+
+def _norm(sums: Sums) -> float | None:
+    norm = original_norm(Measured(sums))
+    return norm if isfinite(norm) else None
 
 
 def _bits_per_weight(pair: Pair) -> float | None:

@@ -15,7 +15,7 @@ from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.folding import unfold
 from quanterr.importance import architecture_of, attach, read_importance
 from quanterr.memory import give_back
-from quanterr.metrics import OUTLIER
+from quanterr.metrics import METRICS_VERSION, OUTLIER
 from quanterr.pairing import pair
 from quanterr.ranking import names_of, ranked
 from quanterr.readings import settle
@@ -140,7 +140,9 @@ def compare_each(
             command=list(command),
         )
         settings = Settings(
-            outlier_threshold=outlier_threshold, importance=None if importance is None else os.fspath(importance)
+            outlier_threshold=outlier_threshold,
+            importance=None if importance is None else os.fspath(importance),
+            metrics_version=METRICS_VERSION,
         )
         return [
             assembly.report(before, quantized, selection.patterns, settings, complete, info)

@@ -30,7 +30,17 @@ def finding(layer, severity="error"):
 
 
 def made(
-    layers=None, *, rows=(), other=None, lossless=(), missing=(), findings=(), aggregate=None, overall=28.5, **more
+    layers=None,
+    *,
+    rows=(),
+    other=None,
+    lossless=(),
+    missing=(),
+    findings=(),
+    aggregate=None,
+    overall=28.5,
+    lossless_norm=None,
+    **more,
 ):
     """An extract; ``layers`` and ``other`` are SNR by name."""
     rows = [row(name, snr) for name, snr in (layers or {}).items()] + list(rows)
@@ -41,7 +51,7 @@ def made(
             whole.setdefault(key, {})[percentile] = 0.5
         else:
             whole[key] = 0.5
-    same = {"format": "dense", "tensor_elements": 64, "bits_per_weight": 16.0}
+    same = {"format": "dense", "tensor_elements": 64, "bits_per_weight": 16.0, "original_norm": lossless_norm}
     return {
         "schema": "quanterr.report",
         "schema_version": "1.0",
@@ -51,7 +61,7 @@ def made(
         "original": {"tensors": 3, "bytes": 300},
         "quantized": {"bytes": 150},
         "selection": {"patterns": []},
-        "settings": {"outlier_threshold": 0.01, "importance": None},
+        "settings": {"outlier_threshold": 0.01, "importance": None, "metrics_version": 1},
         "coverage": {"original_compared_fraction": 0.75, "quantized_compared_fraction": 1.0},
         "findings": list(findings),
         "gates": [],

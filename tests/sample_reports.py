@@ -285,7 +285,7 @@ def report_of(model: Model) -> Report:
         original=side(f"{model.name}/model.safetensors", buckets.original),
         quantized=side(f"{model.name}-8bit/model.safetensors", buckets.quantized),
         selection=Selection(patterns=[]),
-        settings=Settings(outlier_threshold=0.01),
+        settings=Settings(outlier_threshold=0.01, metrics_version=1),
         formats={name: FORMATS[name] for name in sorted({layer.format for layer in layers + other})},
         coverage=buckets,
         findings=findings,

@@ -115,10 +115,19 @@ class TestWhatCompares:
         [
             made({"a": 30.0}, original={"tensors": 9, "bytes": 300}),
             made({"a": 30.0}, selection={"patterns": ["attn"]}),
-            made({"a": 30.0}, settings={"outlier_threshold": 0.5, "importance": None}),
+            made({"a": 30.0}, settings={"outlier_threshold": 0.5, "importance": None, "metrics_version": 1}),
+            made({"a": 30.0}, settings={"outlier_threshold": 0.01, "importance": None, "metrics_version": 2}),
             made(rows=[row("a", 30.0, original_norm=2.0)]),
+            made(lossless=["a"], lossless_norm=2.0),
         ],
-        ids=["another model", "another selection", "other settings", "another original of the same shapes"],
+        ids=[
+            "another model",
+            "another selection",
+            "other settings",
+            "other metrics",
+            "another original of the same shapes",
+            "another original, identical",
+        ],
     )
     def test_is_not_a_report_of_something_else_unless_that_is_forced(self, old):
         with pytest.raises(UsageError, match=r"old\.json does not compare with new\.json: it .*--force"):
@@ -184,10 +193,15 @@ class TestCommand:
     def test_shows_what_changed_and_exits_0(self, reports):
         done = call("diff", *reports)
 
-        assert (Status.OK, "") == (done.returncode, done.stderr)
+        assert Status.OK == done.returncode
         assert "1 layer worse:" in done.stdout
         assert "\\x23#[error]new" in done.stdout
         assert "##[" not in done.stdout
+
+    def test_says_which_report_was_changed_since_it_was_written(self, reports):
+        lines = call("diff", *reports).stderr.splitlines()
+
+        assert [f"quanterr: warning: {reports[1]}: was changed since it was written, as its checksum shows"] == lines
 
     def test_writes_all_of_it_as_json(self, reports):
         fields = json.loads(call("diff", *reports, "--json", "--top-layers", "0").stdout)

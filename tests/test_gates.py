@@ -57,7 +57,7 @@ def whole(**more):
 
 
 def weighted_by(path, outlier_threshold=0.01):
-    return {"outlier_threshold": outlier_threshold, "importance": path}
+    return {"outlier_threshold": outlier_threshold, "importance": path, "metrics_version": 1}
 
 
 def baseline_for(value):
@@ -244,7 +244,7 @@ class TestIdenticalLayers:
         assert "fail" == gate(made(lossless=["a"]), "global(compression_ratio) >= 0").status
 
     def test_have_no_size_of_their_own(self):
-        assert "fail" == gate(made(lossless=["a"]), "original_norm >= 0").status
+        assert "fail" == gate(made(lossless=["a"]), "quantized_norm >= 0").status
 
     def test_perfect_values_follow_from_the_metrics_themselves(self):
         assert (inf, 0.0, 1.0, inf) == tuple(

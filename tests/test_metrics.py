@@ -392,6 +392,13 @@ class TestUndefined:
 
         assert dict.fromkeys(EVERY_PERCENTILE) == values["absolute_error_percentiles"]
 
+    @pytest.mark.parametrize("size", [1e-170, 1e-50, 1e-41, 1e41, 1e160])
+    def test_percentiles_of_what_bfloat16_does_not_hold_are_null(self, size):
+        x = size * torch.rand(16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        values, _ = measured(x, 1.5 * x, wide=True)
+
+        assert dict.fromkeys(EVERY_PERCENTILE) == values["absolute_error_percentiles"]
+
     @pytest.mark.parametrize("constant", [0.1, 1 / 3, 1e-3, 7.7, 1e20, 1e-20])
     @pytest.mark.parametrize("shape", [(1, 1000), (37, 129), (512, 512)], ids=str)
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])

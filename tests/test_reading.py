@@ -1,5 +1,6 @@
 """Stored reports are read strictly: what is not wholly a report of quanterr is refused, with the reason."""
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -235,6 +236,7 @@ BAD = {
         lambda text: text.replace('"schema_version": "1.0"', '"schema_version": "2.0"'),
         "report schema 2.0, this quanterr reads 1.x",
     ),
+    "no number of a version": (edited(schema_version="1.garbage"), "report schema 1.garbage"),
     "no version": (edited(schema_version=None), "report schema None"),
     "an unknown verdict": (edited(verdict="fine"), "verdict: "),
     "no layers": (edited(layers=None), "layers: "),
@@ -298,6 +300,13 @@ def test_evidence_that_could_not_be_written_again_is_refused(stored, text, numbe
 
     with pytest.raises(ReportError):
         read_report(stored)
+
+
+def test_a_compressed_report_is_told_as_such(stored, text):
+    stored.write_bytes(gzip.compress(text.encode()))
+
+    with pytest.raises(ReportError, match="is compressed; unpack it first"):
+        read_extract(stored)
 
 
 def test_infinity_does_not_come_in_as_a_large_number(stored, text):

@@ -1,8 +1,8 @@
 """Two reports: whether they may be compared at all, and what changed from one to the other."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from math import copysign, inf, isclose, isinf
-from operator import itemgetter
+from typing import Any
 
 from quanterr.errors import UsageError
 from quanterr.gates.values import WEIGHTED, Values
@@ -16,9 +16,9 @@ NORM_TOLERANCE = 1e-6  # chunks are summed in float32 on a device, good to 1e-8
 def difference(old: Extract, new: Extract) -> str | None:
     """Why numbers of the two do not belong together; None where they do. Both need :data:`NORM`.
 
-    They have to be of the same original, the same selection and the same outlier threshold. The original is known
-    by its number of tensors, its bytes and the norm of every weight that both compare and that is finite in both:
-    a norm leaves out what is not.
+    They have to be of the same original, selection, outlier threshold and version of the metrics. The original is
+    known by its number of tensors, its bytes and the norm of every tensor that both compare and that is finite in
+    both: a norm leaves out what is not.
     """
     for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
         if old["original"][key] != new["original"][key]:
@@ -27,11 +27,12 @@ def difference(old: Extract, new: Extract) -> str | None:
     if old["selection"] != new["selection"]:
         shown = [display(" ".join(report["selection"]["patterns"]) or "all layers") for report in (old, new)]
         return f"it is of a different selection: {shown[0]} there, {shown[1]} here"
-    before, after = (report["settings"]["outlier_threshold"] for report in (old, new))
-    if before != after:
-        return f"it has another outlier threshold: {before} there, {after} here"
-    norms = {row["layer_name"]: row[NORM] for row in old["layers"] if row["finite"]}
-    for row in filter(itemgetter("finite"), new["layers"]):
+    for key, what in (("outlier_threshold", "outlier threshold"), ("metrics_version", "version of the metrics")):
+        before, after = (report["settings"][key] for report in (old, new))
+        if before != after:
+            return f"it has another {what}: {before} there, {after} here"
+    norms = {row["layer_name"]: row[NORM] for row in _compared(old)}
+    for row in _compared(new):
         before, after = norms.get(row["layer_name"]), row[NORM]
         if before is not None and after is not None and not isclose(before, after, rel_tol=NORM_TOLERANCE):
             return (
@@ -39,6 +40,12 @@ def difference(old: Extract, new: Extract) -> str | None:
                 f"{before} there, {after} here"
             )
     return None
+
+
+def _compared(report: Extract) -> Iterator[dict[str, Any]]:
+    """Its tensors that are finite on both sides."""
+    rows = (row for key in ("layers", "other_changes", "lossless") for row in report[key])
+    return (row for row in rows if row.get("finite", True))
 
 
 def check_usable(baseline: Values) -> None:

@@ -16,10 +16,14 @@ from typing import Any, NamedTuple
 
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio, worst_rows
 
+METRICS_VERSION = 1  # to be raised when a metric of the same name means something else
+
 OUTLIER = 0.01  # |e| above it is an outlier, unless the user says otherwise
 RELATIVE_OUTLIER = 0.01  # of |x|
 
 NO_SPREAD = 1e-12  # of the energy: a variance below is rounding, and the tensor constant
+
+LEAST, MOST = 2.0**-126, 255 * 2.0**120  # between which bfloat16 has eight significant bits
 
 PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 LAYER_PERCENTILES = {key: q for key, q in PERCENTILES.items() if key != "p99_9"}
@@ -148,12 +152,25 @@ def _correlation(product: float, norms: float) -> float:
     return value if isnan(value) else min(max(value, -1.0), 1.0)
 
 
+def original_norm(m: Measured) -> float:
+    return sqrt(as_float(m.sums.x_sq))
+
+
 def percentiles(m: Measured) -> dict[str, Any]:
     n, histogram = m.sums.n, m.sums.histogram
     if not n or histogram is None:
         return dict.fromkeys(PERCENTILES)
-    values = histogram.values_at([max(ceil(q * n), 1) for q in PERCENTILES.values()])
+    values: list[Any] = histogram.values_at([max(ceil(q * n), 1) for q in PERCENTILES.values()])
+    if values[0] < LEAST or values[-1] >= MOST:  # or a zero: seldom
+        values = [value if _is_told(value, m.sums) else None for value in values]
     return dict(zip(PERCENTILES, values, strict=True))
+
+
+def _is_told(value: float, sums: Sums) -> bool:
+    """Whether a value of the histogram is good to 0.4 %: its first bins are coarse, and its last has no end."""
+    if value < LEAST:
+        return value == 0 and sums.e_min == 0
+    return value < MOST or sums.e_max <= MOST
 
 
 def worst_row_values(m: Measured) -> list[dict[str, Any]]:
@@ -243,7 +260,7 @@ METRICS: tuple[Metric, ...] = (
         "cosine of x - mean(x) and y - mean(y), in [-1, 1]",
         pearson_correlation,
     ),
-    Metric("original_norm", "", "", "‖x‖ = √Σx²", lambda m: sqrt(as_float(m.sums.x_sq))),
+    Metric("original_norm", "", "", "‖x‖ = √Σx²", original_norm),
     Metric("quantized_norm", "", "", "‖y‖ = √Σy²", lambda m: sqrt(as_float(m.sums.y_sq))),
     Metric("error_norm", "", "lower", "‖e‖ = √Σe²", lambda m: sqrt(as_float(m.sums.e_sq))),
     Metric(

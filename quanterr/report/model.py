@@ -120,6 +120,7 @@ class LosslessLayer(_Weight):
     """A weight whose values are the same on both sides; in no average."""
 
     bits_per_weight: FiniteFloat | None
+    original_norm: Annotated[FiniteFloat | None, Field(description="tells one original from another")] = None
 
 
 @dataclass(slots=True)
@@ -252,6 +253,7 @@ class Settings(Model):
 
     outlier_threshold: FiniteFloat
     importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
+    metrics_version: int = Field(1, description="numbers of one metric in two versions do not compare")
 
 
 class Tool(Model):

@@ -8,6 +8,8 @@ can write neither. Any other (edited, merged, gone through jq) is searched for t
 """
 
 import os
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 MAJOR = "1"  # of the schema versions that can be read
 HEAD = f'{{\n"schema": "{SCHEMA}",\n"schema_version": "{MAJOR}.'.encode()  # as the writer begins
 CHECKSUM = b',\n"checksum": "'
+GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 T = TypeVar("T")
 
@@ -42,6 +45,8 @@ _TRUTH = core.bool_schema(strict=True)
 _COUNT = core.int_schema(strict=True, ge=0)
 _NUMBER = core.float_schema(strict=True, allow_inf_nan=False)
 _OPTIONAL_NUMBER = core.nullable_schema(_NUMBER)
+_LATER_NUMBER = core.with_default_schema(_OPTIONAL_NUMBER, default=None)
+_LATER_VERSION = core.with_default_schema(_COUNT, default=1)
 
 RECORDS = {"records": dict.fromkeys(LISTS, _COUNT)}
 
@@ -115,7 +120,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, A
         "original": {"tensors": _COUNT, "bytes": _COUNT},
         "quantized": {"bytes": _COUNT},
         "selection": {"patterns": [_TEXT]},
-        "settings": {"outlier_threshold": _NUMBER, "importance": _LATER_TEXT},
+        "settings": {"outlier_threshold": _NUMBER, "importance": _LATER_TEXT, "metrics_version": _LATER_VERSION},
         "coverage": {
             "original_compared_fraction": _OPTIONAL_NUMBER,
             "quantized_compared_fraction": _OPTIONAL_NUMBER,
@@ -132,7 +137,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, A
         | _of_metrics(AGGREGATES, aggregates),
         "layers": [layer],
         "other_changes": [layer],
-        "lossless": [tensor | {"bits_per_weight": _OPTIONAL_NUMBER}],
+        "lossless": [tensor | {"bits_per_weight": _OPTIONAL_NUMBER, "original_norm": _LATER_NUMBER}],
         "not_compared": [{"layer_name": _TEXT, "bucket": _TEXT, "reason": _TEXT}],
     }
 
@@ -175,6 +180,7 @@ def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
     as_written = _as_written(raw)
     if not as_written:
         _search(raw, where)
+        print(f"quanterr: warning: {where}: was changed since it was written, as its checksum shows", file=sys.stderr)
     return raw, as_written
 
 
@@ -236,6 +242,8 @@ def _search(raw: bytes, where: str) -> None:
     """Look for all that no report may hold, and for its version."""
     if not raw.strip():
         raise ReportError(f"{where}: empty file")
+    if raw.startswith(GZIP):
+        raise ReportError(f"{where}: is compressed; unpack it first, as with gunzip")
     try:
         value = strict_json.loads(raw)
     except strict_json.Invalid as error:
@@ -243,7 +251,7 @@ def _search(raw: bytes, where: str) -> None:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise ReportError(f'{where}: is not a report of quanterr (its "schema" is not "{SCHEMA}")')
     version = value.get("schema_version")
-    if not isinstance(version, str) or version.split(".")[0] != MAJOR:
+    if not isinstance(version, str) or not re.fullmatch(rf"{MAJOR}\.\d+", version):
         found = display(str(version), 40)
         raise ReportError(f"{where}: report schema {found}, this quanterr reads {MAJOR}.x; compare again with it")
 
