@@ -32,12 +32,23 @@ class Composer:
     sizes: dict[str, Shape]  # atom → its shape in the original, where one shape tells it
     atoms: dict[str, Atoms] = field(default_factory=dict)  # own name → what it holds
     holders: dict[str, list[str]] = field(default_factory=dict)  # atom → own names
+    claims: dict[str, list[str]] = field(default_factory=dict)  # atom → weights of the original that want it
     used: set[str] = field(default_factory=set)  # own names
 
     @classmethod
-    def of(cls, originals: Mapping[str, Shape], quantized: Side, free: Iterable[str], naming: Naming) -> "Composer":
-        """From the shapes of all originals, and the quantized weights that have no partner."""
+    def of(
+        cls,
+        originals: Mapping[str, Shape],
+        alone: Iterable[str],
+        quantized: Side,
+        free: Iterable[str],
+        naming: Naming,
+    ) -> "Composer":
+        """From the shapes of all originals, those ``alone`` without a partner, and such quantized weights."""
         composer = cls(quantized, naming, _sizes(originals, naming))
+        for name in alone:
+            for atom in naming(0, name, originals[name]).names:
+                composer.claims.setdefault(atom, []).append(name)
         for name in free:
             codes = quantized.codes[name]
             atoms = naming(1, name, (*codes.shape[:1], 1, 1) if len(codes.shape) > 2 else codes.shape)
@@ -52,7 +63,8 @@ class Composer:
         The result may have its last two axes swapped.
 
         Raises:
-            Misfit: two weights could hold it, or what holds it cannot be read or has another shape.
+            Misfit: two weights could hold it, or it may belong to another weight of the original; what holds it
+                cannot be read or has another shape.
         """
         if columns := columns_of(name):
             return self._side_by_side(columns, shape)
@@ -62,6 +74,7 @@ class Composer:
         found = self._holders(wanted)
         if not found:
             return None
+        self._check_claims(wanted, found)
         problem: Misfit | None = None
         for turned in (False, True):
             try:
@@ -95,6 +108,13 @@ class Composer:
         if 0 < len(missing) < len(found):
             raise Misfit(f"only a part of it is stored: nothing holds {display(missing[0])}")
         return [holder for atom in atoms if (holder := found[atom])]
+
+    def _check_claims(self, atoms: Sequence[str], holders: Sequence[str]) -> None:
+        """One weight cannot stand for two of the original."""
+        for atom, holder in zip(atoms, holders, strict=True):
+            claims = self.claims.get(atom, [])
+            if len(claims) > 1:
+                raise Misfit(f"{display(holder)} may be {display(claims[0])} or {display(claims[1])} of the original")
 
     def _holder(self, atom: str) -> str | None:
         holders = self.holders.get(atom, [])

@@ -23,6 +23,7 @@ from quanterr.text import display, whole
 
 COMFY_SUFFIX = ".comfy_quant"
 MARKER = "scaled_fp8"
+MARKER_SIZE = 2  # elements, at most: a tensor of more is none
 HEADER_KEY = "_quantization_metadata"
 MAX_LABEL = 1 << 16  # bytes of one .comfy_quant tensor
 
@@ -104,7 +105,7 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
         if name.endswith(COMFY_SUFFIX):
             consumed.add(name)
             found.setdefault(name.removesuffix(COMFY_SUFFIX), []).append(_of_tensor(entry))
-        elif name == MARKER or name.endswith("." + MARKER):
+        elif (name == MARKER or name.endswith("." + MARKER)) and entry.n <= MARKER_SIZE:
             consumed.add(name)
             marker = name
     orphans = []

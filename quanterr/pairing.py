@@ -139,7 +139,8 @@ def _pair_weights(
     extra = {shared: own for shared, own in there.items() if shared not in names}
     shapes = {own: original.codes[own].shape for own in names.values()} if extra else {}
     naming = translation.atoms if translation else plain_naming
-    composer = Composer.of(shapes, quantized, list(extra.values()), naming)
+    alone = [own for shared, own in names.items() if extra and shared not in there]
+    composer = Composer.of(shapes, alone, quantized, list(extra.values()), naming)
     selection.check([*names.values(), *extra])
     for side in (original, quantized):
         _refuse_unknown(side, plan.prefixes[side.side], selection)

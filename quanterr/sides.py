@@ -9,6 +9,8 @@ from quanterr.formats.scaled import CONFIG, common_block
 from quanterr.labels import read_labels
 from quanterr.text import display
 
+PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # what no format keeps codes in
+
 
 class Side:
     """One checkpoint: its weights by name, and what belongs to each."""
@@ -55,6 +57,8 @@ class Side:
                 scaled += [(entry, self.entries[part]) for part in parts]
                 if parts and not self.expects_scale:
                     self.expects_scale = f"another weight of this checkpoint has one ({min(parts)})"
+                elif (scale := name.removesuffix("weight") + "input_scale") in self.entries and not self.expects_scale:
+                    self.expects_scale = f"activations have one ({display(scale)})"
         if self.labels.method and not self.expects_scale:
             self.expects_scale = f"config.json says quant_method {self.labels.method}"
         told = ((self.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
@@ -65,8 +69,10 @@ class Side:
     def attach_siblings(self, elsewhere: Collection[str] = ()) -> None:
         """Give every tensor to the weight whose name it carries; what remains in ``codes`` are the weights.
 
-        ``elsewhere`` are names that the other checkpoint has too: those are no parts, unless known as such.
+        ``elsewhere`` are names that the other checkpoint has too: those are no parts, unless known as such. An
+        original of floats alone has no parts at all: there a q_scale is a parameter like any other.
         """
+        plain = self.side == "original" and all(entry.dtype in PLAIN for entry in self.entries.values())
         owners = {}
         for name, entry in self.entries.items():
             module, _, last = name.rpartition(".")
@@ -74,7 +80,7 @@ class Side:
                 self.by_module.setdefault(module, []).append(name)
             if name in self.labels.consumed or (name in elsewhere and name not in self.part_of):
                 continue
-            owner = self.part_of.get(name) or _owner(name, self.codes)
+            owner = self.part_of.get(name) or (None if plain else _owner(name, self.codes))
             if owner is not None and self.codes.get(owner) is not entry:
                 owners[name] = owner
         for name, owner in owners.items():

@@ -102,6 +102,15 @@ class TestFused:
         assert 3 == len(reasons)
         assert all(name in reason for name in stored for reason in reasons)
 
+    def test_that_may_be_either_of_two_is_taken_for_none(self, tmp_path):
+        original = {"a.model.w.weight": numbers(64, 128), "a.net.w.weight": numbers(64, 128, seed=1)}
+        codes, _ = fp8("a.w.weight", original["a.model.w.weight"])
+        found, left = values_of(tmp_path, original, codes)
+
+        assert {} == found
+        for name in original:
+            assert "a.w.weight may be a.model.w.weight or a.net.w.weight of the original" == left["original", name][1]
+
 
 class TestExperts:
     def stacked(self, word):

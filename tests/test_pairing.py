@@ -177,6 +177,14 @@ class TestOneSide:
         assert Status.OK == exit_status(report)
         assert 2 == report.coverage.quantized[Bucket.CONSUMED].tensors
 
+    @pytest.mark.parametrize("name", ["q_scale", "k_scale", "output_scale", "input_scale", "scaled_fp8"])
+    def test_has_a_parameter_that_is_called_as_if_it_changed_no_weight(self, tmp_path, name):
+        original = {"a.weight": numbers(2, 8), f"a.{name}": numbers(8)}
+        report = compared(tmp_path, original, fp8("a", 2, 8))
+
+        assert [(f"a.{name}", "only_in_original")] == [(left.layer_name, left.bucket) for left in report.not_compared]
+        assert Status.INCONCLUSIVE == exit_status(report)
+
     def test_that_has_nothing_of_the_other_is_told_so(self, tmp_path):
         report = compared(tmp_path, {"a.weight": ONE}, {"b.weight": ONE})
 
@@ -243,6 +251,13 @@ class TestMissingScale:
         }
         assert "scale is missing" in report.not_compared[0].reason
         assert Status.INCONCLUSIVE == exit_status(report)
+
+    def test_beside_a_scale_of_activations_is_an_error(self, tmp_path):
+        codes = {"a.weight": fp8_codes(4, 32), "a.input_scale": torch.tensor(1.0)}
+        report = compared(tmp_path, {"a.weight": numbers(4, 32)}, codes)
+
+        assert {"error"} == {item.bucket for item in report.not_compared}
+        assert "its scale is missing: activations have one (a.input_scale)" in report.not_compared[0].reason
 
     def test_of_int8_is_always_an_error(self, tmp_path):
         report = compared(tmp_path, {"a.weight": numbers(4, 32)}, {"a.weight": int8_codes(4, 32)})
