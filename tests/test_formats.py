@@ -437,6 +437,7 @@ BLOCKS = [
     ((9, 96), (9, 3), None, None, (1, 32)),
     ((9, 70), (9, 5), None, None, (1, 14)),  # groups of columns divide the row
     ((9, 70), (9, 3), (1, 30), None, (1, 30)),
+    ((9, 70), (9, 5), (1, 16), None, (1, 16)),
     ((70, 9), (3, 9), None, None, (32, 1)),
     ((192, 320), (4, 4), (128, 128), None, (128, 128)),  # padded for a parallel layout
     ((256, 300), (2, 4), (128, 128), None, (128, 128)),
@@ -466,6 +467,26 @@ class TestBlocks:
 
         assert (f"{kind}_block", edges) == (weight.format, weight.block_size)
         assert same_bits(torch.from_numpy(plain), actual)
+
+    def test_that_cannot_be_are_told(self, tmp_path):
+        original = store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(140, 136)})
+        tensors = {"a.weight": fp8_codes(140, 136), "a.weight_scale": torch.ones(2, 2)}
+        config = {"quantization_config": {"weight_block_size": [64, 64]}}
+        with planned(original, store(tmp_path / "quantized", tensors, config=config)) as plan:
+            (doubt,) = plan.pairs[0].quantized.doubts
+
+        assert "config.json says blocks of 64 × 64, read as 128 × 128, as the scale's shape has it" == doubt
+
+    @pytest.mark.parametrize("edge", [14, 16])
+    def test_of_groups_whose_last_may_be_partial_are_those_that_bear_out_the_original(self, tmp_path, edge):
+        x = numbers(9, 70).float() * torch.logspace(-2, 2, 70)
+        groups = torch.nn.functional.pad(x, (0, 5 * edge - 70)).view(9, 5, edge)
+        scale = groups.abs().amax(2) / 127
+        codes = (groups / scale.unsqueeze(2)).round().to(torch.int8).view(9, -1)[:, :70].contiguous()
+        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+
+        assert [(1, edge)] == [layer.block_size for layer in report.layers]
+        assert report.layers[0].snr_db > 35
 
     @pytest.mark.parametrize(
         ("shape", "grid", "found"),

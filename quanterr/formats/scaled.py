@@ -42,6 +42,7 @@ Edges = tuple[int, int]
 
 DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
+SAID = (CONFIG, "the comfy_quant tensor", "the header")  # sources of block sizes that somebody wrote down
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # of scales; the smallest float32 is 2^-149, the smallest code 2^-16
@@ -188,8 +189,9 @@ def fit_scaled(
     check_unpadded(parts)
     edges = _dividing(scale, codes.shape)
     divided = [(edges, f"the scale's shape {list(scale.shape)}")] if edges else []
+    told = hints(parts, divided if comfy_format else [])
     try:
-        grid = fit_grid(scale, codes.shape, hints(parts, divided if comfy_format else []))
+        grid = fit_grid(scale, codes.shape, told)
     except Misfit:
         if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
@@ -211,17 +213,18 @@ def fit_scaled(
         doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
         comfy_format=comfy_format,
     )
-    if edges in (None, grid.block) or scale.name.endswith(OF_DEEPSEEK):
+    known = any(block == grid.block for block, _ in told)
+    other = _other_edges(scale, codes.shape, grid.block, known)
+    if other is None:
         return weight
-    dividing = fit_grid(scale, codes.shape, divided)
-    other = replace(
+    alternative = replace(
         weight,
-        dequantize=partial(dequantize, parts, dividing),
-        block_size=dividing.block,
-        evidence=(f"blocks of {dividing.block[0]} × {dividing.block[1]}, which divide it",),
+        dequantize=partial(dequantize, parts, fit_grid(scale, codes.shape, [(other, "")])),
+        block_size=other,
+        evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
     )
     first = replace(weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), alike=True)
-    return first.or_else([other])
+    return first.or_else([alternative])
 
 
 def _zeros(parts: Parts, family: str, comfy_format: str | None, doubts: tuple[str, ...]) -> Weight:
@@ -305,6 +308,20 @@ def _dividing(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
     return None if rows % grid[0] or cols % grid[1] else (rows // grid[0], cols // grid[1])
 
 
+def _other_edges(entry: Entry, shape: tuple[int, ...], block: Edges, known: bool) -> Edges | None:
+    """Edges of blocks that fit as well: those that divide, or groups of columns of which the last is not full.
+
+    ``known``: something else than the scale's shape tells the edges.
+    """
+    dividing = _dividing(entry, shape)
+    if dividing is None or entry.name.endswith(OF_DEEPSEEK):
+        return None
+    if dividing != block:
+        return dividing
+    power, *divisor = _edges(shape[1], shape[1] // block[1])
+    return (1, power) if block[0] == 1 and divisor and not known else None
+
+
 def _matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
     """The scale's shape as (a, b), where it can be one; () where not."""
     if stored == (rows,):
@@ -342,9 +359,11 @@ def _fit_matrix(
     if grid == (rows, 1):
         return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale a row")
     fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
+    wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in SAID]
     for (edges, source), needed in zip(hints, fewest, strict=True):
         if needed == grid:
-            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, f"block size from {source}")
+            reason, doubt = f"block size from {source}", _against(wrong, edges)
+            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason, doubt)
     inferred = _infer(entry, (rows, cols), (grid_rows, grid_cols))
     usual = inferred is not None and all(
         edge & (edge - 1) == 0 or edge == n for edge, n in zip(inferred, (rows, cols), strict=True)
@@ -357,8 +376,16 @@ def _fit_matrix(
     if inferred is None:
         raise Misfit(_no_rule(entry, shape))
     reason = f"block size from the scale's shape {list(entry.shape)}"
-    doubt = None if usual else f"blocks of {inferred[0]} × {inferred[1]} are told from the scale's shape alone"
+    doubt = _against(wrong, inferred)
+    if doubt is None and not usual:
+        doubt = f"blocks of {inferred[0]} × {inferred[1]} are told from the scale's shape alone"
     return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, doubt)
+
+
+def _against(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:
+    """What was said of the blocks, and cannot be."""
+    said = [f"{source} says blocks of {edges[0]} × {edges[1]}" for edges, source in wrong]
+    return f"{' and '.join(said)}, read as {block[0]} × {block[1]}, as the scale's shape has it" if said else None
 
 
 def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
@@ -367,14 +394,15 @@ def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     Raises:
         Misfit: several fit; names them.
     """
+    needed = tuple(-(-n // edge) for n, edge in zip(sizes, DEEPSEEK_BLOCK, strict=True))
+    if entry.name.endswith(OF_DEEPSEEK) and needed == blocks:
+        return DEEPSEEK_BLOCK
     candidates = [_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
-    if blocks[0] == sizes[0]:  # groups of columns, whose writers ask that they divide the row
+    if blocks[0] == sizes[0]:  # groups of columns, most of whose writers ask that they divide the row
         candidates[1] = candidates[1][-1:]
     pairs = [(r, c) for r in candidates[0] for c in candidates[1]]
     free = any(count in (1, n) for n, count in zip(sizes, blocks, strict=True))  # a row or a column of blocks
     square = pairs if free else [pair for pair in pairs if pair[0] == pair[1]]
-    if len(square or pairs) > 1 and entry.name.endswith("_inv") and DEEPSEEK_BLOCK in pairs:
-        return DEEPSEEK_BLOCK
     if len(square or pairs) > 1:
         found = " and ".join(f"{r} × {c}" for r, c in square or pairs)
         raise Misfit(
