@@ -39,6 +39,7 @@ class Folded:
     names: tuple[str, ...]  # of the weights
     before_db: float  # SNR on a sample, the worst of them, as stored
     after_db: float  # the same with the factors undone
+    without: tuple[str, ...] = ()  # names of weights that should have the factors as well, and clearly do not
 
 
 def unfold(pairs: list[Pair]) -> list[Folded]:
@@ -85,7 +86,7 @@ def _undone(
     pairs: list[Pair], source: str, numbers: list[int], candidates: list[Tensor], workspaces: Workspaces
 ) -> Iterator[Folded]:
     """Undo the factors in the columns of those pairs that come closer by it."""
-    names, before, after = [], 0.0, 0.0
+    names, without, before, after = [], [], 0.0, 0.0
     for number in numbers:
         pair = pairs[number]
         raw = relative_error(pair.original, pair.quantized, workspaces)
@@ -98,8 +99,10 @@ def _undone(
             pairs[number] = replace(pair, quantized=_told(best, source))
             names.append(pair.name)
             before, after = max(before, raw), max(after, min(errors))
+        elif mended and raw < MUCH * min(errors):
+            without.append(pair.name)
     if names:
-        yield Folded(source, tuple(names), _db(before), _db(after))
+        yield Folded(source, tuple(names), _db(before), _db(after), tuple(without))
 
 
 def _out_of_weights(pairs: list[Pair], places: dict[tuple[str, str], int], workspaces: Workspaces) -> Iterator[Folded]:

@@ -463,6 +463,26 @@ class TestVectors:
         assert "warning" == found["norm_offset"].severity
         assert "stored less one, or lost" in found["norm_offset"].message
 
+    @pytest.mark.parametrize("change", [lambda x: x - 1, lambda x: x + 1], ids=["minus", "plus"])
+    @pytest.mark.parametrize("changed", [["layers.3.norm.weight"], ["norm.weight"]])
+    def test_one_of_many_norms_that_differs_by_one_is_an_error(self, tmp_path, change, changed):
+        x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
+        report = compared(tmp_path, x, x | {name: change(x[name]) for name in changed})
+
+        assert [("norm_offset", "error", *changed)] == [
+            (found.code, found.severity, found.layer) for found in report.findings if found.severity != "info"
+        ]
+        assert "inconclusive" == report.verdict
+
+    def test_a_norm_of_no_block_may_differ_by_one_as_those_of_all_blocks_do(self, tmp_path):
+        x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
+        found = told(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
+
+        assert ("warning", sorted(x)) == (
+            found["norm_offset"].severity,
+            sorted(found["norm_offset"].evidence["layers"]),
+        )
+
     @pytest.mark.parametrize(
         ("y", "severity"), [(0.0, "error"), (-100.0, "warning"), (300.0, "warning"), (101.0, None), (60.0, None)]
     )
@@ -482,6 +502,24 @@ class TestVectors:
         ones = torch.ones(64, dtype=torch.float64)
 
         assert "inconclusive" == compared(tmp_path, {BIAS: x * ones}, {BIAS: y * ones}).verdict
+
+
+class TestNumbersThatTellNothing:
+    @pytest.mark.parametrize("factor", [2.0, -5.0])
+    def test_squares_that_vanish_are_an_error(self, tmp_path, factor):
+        x = numbers(16, 32).double() * 1e-200
+        found = told(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
+
+        assert ("error", "a.weight") == (found["far_off"].severity, found["far_off"].layer)
+        assert "their squares vanish" in found["far_off"].message
+
+    def test_an_element_that_is_not_finite_is_told_once(self, tmp_path):
+        x = numbers(16, 32).float()
+        broken = x.clone()
+        broken[0, 0] = torch.nan
+        report = compared(tmp_path, {"a.weight": broken}, {"a.weight": x + 0.001})
+
+        assert ["nonfinite_original"] == [found.code for found in report.findings]
 
 
 class TestAllWeights:

@@ -50,6 +50,16 @@ class TestNorm:
         assert set(FED) == set(folded(report)[0].evidence["layers"])
         assert Status.OK == exit_status(report)
 
+    def test_that_took_up_scales_which_some_of_what_it_feeds_lack_is_an_error(self, tmp_path):
+        x, s = model(), factors(128)
+        norm = f"{BLOCK}input_layernorm.weight"
+        y = x | {norm: x[norm] / s, FED[0]: int4(x[FED[0]] * s)} | {name: int4(x[name]) for name in FED[1:]}
+        report = compared(tmp_path, x, y)
+        _, error = folded(report)
+
+        assert ("error", norm, FED[1:]) == (error.severity, error.layer, error.evidence["layers"])
+        assert Status.INCONCLUSIVE == exit_status(report)
+
     def test_that_changed_alone_explains_nothing(self, tmp_path):
         x = model()
         norm = f"{BLOCK}input_layernorm.weight"

@@ -82,7 +82,7 @@ class Noticed:
         if any(found.severity == "error" for found in common):
             explained |= {self._seen[number].pair.name for number in alike}
         single = [found for found in single if found.code != "far_off" or found.layer not in explained]
-        whole = [*common, *constant_scales(seen), *norm_offset(seen), *lossless(seen, self._same)]
+        whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs), *lossless(seen, self._same)]
         single = rows_together(single, len(seen))
         below = [found for found in below if found.layer not in explained]
         return [*whole, *single, *repairs, *vectors, *below]

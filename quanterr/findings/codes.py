@@ -57,10 +57,11 @@ CODES = {
     # all weights together
     "below_group": Code("warning", "far below the other weights of its format and role"),
     "norm_offset": Code(
-        "warning", "norms that differ by one everywhere: stored around 0 on one side, around 1 on the other"
+        "warning error",
+        "norms that differ by one: stored around 0 on one side, around 1 on the other; if all do, a warning",
     ),
     "folded_scales": Code(
-        "warning", "scales moved from weights into what comes before them; compared with that undone"
+        "warning error", "scales moved from weights into what comes before them; compared with that undone"
     ),
     "identical": Code("info", "all compared tensors are the same on both sides"),
     "lossless_codes": Code("warning", "weights are stored quantized, and yet nothing was lost"),

@@ -1,10 +1,12 @@
 """What all weights together show: one wrong factor in many, one far below its like, nothing lost at all."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import exp, log
 from statistics import median
 from typing import NamedTuple
 
+from quanterr.conventions import is_bias
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
 from quanterr.findings.figures import PLAIN, Figures
@@ -36,8 +38,8 @@ class Seen(NamedTuple):
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:
-    """1 or -1 where all elements of a 1-D tensor differ by that; None otherwise."""
-    if len(pair.original.shape) != 1 or sums.n < 2:
+    """1 or -1 where all elements of a norm differ by that; None otherwise."""
+    if sums.n < 2 or not _is_norm(pair):
         return None
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     return round(mean) if abs(abs(mean) - 1) < OFFSET and square - mean * mean < OFFSET**2 else None
@@ -135,15 +137,48 @@ def constant_scales(seen: Iterable[Seen]) -> Iterator[Finding]:
         yield finding("scale_constant", "info", None, message, remedy, layers=names)
 
 
-def norm_offset(seen: Iterable[Seen]) -> Iterator[Finding]:
-    """Norms that one side stores around 0 and the other around 1."""
+def norm_offset(seen: Iterable[Seen], pairs: Iterable[Pair]) -> Iterator[Finding]:
+    """Norms that one side stores around 0 and the other around 1: by a convention, if all their like are so."""
     off = [one for one in seen if one.offset is not None]
+    if not off:
+        return
+    like: dict[str, list[float | None]] = {}
+    offsets = {one.pair.name: one.offset for one in off}
+    for pair in pairs:
+        if _is_norm(pair):
+            like.setdefault(_kind(pair.name), []).append(offsets.get(pair.name))
+    by_convention = {kind for kind, found in like.items() if len(set(found)) == 1 and found[0] is not None}
+    if len(by_convention) < len(like) and all(len(like[kind]) == 1 for kind in by_convention):
+        by_convention.clear()  # single norms among others
+    yield from _offsets([one for one in off if _kind(one.pair.name) in by_convention])
+    for one in off:
+        if _kind(one.pair.name) not in by_convention:
+            told = f"the original's {_by_one(one)} throughout{', which leaves zeros' if one.zero else ''}"
+            message = f"{display(one.pair.name)}: {told}, where other norms are not: no convention does that"
+            remedy = "look for what wrote this tensor"
+            yield finding("norm_offset", "error", one.pair.name, message, remedy, offset=one.offset)
+
+
+def _is_norm(pair: Pair) -> bool:
+    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not is_bias(pair.name)
+
+
+def _kind(name: str) -> str:
+    """What norms of all blocks have in common: their names without numbers."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _by_one(one: Seen) -> str:
+    return f"{'plus' if (one.offset or 0) > 0 else 'minus'} 1"
+
+
+def _offsets(off: Sequence[Seen]) -> Iterator[Finding]:
     if not off:
         return
     names = [one.pair.name for one in off]
     message = (
-        f"{count(len(names), 'norm')} of the quantized checkpoint are the original's "
-        f"{'plus' if (off[0].offset or 0) > 0 else 'minus'} 1 throughout: {listed(names, 3)}"
+        f"{count(len(names), 'norm')} of the quantized checkpoint are the original's {_by_one(off[0])} throughout: "
+        f"{listed(names, 3)}"
     )
     if zeros := [one.pair.name for one in off if one.zero]:
         message += f"; all zero now, of ones that the original has: stored less one, or lost: {listed(zeros, 3)}"
@@ -155,7 +190,11 @@ def lossless(seen: Sequence[Seen], same: Sequence[Pair]) -> Iterator[Finding]:
     """Nothing differs: one checkpoint twice, or codes whose rounding left no trace."""
     if seen or not same:
         return
-    coded = [pair for pair in same if pair.quantized.format not in PLAIN and pair.original.format in PLAIN]
+    coded = [
+        pair
+        for pair in same
+        if pair.original.n and pair.quantized.format not in PLAIN and pair.original.format in PLAIN
+    ]
     if not coded:
         message = "all compared tensors are identical; is this the quantized checkpoint?"
         yield finding("identical", "info", None, message)

@@ -71,6 +71,16 @@ def of_folding(folded: Iterable[Folded]) -> Iterator[Finding]:
             snr_db_as_stored=found.before_db,
             snr_db=found.after_db,
         )
+        if found.without:
+            have, lack = listed(list(found.names), 4), listed(list(found.without), 4)
+            yield finding(
+                "folded_scales",
+                "error",
+                found.source,
+                f"{display(found.source)} took up scales of {have}, and {lack}, which it feeds too, do not have them",
+                "quantize these layers again, all with the same scales",
+                layers=list(found.without),
+            )
 
 
 def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:

@@ -64,6 +64,12 @@ def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
 
 def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """A weight that lies further off than any right one of as many bits: read wrong, or broken."""
+    if sums.nonfinite:  # told already
+        return
+    if (sums.x_abs and not sums.x_sq) or (sums.e_abs and not sums.e_sq):
+        message = f"{display(pair.name)}: its values or errors are so small that their squares vanish: nothing can tell"
+        yield finding("far_off", "error", pair.name, message, "look for values below 1e-150 on either side")
+        return
     if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and pair.quantized.format in PLAIN):
         return
     measured = Measured(sums)
