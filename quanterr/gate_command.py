@@ -205,8 +205,10 @@ def prepared(
 
 def not_judged(report: "Report", error: UsageError) -> "Report":
     """The report of a comparison that could not be judged as it was asked to."""
+    from quanterr.gates.values import NOT_JUDGED
+
     before = report.reasons if report.verdict == "inconclusive" else []
-    return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"not judged: {error}", *before]})
+    return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
 
 
 def tell(judged: "Verdict | Report") -> None:

@@ -172,5 +172,7 @@ def _of_environment(
             raise UsageError(f"in the environment {_unknown(variable, known, 'setting')}")
         name, option = known[variable]
         value = os.environ[variable]
-        if name == command and value:
+        if not value.strip():  # as of a variable of CI that is not set: a gate would be off
+            raise UsageError(f"in the environment {variable} is empty; give it a value, or unset it")
+        if name == command:
             yield variable, str(option.name), value.splitlines() if option.multiple else value

@@ -390,6 +390,8 @@ class TestCompare:
         assert Status.USAGE == done.returncode
         assert "inconclusive" == kept["verdict"]
         assert kept["reasons"][0].startswith("not judged: the baseline says nothing about this report")
+        assert Status.OK == gate(path, "--require", "snr_db >= 20").returncode
+        assert Status.GATE_FAILED == gate(path, "--require", "snr_db >= 99").returncode
 
 
 class TestGitHub:
@@ -499,6 +501,14 @@ class TestLimitsOfGitHub:
 
         assert shown == len(lines)
         assert (f"and {n - 9} more gates do not hold" in lines[-1]) == (n > 10)
+
+    def test_errors_come_before_warnings_and_what_is_left_out_is_as_bad_as_its_worst(self):
+        gates = [failed(n, "warn") for n in range(12)] + [failed(99)]
+        lines = annotations(Verdict("fail", [], gates))
+
+        assert lines[0].startswith("::error ")
+        assert "gate99" in lines[0]
+        assert {"::warning"} == {line.split()[0] for line in lines[1:]}
 
     def test_a_warning_is_one_and_an_unreliable_result_comes_first(self):
         lines = annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))

@@ -275,8 +275,11 @@ class TestPresets:
     def test_a_file_of_the_same_name_is_reached_by_its_path(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("fp8").write_text(f"schema = 1\n{RULE}")
+        Path("int8").mkdir()
 
-        assert ["layers", "x"] == [read_rules(name)[0].id for name in ("fp8", "./fp8")]
+        assert ["layers", "x"] == [read_rules(name)[0].id for name in ("int8", "./fp8")]
+        with pytest.raises(UsageError, match=r"^fp8: is a preset, and a file here; give \./fp8"):
+            read_rules("fp8")
 
     def test_allow_what_plain_rounding_reaches_and_no_broken_layer(self):
         lowest = {"fp8": 31, "int8": 32, "int4": 19, "nf4": 20, "nvfp4": 20, "mxfp4": 18.8, "gguf-q4_k": 23}

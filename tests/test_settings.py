@@ -148,11 +148,12 @@ class TestEnvironment:
 
         assert Status.OK == finished.returncode
 
-    def test_an_empty_variable_says_nothing(self, checkpoints, tmp_path):
-        finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_COMPARE_DEVICE": ""})
+    @pytest.mark.parametrize("name", ["COMPARE_THRESHOLDS", "COMPARE_REQUIRE", "GATE_THRESHOLDS"])
+    def test_an_empty_variable_switches_no_gate_off(self, checkpoints, tmp_path, name):
+        finished = compare(checkpoints, cwd=tmp_path, env={f"QUANTERR_{name}": " "})
 
-        assert Status.OK == finished.returncode
-        assert "settings from" not in finished.stderr
+        assert Status.USAGE == finished.returncode
+        assert f"in the environment QUANTERR_{name} is empty; give it a value, or unset it" in finished.stderr
 
     @pytest.mark.parametrize(("value", "quiet"), [("1", True), ("false", False)])
     def test_a_switch_is_a_word(self, checkpoints, tmp_path, value, quiet):

@@ -30,11 +30,13 @@ def here() -> bool:
 def annotations(judged: "Verdict | Report") -> list[str]:
     """Workflow commands: one for an unreliable result, one for each gate that does not hold."""
     failed = [gate for gate in judged.gates if gate.status == "fail"]
+    failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
     found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
     if judged.verdict == "inconclusive":
         found.insert(0, ("error", f"inconclusive: {judged.reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
-        found[MAX_ANNOTATIONS - 1 :] = [("error", f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
+        kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of those left out
+        found[MAX_ANNOTATIONS - 1 :] = [(kind, f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
     return [f"::{kind} title=quanterr::{_escaped(no_command(sentence(text)))}" for kind, text in found]
 
 

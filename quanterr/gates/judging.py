@@ -6,7 +6,7 @@ never rounded.
 """
 
 from collections.abc import Callable
-from math import isfinite, isnan
+from math import isfinite, isinf, isnan
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quanterr.errors import Status
@@ -96,7 +96,7 @@ def _judged(values: Values, rules: list[Rule], n: int, baseline: Values | None) 
         outcome = _of_whole(condition, values.of_report(condition.metric))
     elif condition.function == "global":
         number = values.of_model(condition.metric)
-        outcome = _nothing(values.trouble) if values.trouble else _of_whole(condition, number)
+        outcome = _nothing(values.trouble) if values.trouble else _of_model(condition, number, values)
     else:
         outcome = _of_layers(values, rules, n, baseline)
     return _gate(rule, outcome)
@@ -115,6 +115,13 @@ def _so_far(values: Values, rules: list[Rule], n: int, baseline: Values | None) 
 
 def _nothing(reason: str) -> _Outcome:
     return _Outcome([Violation(None, None, None, reason)])
+
+
+def _of_model(condition: Condition, value: float | None, values: Values) -> _Outcome:
+    """A number of the aggregate: infinite only where no layer differs."""
+    if value is not None and isinf(value) and values.report["layers"]:
+        return _nothing(f"{condition.metric} is {value}")
+    return _of_whole(condition, value)
 
 
 def _of_whole(condition: Condition, value: float | None) -> _Outcome:
@@ -162,18 +169,26 @@ def numbers_of(weights: list[Weight], rule: Rule, before: dict[str, Weight]) -> 
     found = Numbers([], [], [])
     metric, function = rule.condition.metric, rule.condition.function
     for weight in weights:
-        value, undefined, trouble = weight.number(metric), f"{metric} is undefined", weight.trouble
+        value = weight.number(metric)
+        trouble, undefined = weight.trouble or _infinite(weight, metric, value), f"{metric} is undefined"
+        skips = rule.undefined == "skip"
         if function in OF_BASELINE:
             old = before.get(weight.name)
             trouble = trouble or _untrusted(old)
             value = change(old.number(metric), value, function == "rel_delta") if old else None
             undefined = undefined if old else "is not in the baseline"
+            skips = skips and old is None  # of one that is there, no number may mean that it got worse
         if trouble is None and value is not None and not isnan(value):
             found.known.append((weight, value))
         else:
-            skips = trouble is None and rule.undefined == "skip"
-            (found.skipped if skips else found.missing).append(Violation(weight.name, None, None, trouble or undefined))
+            to = found.skipped if skips and trouble is None else found.missing
+            to.append(Violation(weight.name, None, None, trouble or undefined))
     return found
+
+
+def _infinite(weight: Weight, metric: str, value: float | None) -> str | None:
+    """An infinite number, null in the report, says that something is broken, whatever the limit; it is not skipped."""
+    return None if value is None or not isinf(value) or weight.kind == "lossless" else f"{metric} is {value}"
 
 
 def _untrusted(old: Weight | None) -> str | None:

@@ -87,6 +87,9 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
 
 def _from_file(thresholds: str | os.PathLike[str]) -> list[Rule]:
     path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _shown(thresholds)
+    if path != Path(thresholds) and os.path.isfile(thresholds):
+        name = display(os.fspath(thresholds))
+        raise UsageError(f"{name}: is a preset, and a file here; give ./{name} for the file, or rename it")
     try:
         text, fields = read_toml(path, where)
     except FileNotFoundError as error:

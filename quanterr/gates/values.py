@@ -97,6 +97,7 @@ def _numbers(rows: tuple[Metric, ...], measured: Measured) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None} | percentiles
 
 
+NOT_JUDGED = "not judged: "  # begins the reason of a comparison whose rules or baseline were wrong: others may judge it
 INFINITE = {"+inf": inf, "-inf": -inf}
 
 
@@ -184,7 +185,9 @@ def _unreliable(report: Extract, troubles: list[str]) -> list[str]:
     of_gates = {gate["message"] for gate in report["gates"]}
     if report["verdict"] == "inconclusive":
         said = [reason for reason in report["reasons"] if reason not in of_gates]
-        return said or troubles or ["the report says that it is inconclusive, and not why"]
+        of_result = [reason for reason in said if not reason.startswith(NOT_JUDGED)]
+        if of_result or troubles or not said:
+            return of_result or troubles or ["the report says that it is inconclusive, and not why"]
     if not report["complete"]:
         return ["the run was interrupted"]
     if troubles:
