@@ -264,6 +264,13 @@ class TestStreams:
         assert Status.USAGE == self.status("compare --no-such-option", redirected)
         assert Status.UNREADABLE == self.status("compare no such", redirected)
 
+    def test_a_document_that_a_closed_stdout_cannot_take_is_not_lost_in_silence(self, checkpoints):
+        words = " ".join(map(str, checkpoints))
+
+        assert Status.ENVIRONMENT == self.status(f"compare {words} -q -o -", ">&-")
+        assert Status.OK == self.status(f"compare {words}", ">&-")
+        assert Status.OK == self.status(f"compare {words} -q -o -", ">/dev/null")
+
 
 class TestStatus:
     def test_what_was_not_compared_is_4_and_0_if_that_is_allowed(self, tmp_path):

@@ -184,7 +184,8 @@ class TestCsv:
             (None, None),
             (True, "true"),
             ([2, 3], "2x3"),
-            ("+inf", "inf"),
+            ("+inf", "'+inf"),
+            ("-inf", "'-inf"),
         ],
     )
     def test_no_text_is_a_formula(self, value, shown):

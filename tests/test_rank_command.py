@@ -106,6 +106,15 @@ class TestTable:
         assert "2 of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
         assert "of 3 layers" not in rank(folder, "fp8", "int8", "--top-layers", "0").stdout
 
+    def test_shows_noise_for_zeros_as_undefined_and_not_as_identical(self, folder, tmp_path):
+        zeros = original() | {NAME.format(0): torch.zeros(32, 64)}
+        for name, weight in (("x", 0), ("good", 0), ("bad", 1)):
+            store(tmp_path / f"{name}.safetensors", zeros | {NAME.format(0): torch.full((32, 64), float(weight))})
+        lines = rank(tmp_path, "good.safetensors", "bad.safetensors").stdout.splitlines()
+        (row,) = [line.split() for line in lines if line.startswith(f"| {NAME.format(0)}")]
+
+        assert ["good", "identical", "undefined"] == [word for word in row if word != "|"][1:]
+
     def test_of_hostile_names_shows_nothing_of_them(self, tmp_path):
         weight = {"a\x1b[31m\u202e.weight": numbers(8, 64)}
         x = store(tmp_path / "x.safetensors", weight)

@@ -44,9 +44,9 @@ def x(tmp_path):
 def rank(tmp_path, x):
     """The ranking of candidates that are given as tensors by name."""
 
-    def ranking(**candidates):
+    def ranking(of=x, **candidates):
         paths = [store(tmp_path / f"{name}.safetensors", tensors) for name, tensors in candidates.items()]
-        return quanterr.rank(x, paths, device="cpu")
+        return quanterr.rank(of, paths, device="cpu")
 
     return ranking
 
@@ -137,6 +137,13 @@ class TestInconclusive:
         assert "the scale is off by a factor of 3" in broken.not_ranked
         assert "inconclusive" == found.verdict
         assert found.reasons[0].startswith("broken: ")
+
+    def test_is_one_whose_squares_vanish(self, rank, x):
+        """It would look identical beside the others."""
+        tiny = 1e-200 * numbers(64, 128).double()
+        found = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
+
+        assert (1, None) == (found["good"].rank, found["bad"].rank)
 
     def test_changes_nothing_for_the_others(self, found, rank):
         alone = rank(fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
+from math import inf, nan
 from typing import IO, Any
 
 from quanterr.metrics import METRICS, PERCENTILES
@@ -19,6 +20,7 @@ from quanterr.report.shown import worst_expert
 from quanterr.text import display
 
 MAX_NAME = 4096  # characters
+NONFINITE = {"nan": nan, "+inf": inf, "-inf": -inf}
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
 
 # At the start, or after what a spreadsheet may take for the end of a cell; quotes and spaces it may take away.
@@ -80,7 +82,7 @@ def values(entry: Any) -> Iterator[tuple[str, Any]]:
             if value is not None:
                 yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))
         else:
-            yield name, undefined.get(name, value)
+            yield name, NONFINITE.get(undefined.get(name, ""), value)
 
 
 def cell(value: Any) -> str | float | int | None:
@@ -89,8 +91,4 @@ def cell(value: Any) -> str | float | int | None:
         value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))
     if not isinstance(value, str):
         return str(value).lower() if isinstance(value, bool) else value
-    if value in ("nan", "-inf"):
-        return value
-    if value == "+inf":
-        return "inf"
     return _FORMULA.sub(r"\1'", display(value, MAX_NAME)) if value else value

@@ -128,8 +128,18 @@ def _figures(report: Report) -> Markup:
     a: Aggregate = report.aggregate
     worst = min(report.layers, key=lambda x: -1e9 if x.snr_db is None else x.snr_db, default=None)
     figures = [
-        ("SNR, pooled", db(a.overall_snr_db), "dB", f"over {count(a.total_layers, 'layer')} that differ"),
-        ("Worst layer", db(a.worst_layer_snr_db), "dB", breakable(display(worst.layer_name, 80)) if worst else ""),
+        (
+            "SNR, pooled",
+            db(a.overall_snr_db),
+            "" if a.overall_snr_db is None else "dB",
+            f"over {count(a.total_layers, 'layer that differs', 'layers that differ')}",
+        ),
+        (
+            "Worst layer",
+            db(a.worst_layer_snr_db),
+            "" if a.worst_layer_snr_db is None else "dB",
+            breakable(display(worst.layer_name, 80)) if worst else "",
+        ),
         ("Relative error", percent(a.mean_relative_error), "", "Σ|e| / Σ|x|"),
         ("Max |e|", number(a.max_absolute_error), "", f"99 % below {number(a.absolute_error_percentiles.p99)}"),
         ("Cosine", cosine(a.cosine_similarity), "", "of original and quantized"),

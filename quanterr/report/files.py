@@ -1,5 +1,6 @@
 """Writing outputs: checked before the work, whole or not at all."""
 
+import errno
 import os
 import stat
 import sys
@@ -125,6 +126,8 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
     """
     try:
         if target.path is None:
+            if getattr(sys.stdout, "name", None) == os.devnull:  # as main() opens it where the caller closed it
+                raise OSError(errno.EBADF, "standard output is closed")
             sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # a stream that main() has opened
             render(sys.stdout)
             sys.stdout.flush()

@@ -35,7 +35,7 @@ class Candidate:
     bytes: Annotated[int | None, Field(description="of the tensors that all ranked candidates have")]
     bits_per_weight: Annotated[FiniteFloat | None, Field(description="of the same [bit]")]
     squared_error: Annotated[FiniteFloat | None, Field(description="Σe² over the layers, 0 for identical ones")]
-    snr_db: Annotated[FiniteFloat | None, Field(description="Σx² / Σe² over the layers; null without any error [dB]")]
+    snr_db: Annotated[FiniteFloat | None, Field(description="Σx² / Σe² over the layers; null where either is 0 [dB]")]
     best_layers: Annotated[int, Field(description="layers in which it has the least error")]
     checkpoint_bytes: Annotated[int, Field(description="of all its tensors")]
     overall_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: over its own layers that differ")]
@@ -52,7 +52,7 @@ class Choice:
     format: str
     bytes: int
     squared_error: FiniteFloat
-    snr_db: Annotated[FiniteFloat | None, Field(description="null: the same as the original")]
+    snr_db: Annotated[FiniteFloat | None, Field(description="null: the same as the original, or that is zeros")]
 
 
 @dataclass(slots=True)

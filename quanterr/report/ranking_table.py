@@ -94,7 +94,13 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
 
 
 def _db(candidate: Candidate) -> str:
-    return "identical" if candidate.snr_db is None else f"{candidate.snr_db:.2f}"
+    return _snr(candidate.snr_db, candidate.squared_error)
+
+
+def _snr(snr_db: float | None, squared_error: float | None) -> str:
+    if snr_db is not None:
+        return f"{snr_db:.2f}"
+    return "undefined" if squared_error else "identical"  # undefined: of an original of zeros
 
 
 def _show_layers(ranking: Ranking, to: Console, top: int, plain: bool) -> None:
@@ -113,13 +119,13 @@ def _spread(layer: RankedLayer) -> float:
 
 
 def _snrs(layer: RankedLayer) -> Sequence[str]:
-    return ["identical" if choice.snr_db is None else f"{choice.snr_db:.2f}" for choice in layer.choices]
+    return [_snr(choice.snr_db, choice.squared_error) for choice in layer.choices]
 
 
 def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool) -> None:
     own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
     error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
-    after = "identical" if swaps.snr_db is None else f"{swaps.snr_db:.2f} dB"
+    after = _snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
     told = (
         f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} of others: "
         f"{_percent(swaps.bytes_change, own.bytes or 1)} bytes, {_percent(swaps.squared_error_change, error)} "
