@@ -393,6 +393,15 @@ class TestCompare:
         assert Status.OK == gate(path, "--require", "snr_db >= 20").returncode
         assert Status.GATE_FAILED == gate(path, "--require", "snr_db >= 99").returncode
 
+    def test_says_once_that_a_report_was_changed_since_it_was_written(self, tmp_path):
+        path, changed = tmp_path / "report.json", tmp_path / "changed.json"
+        assert Status.OK == call("compare", *pair(tmp_path), "-q", "-o", path, env=LOCAL).returncode
+        changed.write_text(path.read_text().replace('"complete": true', '"complete":  true'))
+        words = ("--require", "snr_db >= 20", "-o", tmp_path / "again.json")
+
+        assert "changed" not in gate(path, *words).stderr
+        assert 1 == gate(changed, *words).stderr.count(f"{changed}: was changed since it was written")
+
 
 class TestGitHub:
     def test_gets_a_summary_and_annotations(self, stored, tmp_path):

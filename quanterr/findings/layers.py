@@ -148,8 +148,8 @@ def norm_offset(seen: Iterable[Seen], pairs: Iterable[Pair]) -> Iterator[Finding
         if _is_norm(pair):
             like.setdefault(_kind(pair.name), []).append(offsets.get(pair.name))
     by_convention = {kind for kind, found in like.items() if len(set(found)) == 1 and found[0] is not None}
-    if len(by_convention) < len(like) and all(len(like[kind]) == 1 for kind in by_convention):
-        by_convention.clear()  # single norms among others
+    if sum(len(like[kind]) for kind in by_convention) == 1 < len(like):
+        by_convention.clear()  # a single norm, and others are not
     yield from _offsets([one for one in off if _kind(one.pair.name) in by_convention])
     for one in off:
         if _kind(one.pair.name) not in by_convention:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -180,8 +180,13 @@ def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
     as_written = _as_written(raw)
     if not as_written:
         _search(raw, where)
-        print(f"quanterr: warning: {where}: was changed since it was written, as its checksum shows", file=sys.stderr)
+        _tell_changed(where)
     return raw, as_written
+
+
+@cache  # a report that is read twice is told once
+def _tell_changed(where: str) -> None:
+    print(f"quanterr: warning: {where}: was changed since it was written, as its checksum shows", file=sys.stderr)
 
 
 def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
