@@ -754,9 +754,11 @@ def test_a_label_may_name_the_other_fp8_than_is_stored(tmp_path, dtype):
         store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(4, 40)}),
         store(tmp_path / "quantized.safetensors", tensors),
     ) as plan:
-        actual = dequantized(plan.pairs[0].quantized)
+        weight = plan.pairs[0].quantized
+        actual = dequantized(weight)
 
     assert same_bits(codes.float() * ONE, actual)
+    assert (dtype == torch.float8_e5m2) == ("but the codes are F8_E5M2 [4, 40]" in " ".join(weight.doubts))
 
 
 @pytest.mark.parametrize("fields", [{"format": "float8_e4m3fn"}, {"format": "nvfp4"}, {"convrot": True}], ids=str)

@@ -79,9 +79,10 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     doubts = []
     first = next((label for label in labels if label.format), labels[0])
     stored = f"{parts.codes.dtype} {list(parts.codes.shape)}"
-    if first.format is not None and first.format not in names:
-        if first.format not in PLAIN or not names <= PLAIN:
-            raise Misfit(f"{first}, but the codes are {stored}")
+    other = first.format is not None and first.format not in names
+    if other and (first.format not in PLAIN or not names <= PLAIN):
+        raise Misfit(f"{first}, but the codes are {stored}")
+    if other or _is_other_fp8(first.format, parts.codes.dtype):
         doubts.append(f"{first}, but the codes are {stored}: read as what is stored")
     if labels[0].rotated and not rotates:
         raise Misfit(f"{labels[0].source} says the codes are rotated (convrot), but they are {parts.codes.dtype}")
@@ -102,6 +103,11 @@ def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) 
     if said in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
         return ()  # a block that is the whole weight has one scale as well; experts have one each
     return (f"labelled {display(comfy_format or '')}, but its scale {scale} is one a {granularity}: the shape decided",)
+
+
+def _is_other_fp8(label: str | None, dtype: str) -> bool:
+    """Whether a label names the other kind of FP8 than is stored."""
+    return label in FP8_LABELS and dtype in FP8 and (label == "float8_e5m2") != (dtype == "F8_E5M2")
 
 
 def _disagree(one: Label, other: Label) -> bool:
