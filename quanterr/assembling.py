@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from math import isfinite
 from typing import Any
 
 from quanterr import __version__
@@ -14,7 +13,7 @@ from quanterr.folding import Folded
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.histogram import Histogram
 from quanterr.importance import Covered
-from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, original_norm
+from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import SIDES, Bucket, Leftover, Pair, Plan
 from quanterr.report.model import (
@@ -148,7 +147,9 @@ class Assembly:
         if sums.exact:
             self._buckets[done.number] = Bucket.LOSSLESS
             self._lossless[done.number] = LosslessLayer(
-                **_header(pair), bits_per_weight=_bits_per_weight(pair), original_norm=_norm(done.sums)
+                **_header(pair),
+                bits_per_weight=_bits_per_weight(pair),
+                original_norm=finite(original_norm(Measured(sums))),
             )
             return None
         self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
@@ -338,11 +339,6 @@ def _dtype_name(dtype: str) -> str:
     if dtype in BLOCKS:
         return f"ggml.{dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
-
-
-def _norm(sums: Sums) -> float | None:
-    norm = original_norm(Measured(sums))
-    return norm if isfinite(norm) else None
 
 
 def _bits_per_weight(pair: Pair) -> float | None:

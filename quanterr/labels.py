@@ -22,6 +22,7 @@ from quanterr.errors import CheckpointError
 from quanterr.text import display, whole
 
 COMFY_SUFFIX = ".comfy_quant"
+TENSOR, HEADER = "comfy_quant tensor", "header"  # where a label stands
 MARKER = "scaled_fp8"
 MARKER_SIZE = 2  # elements, at most: a tensor of more is none
 HEADER_KEY = "_quantization_metadata"
@@ -45,7 +46,7 @@ PREFIXES = (
 class Label:
     """What one place says about one layer; ``fields`` is its JSON."""
 
-    source: str  # "comfy_quant tensor" | "header"
+    source: str  # TENSOR or HEADER
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
@@ -114,7 +115,7 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
         if module is None:
             orphans.append(layer)
         else:
-            found.setdefault(module, []).append(_label("header", fields))
+            found.setdefault(module, []).append(_label(HEADER, fields))
     config = _quantization_config(checkpoint.config)
     return Labels(
         {module: tuple(labels) for module, labels in found.items()},
@@ -138,7 +139,7 @@ def _of_tensor(entry: Entry) -> Label:
         raise CheckpointError(f"{entry.file}: {display(entry.name)}: label {error}") from error
     if not isinstance(fields, dict):
         raise CheckpointError(f"{entry.file}: {display(entry.name)}: label is not a JSON object")
-    return _label("comfy_quant tensor", fields)
+    return _label(TENSOR, fields)
 
 
 def _label(source: str, fields: dict[str, Any]) -> Label:

@@ -12,7 +12,7 @@ from quanterr.checkpoints import Entry
 from quanterr.errors import Misfit
 from quanterr.formats.base import Hints, Parts
 from quanterr.formats.rotated import DEFAULT_GROUP
-from quanterr.labels import Label
+from quanterr.labels import HEADER, Label
 from quanterr.text import display
 
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
@@ -92,7 +92,7 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
             f"labels disagree: the {labels[0].source} says {_told(labels[0])} and the {disagreeing.source} says "
             f"{_told(disagreeing)}; the {labels[0].source} and the scale's shape decided"
         )
-        doubts.append(doubt + (", while ComfyUI obeys the header" if disagreeing.source == "header" else ""))
+        doubts.append(doubt + (", while ComfyUI obeys the header" if disagreeing.source == HEADER else ""))
     return first.format, tuple(doubts)
 
 

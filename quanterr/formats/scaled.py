@@ -36,13 +36,14 @@ from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.bits import Codes
 from quanterr.formats.comfy import check_granularity, check_labels
 from quanterr.formats.padded import check_unpadded
+from quanterr.labels import HEADER, TENSOR
 from quanterr.tensors import Workspace
 
 Edges = tuple[int, int]
 
 DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
-SAID = (CONFIG, "the comfy_quant tensor", "the header")  # sources of block sizes that somebody wrote down
+SAID = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources of block sizes that somebody wrote down
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # of scales; the smallest float32 is 2^-149, the smallest code 2^-16
@@ -214,7 +215,7 @@ def fit_scaled(
         comfy_format=comfy_format,
     )
     known = any(block == grid.block for block, _ in told)
-    other = _other_edges(scale, codes.shape, grid.block, known)
+    other = _other_edges(scale, codes.shape, grid.block, edges, known)
     if other is None:
         return weight
     alternative = replace(
@@ -308,12 +309,13 @@ def _dividing(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
     return None if rows % grid[0] or cols % grid[1] else (rows // grid[0], cols // grid[1])
 
 
-def _other_edges(entry: Entry, shape: tuple[int, ...], block: Edges, known: bool) -> Edges | None:
+def _other_edges(
+    entry: Entry, shape: tuple[int, ...], block: Edges, dividing: Edges | None, known: bool
+) -> Edges | None:
     """Edges of blocks that fit as well: those that divide, or groups of columns of which the last is not full.
 
     ``known``: something else than the scale's shape tells the edges.
     """
-    dividing = _dividing(entry, shape)
     if dividing is None or entry.name.endswith(OF_DEEPSEEK):
         return None
     if dividing != block:

@@ -5,13 +5,14 @@ The names are those of the report. Which there are comes from the rows of METRIC
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import inf
+from math import inf, isinf
 from typing import Any, NamedTuple
 
 from quanterr.metrics import (
     AGGREGATES,
     LAYER_PERCENTILES,
     METRICS,
+    NONFINITE,
     PERCENTILES,
     LayerValues,
     Measured,
@@ -98,7 +99,7 @@ def _numbers(rows: tuple[Metric, ...], measured: Measured) -> dict[str, float]:
 
 
 NOT_JUDGED = "not judged: "  # begins the reason of a comparison whose rules or baseline were wrong: others may judge it
-INFINITE = {"+inf": inf, "-inf": -inf}
+INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
 
 
 def number(values: Mapping[str, Any], nonfinite: Mapping[str, str], name: str) -> float | None:

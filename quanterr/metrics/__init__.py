@@ -21,6 +21,8 @@ METRICS_VERSION = 1  # to be raised when a metric of the same name means somethi
 OUTLIER = 0.01  # |e| above it is an outlier, unless the user says otherwise
 RELATIVE_OUTLIER = 0.01  # of |x|
 
+NONFINITE = {"nan": nan, "+inf": inf, "-inf": -inf}  # what a report calls the values that are null in it
+
 NO_SPREAD = 1e-12  # of the energy: a variance below is rounding, and the tensor constant
 
 LEAST, MOST = 2.0**-126, 255 * 2.0**120  # between which bfloat16 has eight significant bits
@@ -185,7 +187,7 @@ def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[dict[str
     return [
         {
             what: number,
-            "snr_db": _finite(decibels(ratio(own.x_sq, own.e_sq))),
+            "snr_db": finite(decibels(ratio(own.x_sq, own.e_sq))),
             "max_absolute_error": own.e_max,
         }
         for number, own in sums
@@ -200,7 +202,8 @@ def effective_bits(m: Measured) -> float:
     return (snr_db(m) - 1.76) / 6.02
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value as a report holds it: None where it is not finite."""
     return value if isfinite(value) else None
 
 

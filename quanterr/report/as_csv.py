@@ -11,16 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
-from math import inf, nan
 from typing import IO, Any
 
-from quanterr.metrics import METRICS, PERCENTILES
+from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
 from quanterr.report.model import Layer, Report
 from quanterr.report.shown import worst_expert
 from quanterr.text import display
 
 MAX_NAME = 4096  # characters
-NONFINITE = {"nan": nan, "+inf": inf, "-inf": -inf}
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
 
 # At the start, or after what a spreadsheet may take for the end of a cell; quotes and spaces it may take away.
