@@ -12,26 +12,27 @@ so that ``quanterr --help`` does not wait for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from quanterr.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from quanterr.checkpoints import open_checkpoint
     from quanterr.comparison import compare, rank
+    from quanterr.comparison.measure import measure
     from quanterr.errors import QuanterrError
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
-    from quanterr.inspecting import inspect
-    from quanterr.measuring import measure
+    from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "compare": "quanterr.comparison",
-    "inspect": "quanterr.inspecting",
+    "inspect": "quanterr.inspection",
     "open_checkpoint": "quanterr.checkpoints",
     "judge": "quanterr.gates",
-    "measure": "quanterr.measuring",
+    "measure": "quanterr.comparison.measure",
     "rank": "quanterr.comparison",
     "read_report": "quanterr.report.reading",
     "theoretical_sqnr": "quanterr.metrics",

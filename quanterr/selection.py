@@ -15,7 +15,7 @@ from difflib import get_close_matches
 
 from quanterr.errors import UsageError
 from quanterr.roles import ALIASES, OTHER, ROLES, role_of
-from quanterr.text import display, listed
+from quanterr.util.text import display, listed
 
 NAMED = {role for role, _ in ROLES} | {OTHER}
 

@@ -5,14 +5,22 @@ standard input, answered by a line with the child's exit status. A child has a l
 """
 
 import atexit
+import contextlib
+import fcntl
 import gc
 import json
 import os
+import pty
 import resource
+import runpy
+import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +29,9 @@ from typing import Any, NamedTuple
 MEMORY = 1 << 30  # bytes more than what is there when the child begins
 SECONDS = 30
 OUTPUTS = ((1, "stdout"), (2, "stderr"))
-USED = ("cli", "comparison", "gates.github", "gates.explaining", "progress", "report.as_table", "report.reading")
+TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
+PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
+USED = ("cli", "comparison", "gates.github", "gates.explaining", "cli.progress", "report.as_table", "report.reading")
 
 
 class Done(NamedTuple):
@@ -40,14 +50,63 @@ def command(
     ``memory`` is how many bytes more it may use, ``files`` how many it may have open, ``before`` Python that is
     executed first, ``hub`` the cache of Hugging Face.
     """
+    env = os.environ | {"NO_COLOR": "1", "COLUMNS": "500", "HF_HUB_CACHE": hub}
+    return _forked(words, env, os.getcwd(), "utf-8", memory=memory, files=files, before=before)
+
+
+def call(
+    *words: Any,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] = ".",
+    encoding: str = "utf-8",
+    **more: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``quanterr`` as a shell would, in an environment that says nothing of a terminal: :data:`PLAIN` and ``env``.
+
+    ``merged=True`` sends what is written to stderr to stdout, ``program=`` runs a script instead, ``before=`` is Python
+    that is executed first.
+    """
+    status, out, err = _forked(words, PLAIN | (env or {}), os.path.abspath(cwd), encoding, memory=None, **more)
+    return subprocess.CompletedProcess(["quanterr", *map(str, words)], status, out, err)
+
+
+def call_anew(*words: Any, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """The same in a new process: for what is decided while Python starts, such as the locale."""
+    line = [sys.executable, "-m", "quanterr", *map(str, words)]
+    return subprocess.run(line, capture_output=True, env=PLAIN | env, encoding="utf-8", timeout=SECONDS)
+
+
+def in_terminal(*words: Any, columns: int = 100) -> str:
+    """Run ``quanterr`` in a terminal; what that shows."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    _send(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower))
+    out = b""
+    while select.select([leader, _server().stdout], [], [])[0] != [_server().stdout]:
+        out += os.read(leader, 1 << 16)
+    status = json.loads(_server().stdout.readline())
+    os.close(follower)
+    with contextlib.suppress(OSError):  # all of it is read
+        while piece := os.read(leader, 1 << 16):
+            out += piece
+    os.close(leader)
+    assert 0 == status, out
+    return out.decode()
+
+
+def _forked(words: Iterable[Any], env: Mapping[str, str], cwd: str, encoding: str, **more: Any) -> Done:
     with tempfile.TemporaryDirectory() as folder:
-        request = {"words": [*map(str, words)], "memory": memory, "files": files, "before": before, "hub": hub}
-        server = _server()
-        server.stdin.write(json.dumps(request | {"folder": folder}) + "\n")
-        server.stdin.flush()
-        status = json.loads(server.stdout.readline())
-        out, err = (Path(folder, name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        _send(words, env, cwd, folder=folder, **more)
+        status = json.loads(_server().stdout.readline())
+        out, err = (Path(folder, name).read_text(encoding=encoding) for name in ("stdout", "stderr"))
     return Done(status, out, err)
+
+
+def _send(words: Iterable[Any], env: Mapping[str, str], cwd: str, **more: Any) -> None:
+    request = {"words": [*map(str, words)], "env": dict(env), "cwd": cwd} | more
+    server = _server()
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
 
 
 @cache
@@ -76,15 +135,37 @@ def _serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _become(words: list[str], memory: int | None, files: int | None, before: str, hub: str, folder: str) -> None:
+def _become(
+    words: list[str],
+    env: dict[str, str],
+    cwd: str,
+    folder: str = "",
+    terminal: str = "",
+    memory: int | None = None,
+    files: int | None = None,
+    before: str = "",
+    merged: bool = False,
+    program: str = "quanterr",
+) -> None:
     """Be the command, and end."""
     import quanterr.cli
 
     streams = (0, os.devnull, os.O_RDONLY), *((n, f"{folder}/{name}", os.O_WRONLY | os.O_CREAT) for n, name in OUTPUTS)
+    if terminal:
+        os.setsid()
+        streams = tuple((n, terminal, os.O_RDWR) for n in range(3))
     for number, path, flags in streams:
         os.dup2(os.open(path, flags), number)
-    os.environ |= {"NO_COLOR": "1", "COLUMNS": "500", "HF_HUB_CACHE": hub}
-    sys.argv = ["quanterr", *words]
+    if merged:
+        os.dup2(1, 2)
+    os.environ.clear()
+    os.environ |= env
+    os.chdir(cwd)
+    sys.argv = [program, *words]
+    encoding = env.get("PYTHONIOENCODING", "utf-8")  # the server's own streams have read, or are no terminal
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
     signal.alarm(SECONDS)
     if memory is not None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -92,7 +173,11 @@ def _become(words: list[str], memory: int | None, files: int | None, before: str
     if files is not None:
         _limit(resource.RLIMIT_NOFILE, files)
     exec(before, {})
-    quanterr.cli.main()
+    if program == "quanterr":
+        quanterr.cli.main()
+    sys.path.insert(0, os.path.dirname(program))
+    runpy.run_path(program, run_name="__main__")
+    sys.exit()
 
 
 def _limit(what: int, value: int) -> None:

@@ -1,4 +1,4 @@
-"""Makes quanterr/formats/gguf_grids.py from the tables of the gguf package.
+"""Makes quanterr/formats/shared/ggml_grids.py from the tables of the gguf package.
 
 python tests/make_gguf_grids.py        tests/test_gguf_grids.py holds the file against the package
 """

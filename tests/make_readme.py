@@ -3,15 +3,15 @@
 python tests/make_readme.py        tests/test_readme.py holds the file against them
 """
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+from forked import call
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -49,16 +49,7 @@ def sessions() -> dict[str, str]:
 
 def run(line: str, folder: Path) -> str:
     """What a command prints, verdicts on stderr as well."""
-    told = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS")
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(line)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if "gate" in line else subprocess.PIPE,
-        text=True,
-        check=False,
-        env={name: value for name, value in os.environ.items() if name not in told},
-    )
+    done = call(*shlex.split(line)[1:], cwd=folder, merged="gate" in line)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{line}: {done.stdout}{done.stderr}")
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
@@ -74,7 +65,7 @@ def functions() -> str:
 
 def report_metrics() -> str:
     """One row for each row of REPORT_METRICS."""
-    from quanterr.gates.values import REPORT_METRICS
+    from quanterr.report.values import REPORT_METRICS
 
     rows = ["| of the report | definition |", "|---|---|"]
     return "\n".join([*rows, *(f"| `{name}` | {row.summary} |" for name, row in REPORT_METRICS.items())])
@@ -101,7 +92,7 @@ def formats() -> str:
     """One row for each row of FORMATS, and the names of REFUSALS."""
     from quanterr.formats import FORMATS
     from quanterr.formats.base import names_for
-    from quanterr.formats.refused import REFUSALS
+    from quanterr.formats.shared.unsupported import REFUSALS
 
     rows = ["| format | what it is | codes | scale | usual SNR |", "|---|---|---|---|---|"]
     for row in FORMATS:

@@ -12,15 +12,16 @@ from torch import Tensor
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.chunks import CPU_CHUNK, Chunk, Cut, as_matrix
+from quanterr.comparison.worker import Worker
 from quanterr.formats import Values, Weight
 from quanterr.metrics import OUTLIER
 from quanterr.metrics.sums import Sums
-from quanterr.pairing import Pair, Plan, pair
+from quanterr.pairing import pair
+from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.model import Report
 from quanterr.selection import Selection
-from quanterr.tensors import Workspace
-from quanterr.worker import Worker
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, as_matrix
+from quanterr.tensors.workspace import Workspace
 
 CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn

@@ -2,7 +2,7 @@
 
 from math import isfinite
 
-from quanterr.gates.values import LAYER_METRICS, MODEL_METRICS
+from quanterr.report.values import LAYER_METRICS, MODEL_METRICS
 
 
 def row(name, snr_db, **more):

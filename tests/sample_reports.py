@@ -17,12 +17,12 @@ from types import SimpleNamespace
 import torch
 from hostile_names import HOSTILE
 
-from quanterr.assembling import Group, _fraction, _told
+from quanterr.comparison.assembly import Group, _fraction, _told
 from quanterr.findings import finding
-from quanterr.histogram import Histogram
 from quanterr.metrics import METRICS, Measured, evaluate
+from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import RowSums, Sums, exact
-from quanterr.pairing import Bucket
+from quanterr.pairing.plan import Bucket
 from quanterr.report.model import (
     BucketSize,
     Coverage,
@@ -42,7 +42,7 @@ from quanterr.report.model import (
 )
 from quanterr.report.verdicts import Gate, Violation
 from quanterr.roles import block_of, role_of
-from quanterr.text import count, display
+from quanterr.util.text import count, display
 
 SIGMA = 0.02  # of the weights
 NORMAL = torch.tensor([NormalDist().inv_cdf(0.5 + (n + 0.5) / 1024) for n in range(512)])

@@ -543,7 +543,7 @@ ACCEPTED = [
 def meanwhile(statement: str) -> str:
     """Python that does this to the files x and y of the folder once all headers are read and the run begins."""
     return (
-        "import os\nfrom quanterr.running import Run\nrun = Run.run\n"
+        "import os\nfrom quanterr.comparison.scheduler import Run\nrun = Run.run\n"
         "import glob\nx, y = sorted(glob.glob({folder!r} + '/*.safetensors') or glob.glob({folder!r} + '/*.gguf'))\n"
         f"def changing(self, watch):\n    {statement}\n    return run(self, watch)\nRun.run = changing\n"
     )
@@ -552,7 +552,7 @@ def meanwhile(statement: str) -> str:
 def failing(times: int) -> str:
     """Python that lets reading fail so many times, below the buffers, once the run begins."""
     return (
-        "import os, time\nfrom quanterr.running import Run\nrun, preadv, failed = Run.run, os.preadv, []\n"
+        "import os, time\nfrom quanterr.comparison.scheduler import Run\nrun, preadv, failed = Run.run, os.preadv, []\n"
         f"def reading(*a):\n    if len(failed) < {times}:\n        failed.append(a)\n        raise OSError(5, 'I/O')\n"
         "    return preadv(*a)\n"
         "def failing(self, watch):\n    os.preadv, time.sleep = reading, lambda _: None\n    return run(self, watch)\n"
@@ -688,11 +688,11 @@ WEIGHTS = [
 # The machine
 
 NO_GPU_MEMORY = (
-    "import torch\nfrom quanterr.worker import Worker\n"
+    "import torch\nfrom quanterr.comparison.worker import Worker\n"
     "def fail(*_): raise torch.OutOfMemoryError('CUDA out of memory')\nWorker.compare = fail\n"
 )
 NO_MEMORY = (
-    "import torch\nfrom quanterr.worker import Worker\n"
+    "import torch\nfrom quanterr.comparison.worker import Worker\n"
     "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.compare = fail\n"
 )
 NO_MEMORY_FOR_HEADERS = (

@@ -1,57 +1,21 @@
 """The command as its users call it: two tiny real checkpoints, a real process, no mock."""
 
 import contextlib
-import fcntl
 import json
 import os
-import pty
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 
 import pytest
 import torch
+from forked import call, in_terminal
 from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.errors import Status, UsageError
 from quanterr.report.as_table import NARROWEST
-
-TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
-PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
-
-
-def call(*words, env=None, **more):
-    """Run the command; its status and what it said."""
-    return subprocess.run(
-        [sys.executable, "-m", "quanterr", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=PLAIN | (env or {}),
-        **more,
-    )
-
-
-def in_terminal(*words, columns=100):
-    """Run the command in a terminal; what that shows."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    command = [sys.executable, "-m", "quanterr", *map(str, words)]
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=PLAIN | {"TERM": "xterm"})
-    os.close(follower)
-    out = b""
-    try:
-        while piece := os.read(leader, 65536):
-            out += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(leader)
-    assert 0 == process.wait()
-    return out.decode()
 
 
 @pytest.fixture(scope="module")
@@ -330,12 +294,12 @@ class TestStatus:
         assert "the scale is off by a factor of 1.6" in reason
 
     def test_an_unforeseen_error_is_a_bug_and_not_a_failed_gate(self, checkpoints, tmp_path):
-        (tmp_path / "sitecustomize.py").write_text(
+        before = (
             "import quanterr.comparison\n"
             "def broken(*a, **k): raise RuntimeError('surprise')\n"
             "quanterr.comparison.pair = broken\n"
         )
-        done = call("compare", *checkpoints, env={"PYTHONPATH": str(tmp_path)})
+        done = call("compare", *checkpoints, before=before)
 
         assert Status.BUG == done.returncode
         assert "surprise" in done.stderr

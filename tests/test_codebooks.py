@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.chunks import Chunk
 from quanterr.errors import CheckpointError, Misfit
-from quanterr.formats import exl3, hadamard, quip_sharp
-from quanterr.formats.evidence import matches
-from quanterr.pairing import Bucket
-from quanterr.readings import settle
-from quanterr.tensors import Workspace
+from quanterr.formats import exl3, quip_sharp
+from quanterr.formats.shared import hadamard
+from quanterr.formats.shared.config_checks import matches
+from quanterr.pairing.alternatives import settle
+from quanterr.pairing.plan import Bucket
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 GOLDEN = Path(__file__).parent / "golden"
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from making import compared, dequantized, label, numbers, planned, quantized_fp8, store
 
-from quanterr.conventions import atoms_of, canonical
-from quanterr.pairing import Bucket
+from quanterr.pairing.names import atoms_of, canonical
+from quanterr.pairing.plan import Bucket
 
 
 def fp8(name, weight):

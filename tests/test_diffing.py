@@ -6,15 +6,15 @@ import sys
 from math import inf
 
 import pytest
+from forked import call
 from hypothesis import given
 from hypothesis import strategies as st
 from reports import finding, made, row
 from stored import pair
-from test_cli import call
 
 import quanterr
-from quanterr.diffing import SAME_DB, diff, diff_lines
 from quanterr.errors import Status, UsageError
+from quanterr.report.diff import SAME_DB, diff, diff_lines
 
 PATHS = ("old.json", "new.json")
 

@@ -8,10 +8,10 @@ import torch
 from making import ALL_ROWS, chunk_of, compared, dequantized, int8_codes, label, numbers, planned, same_bits, store
 
 import quanterr
-from quanterr.chunks import Cut
-from quanterr.formats.interleaved import stored_rows
-from quanterr.formats.rotated import unrotate
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.adanorm_rows import stored_rows
+from quanterr.formats.shared.convrot import unrotate
+from quanterr.tensors.chunks import Cut
+from quanterr.tensors.workspace import Workspace
 
 CPU = torch.device("cpu")
 HALF = torch.bfloat16

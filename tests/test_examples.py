@@ -1,15 +1,13 @@
 """The examples run, and what they write is read to the bit."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 
 import make_readme
 import pytest
 import torch
+from forked import call
 from safetensors.torch import load_file, save_file
 from stored import original, quantized, write
 
@@ -20,9 +18,8 @@ EXAMPLES = make_readme.ROOT / "examples"
 RECIPES = ["fp8_tensor", "fp8_row", "fp8_block", "int8_tensor", "int8_row", "int8_block"]
 
 
-def run(name, *words, cwd=None):
-    command = [sys.executable, str(EXAMPLES / name), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+def run(name, *words, cwd="."):
+    return call(*words, program=str(EXAMPLES / name), cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +85,7 @@ class TestJobs:
 
     def statuses(self, job, folder):
         lines = re.findall(r"^ +(?:run:|-) (quanterr .+)$", (EXAMPLES / "ci" / job).read_text(), re.MULTILINE)
-        elsewhere = os.environ | {"GITHUB_ACTIONS": ""}  # what runs these tests gets no summary of them
-        runs = [
-            subprocess.run([sys.executable, "-m", *shlex.split(line)], cwd=folder, capture_output=True, env=elsewhere)
-            for line in lines
-        ]
+        runs = [call(*shlex.split(line)[1:], cwd=folder) for line in lines]
         return {line.split()[1]: done.returncode for line, done in zip(lines, runs, strict=True)}
 
     @pytest.mark.parametrize("job", ["github-actions.yml", "gitlab-ci.yml"])

@@ -84,7 +84,8 @@ SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATE
 def after_goes(n, number):
     """Python that sends the signal once so much of the work is begun."""
     return (
-        "import os, itertools\nfrom quanterr.worker import Worker\ncompare, count = Worker.compare, itertools.count()\n"
+        "import os, itertools\nfrom quanterr.comparison.worker import Worker\n"
+        "compare, count = Worker.compare, itertools.count()\n"
         f"def counting(*a):\n    if next(count) == {n}:\n        os.kill(os.getpid(), {number:d})\n"
         "    return compare(*a)\nWorker.compare = counting\n"
     )

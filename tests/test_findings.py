@@ -12,7 +12,7 @@ import quanterr
 from quanterr.findings import CODES, finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.repairs import order_of
-from quanterr.worker import Scales
+from quanterr.formats.shared.scale_statistics import Scales
 
 UP = "layers.{}.mlp.up_proj.weight"
 SHAPE = 64, 128

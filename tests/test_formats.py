@@ -25,10 +25,10 @@ from safetensors.torch import safe_open
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.chunks import Chunk, Cut
 from quanterr.formats import FORMATS
-from quanterr.pairing import Bucket
-from quanterr.tensors import Workspace
+from quanterr.pairing.plan import Bucket
+from quanterr.tensors.chunks import Chunk, Cut
+from quanterr.tensors.workspace import Workspace
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = ".expected.safetensors"

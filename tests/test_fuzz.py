@@ -151,14 +151,14 @@ def test_a_lost_item_that_goes_unnoticed_is_found(monkeypatch):
 
 
 def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
-    whole = quanterr.assembling.Assembly._coverage
+    whole = quanterr.comparison.assembly.Assembly._coverage
 
     def without_parts(*arguments):
         coverage = whole(*arguments)
         coverage.quantized.pop("consumed", None)
         return coverage
 
-    monkeypatch.setattr("quanterr.assembling.Assembly._coverage", without_parts)
+    monkeypatch.setattr("quanterr.comparison.assembly.Assembly._coverage", without_parts)
 
     assert isinstance(first_defect("compare", 40), Defect)
 

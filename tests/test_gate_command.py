@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from forked import call
 from stored import original, pair, quantized, write
-from test_cli import call
 
 import quanterr
 from quanterr.errors import Status

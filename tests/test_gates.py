@@ -15,7 +15,7 @@ from quanterr.gates.explaining import explain
 from quanterr.gates.expression import FUNCTIONS, OPERATORS, parse
 from quanterr.gates.judging import exit_status, judge_values
 from quanterr.gates.rules import Rule
-from quanterr.gates.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, Values
+from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, Values
 
 
 def judge(report, *rules, baseline=None):

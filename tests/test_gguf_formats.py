@@ -12,11 +12,11 @@ from stored import write
 
 import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.chunks import CPU_CHUNK
 from quanterr.errors import CheckpointError, Status
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.gates.judging import exit_status
-from quanterr.pairing import Bucket
+from quanterr.pairing.plan import Bucket
+from quanterr.tensors.chunks import CPU_CHUNK
 
 RNG = np.random.default_rng(0)
 
@@ -81,7 +81,7 @@ def test_weights_of_many_chunks_give_the_same_whatever_threads_there_are(tmp_pat
     x, y = write(tmp_path / "x.safetensors", original), write_gguf(tmp_path / "y.gguf", quantized)
     reports = []
     for threads in (1, 3):
-        monkeypatch.setattr("quanterr.running.usable_cores", lambda threads=threads: threads)
+        monkeypatch.setattr("quanterr.comparison.scheduler.usable_cores", lambda threads=threads: threads)
         reports.append(quanterr.compare(x, y, device="cpu"))
 
     assert reports[0].layers == reports[1].layers

@@ -5,8 +5,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from quanterr import gguf_names
-from quanterr.gguf_names import architectures, names_of
+from quanterr.pairing import gguf_names
+from quanterr.pairing.gguf_names import architectures, names_of
 
 
 @pytest.mark.parametrize(

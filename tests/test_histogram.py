@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quanterr.histogram import CROPPED, ROOM, Histogram
+from quanterr.metrics.histogram import CROPPED, ROOM, Histogram
 
 SMALLEST, LARGEST = 2.0**-133, float(torch.finfo(torch.bfloat16).max)
 magnitudes = st.lists(

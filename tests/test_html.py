@@ -13,7 +13,7 @@ from sample_reports import hostile, large_page, mixed, report_of, tiny
 
 from quanterr.report import as_html, html_data
 from quanterr.report.model import Report
-from quanterr.text import display
+from quanterr.util.text import display
 
 LIMIT = 2_000_000  # bytes
 SOURCES = "\n".join(path.read_text() for path in sorted(as_html.FOLDER.glob("*.js")))

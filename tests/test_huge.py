@@ -12,11 +12,11 @@ from making import CPU
 from stored import raw_header
 
 from quanterr.checkpoints import open_checkpoint
-from quanterr.chunks import CPU_CHUNK, Cut
+from quanterr.comparison.worker import Worker
 from quanterr.metrics.sums import ONE, Sums, as_float
 from quanterr.pairing import pair
 from quanterr.selection import Selection
-from quanterr.worker import Worker
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
 
 ONE_CODE, HALF_CODE, TWO_CODE = b"\x38", b"\x30", b"\x40"  # of E4M3
 

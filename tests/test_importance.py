@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import quanterr
 from quanterr.cli import app
 from quanterr.errors import CheckpointError
-from quanterr.importance import read_importance
+from quanterr.pairing.importance import read_importance
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 COLUMNS = np.linspace(0.1, 4, 64, dtype=np.float32)

@@ -10,25 +10,26 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from forked import call
 from hostile_names import HOSTILE, SHORT
 from markdown_it import MarkdownIt
 from sample_reports import report_of, tiny
 from stored import quantized, raw_header, write
-from test_cli import call
 
-from quanterr import progress, strict_json
+from quanterr.cli import progress
+from quanterr.cli.progress import Bar, Heartbeat
+from quanterr.comparison.scheduler import Progress
 from quanterr.gates.as_text import gate_lines
 from quanterr.gates.github import LEFT_OUT, annotations, summary
 from quanterr.gates.judging import Verdict
 from quanterr.gates.rules import read_rules
-from quanterr.progress import Bar, Heartbeat
 from quanterr.report import OUTPUTS
 from quanterr.report.as_table import brief, console, show
 from quanterr.report.files import targets
 from quanterr.report.model import Report, dumps
 from quanterr.report.verdicts import Gate, Violation
-from quanterr.running import Progress
-from quanterr.text import display, harmless
+from quanterr.util import strict_json
+from quanterr.util.text import display, harmless
 
 COMMAND = re.compile(r"^\s*::|##\w*\[", re.IGNORECASE)
 FORMULA = tuple("=+-@\t\r＝＋－＠")
@@ -391,14 +392,13 @@ def test_no_command_lets_anything_through(hostile, compared, words):
     check_lines(done.stdout)
 
 
-def test_the_traceback_of_a_bug_is_only_text(hostile, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
+def test_the_traceback_of_a_bug_is_only_text(hostile):
+    before = (
         "import quanterr.comparison\n"
         "def broken(x, *a, **k): raise RuntimeError('\\n'.join(x.entries))\n"
         "quanterr.comparison.pair = broken\n"
     )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = call("compare", *[hostile / "x.safetensors"] * 2, env={"PYTHONPATH": path})
+    done = call("compare", *[hostile / "x.safetensors"] * 2, before=before)
 
     assert 70 == done.returncode
     assert "RuntimeError" in done.stderr

@@ -6,10 +6,10 @@ import pytest
 import torch
 from making import chunk_of, compared, dequantized, planned, same_bits, store
 
-from quanterr.chunks import Chunk, Cut
 from quanterr.errors import CheckpointError
-from quanterr.readings import settle
-from quanterr.tensors import Workspace
+from quanterr.pairing.alternatives import settle
+from quanterr.tensors.chunks import Chunk, Cut
+from quanterr.tensors.workspace import Workspace
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
 
-from quanterr import worker
-from quanterr.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.kernel import LEAST_ROWS, fast_sums
+from quanterr.comparison import worker
+from quanterr.comparison.kernel import LEAST_ROWS, fast_sums
+from quanterr.comparison.worker import Worker
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measured, percentiles
 from quanterr.metrics.sums import KEPT_ROWS, ONE, Sums, as_float, worst_rows
-from quanterr.tensors import Workspace
-from quanterr.worker import Worker
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.workspace import Workspace
 
 COUNTS = (
     "elements",

@@ -6,8 +6,8 @@ import torch
 from making import fp8_codes, header, label, numbers, store
 
 from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.labels import PREFIXES, read_labels
 from quanterr.errors import CheckpointError, Status
-from quanterr.labels import PREFIXES, read_labels
 
 TENSOR, HEADER = "comfy_quant tensor", "header"
 

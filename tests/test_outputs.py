@@ -17,7 +17,7 @@ from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, as_csv, as_jsonl, as_junit, as_md
 from quanterr.report.as_table import console, show
 from quanterr.report.model import Report
-from quanterr.text import display, unrounded
+from quanterr.util.text import display, unrounded
 
 NAMES = [output.name for output in OUTPUTS]
 

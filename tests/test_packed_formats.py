@@ -8,11 +8,12 @@ import torch
 from making import chunk_of, compared, dequantized, fp8_codes, numbers, planned, same_bits, store
 
 import quanterr
-from quanterr.chunks import Chunk
-from quanterr.formats import bits, bnb, streams
-from quanterr.inspecting import inspect
-from quanterr.pairing import Bucket
-from quanterr.tensors import Workspace
+from quanterr.formats import bnb
+from quanterr.formats.shared import bit_stream, element_types
+from quanterr.inspection import inspect
+from quanterr.pairing.plan import Bucket
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 CPU = torch.device("cpu")
 F8 = torch.float8_e4m3fn
@@ -56,11 +57,13 @@ class TestStreams:
     @pytest.mark.parametrize("code_bits", range(1, 9))
     def test_hold_codes_of_any_width_the_lowest_bits_first(self, code_bits):
         stored = random_bytes(3, 8 * code_bits, seed=code_bits)
-        values = streams.unpack(stored, streams.integers(code_bits, CPU), Workspace(CPU))
+        values = bit_stream.unpack(stored, bit_stream.integers(code_bits, CPU), Workspace(CPU))
 
         assert [codes_of_stream(row.tolist(), code_bits) for row in stored] == values.tolist()
 
-    @pytest.mark.parametrize(("table", "name"), [(bits.E2M1, "float4_e2m1fn"), (bits.E2M3, "float6_e2m3fn")])
+    @pytest.mark.parametrize(
+        ("table", "name"), [(element_types.E2M1, "float4_e2m1fn"), (element_types.E2M3, "float6_e2m3fn")]
+    )
     def test_small_floats_are_what_ml_dtypes_says(self, table, name):
         import ml_dtypes
 
@@ -150,7 +153,7 @@ class TestCompressedTensors:
         parts = {"a.weight_packed": codes, "a.weight_scale": scale, "a.weight_global_scale": torch.tensor([4.0])}
         with planned_with(tmp_path, (1, 16), {**parts, "a.input_global_scale": torch.tensor([8.0])}) as plan:
             actual = dequantized(plan.pairs[0].quantized)
-        plain = [bits.E2M1[code] / 4 for byte in codes[0].tolist() for code in (byte & 15, byte >> 4)]
+        plain = [element_types.E2M1[code] / 4 for byte in codes[0].tolist() for code in (byte & 15, byte >> 4)]
 
         assert [plain] == actual.tolist()
 

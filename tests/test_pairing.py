@@ -18,10 +18,10 @@ from making import (
     store,
 )
 
+from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import Status, UsageError
 from quanterr.gates.judging import exit_status
-from quanterr.labels import PREFIXES
-from quanterr.pairing import Bucket
+from quanterr.pairing.plan import Bucket
 
 ONE, SCALE = torch.tensor(1.0), torch.tensor(0.01)
 NOT_COMPARED = {

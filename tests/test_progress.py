@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from quanterr import progress
-from quanterr.progress import Bar, Heartbeat
-from quanterr.running import Progress
+from quanterr.cli import progress
+from quanterr.cli.progress import Bar, Heartbeat
+from quanterr.comparison.scheduler import Progress
 
 GIB = 1 << 30
 

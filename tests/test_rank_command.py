@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
+from forked import PLAIN, call
 from making import numbers, quantized_fp8, quantized_int8, store
-from test_cli import PLAIN, call
 
 from quanterr.errors import Status
 

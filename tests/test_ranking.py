@@ -12,7 +12,7 @@ from making import numbers, quantized_fp8, quantized_int8, store
 import quanterr
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
-from quanterr.ranking import names_of, ranked
+from quanterr.report.ranked import names_of, ranked
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
 NORM = "layers.0.input_layernorm.weight"

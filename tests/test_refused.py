@@ -5,7 +5,7 @@ import torch
 from making import planned, store
 
 import quanterr
-from quanterr.formats.refused import REFUSALS, SETTINGS
+from quanterr.formats.shared.unsupported import REFUSALS, SETTINGS
 
 
 def files(folder, stored, config=None):

@@ -9,8 +9,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from forked import call, call_anew
 from sample_reports import hostile, report_of, tiny
-from test_cli import call, pair
+from stored import pair
 
 from quanterr.errors import Status
 from quanterr.report import OUTPUTS
@@ -73,7 +74,7 @@ class TestOutputs:
         poor = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
         for output in OUTPUTS:
-            done = call("render", path, "--to", output.name, env=poor, encoding="utf-8")
+            done = call_anew("render", path, "--to", output.name, env=poor)
 
             assert (Status.OK, True) == (done.returncode, bool(done.stdout)), done.stderr
             assert "\x1b" not in done.stderr

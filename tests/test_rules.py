@@ -12,7 +12,7 @@ from quanterr.errors import Status, UsageError
 from quanterr.gates.expression import OPERATORS, parse
 from quanterr.gates.judging import judge_values
 from quanterr.gates.rules import PRESETS, check_baseline_use, read_rules
-from quanterr.gates.values import Values
+from quanterr.report.values import Values
 
 GOOD = {
     "snr_db >= 30": ("each", "snr_db", ">=", 30.0),

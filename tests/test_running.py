@@ -12,16 +12,16 @@ from making import numbers, pair_of
 from stored import write
 
 import quanterr
-from quanterr import running
 from quanterr.checkpoints import open_checkpoint
-from quanterr.chunks import CPU_CHUNK, Chunk, Cut, divided
+from quanterr.comparison import scheduler
+from quanterr.comparison.scheduler import Run, pick_device
+from quanterr.comparison.tasks import together
+from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import pair
-from quanterr.running import Run, pick_device
 from quanterr.selection import Selection
-from quanterr.tasks import together
-from quanterr.worker import Worker
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, divided
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ class TestDigits:
         files = stored(tmp_path, a=(700, 1000), b=(300, 4000), c=(8, 8))
         reports = []
         for threads in (1, 2, 5):
-            monkeypatch.setattr(running, "usable_cores", lambda threads=threads: threads)
+            monkeypatch.setattr(scheduler, "usable_cores", lambda threads=threads: threads)
             reports.append(without_run(quanterr.compare(*files, device="cpu")))
 
         assert reports[0] == reports[1] == reports[2]
@@ -55,7 +55,7 @@ class TestDigits:
     def test_change_by_rounding_alone_with_the_size_of_the_chunks(self, tmp_path, monkeypatch, size):
         files = stored(tmp_path, a=(700, 1000))
         whole = quanterr.compare(*files, device="cpu").layers[0]
-        monkeypatch.setattr(running, "CPU_CHUNK", size)
+        monkeypatch.setattr(scheduler, "CPU_CHUNK", size)
         cut = quanterr.compare(*files, device="cpu").layers[0]
 
         assert math.isclose(whole.snr_db, cut.snr_db, rel_tol=1e-9)
@@ -109,7 +109,7 @@ class TestMemory:
     ):
         reads, workers = [], []
         files = stored(tmp_path, a=shape)
-        monkeypatch.setattr(running, "CPU_CHUNK", 1 << 15)
+        monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 15)
         read = quanterr.checkpoints.StoredFile.read_into
         monkeypatch.setattr(
             quanterr.checkpoints.StoredFile,
@@ -198,8 +198,8 @@ class TestRoom:
     @pytest.fixture
     def tried(self, monkeypatch):
         """(device, elements) of each chunk that was computed or found too large."""
-        monkeypatch.setattr(running, "LEAST_CUDA_CHUNK", 1 << 12)
-        monkeypatch.setattr(running, "CPU_CHUNK", 1 << 11)
+        monkeypatch.setattr(scheduler, "LEAST_CUDA_CHUNK", 1 << 12)
+        monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 11)
         return []
 
     def run(self, files, tried, monkeypatch, largest, may_move=False, method="compare"):

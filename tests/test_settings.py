@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from forked import call
 from stored import pair
-from test_cli import call
 
 from quanterr.errors import Status
 

@@ -10,10 +10,10 @@ import quanterr
 from quanterr import comparison
 from quanterr.checkpoints import StoredFile, open_checkpoint
 from quanterr.comparison import compare_each
+from quanterr.comparison.tasks import together
+from quanterr.comparison.worker import Worker
 from quanterr.pairing import pair
 from quanterr.selection import Selection
-from quanterr.tasks import together
-from quanterr.worker import Worker
 
 SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
 WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell

@@ -1,6 +1,6 @@
 import pytest
 
-from quanterr.text import count, display, listed, size, whole
+from quanterr.util.text import count, display, listed, size, whole
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from making import dequantized, numbers, planned, store
 import quanterr
 from quanterr.errors import Status
 from quanterr.gates.judging import exit_status
-from quanterr.pairing import Bucket
+from quanterr.pairing.plan import Bucket
 
 HEADS, KV_HEADS, DIM = 4, 2, 64  # as LLAMA says
 

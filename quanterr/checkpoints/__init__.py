@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quanterr import strict_json
 from quanterr.checkpoints import gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.text import count, display, listed
+from quanterr.util import strict_json
+from quanterr.util.text import count, display, listed
 
 __all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "open_checkpoint"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, ResourceError
-from quanterr.text import count, display
+from quanterr.util.text import count, display
 
 # Bits of one element, by the dtype's name in a safetensors header.
 DTYPE_BITS = {

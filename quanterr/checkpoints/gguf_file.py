@@ -25,7 +25,6 @@ from math import prod
 from struct import Struct
 from typing import NamedTuple
 
-from quanterr import __version__
 from quanterr.checkpoints import impostors
 from quanterr.checkpoints.base import (
     DTYPE_BITS,
@@ -41,7 +40,8 @@ from quanterr.checkpoints.base import (
 from quanterr.checkpoints.ggml_types import BLOCKS, REFUSED, TYPES
 from quanterr.checkpoints.gguf_metadata import GgufMetadata, Scalar, Value
 from quanterr.errors import CheckpointError
-from quanterr.text import count, display
+from quanterr.util.text import count, display
+from quanterr.version import __version__
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from quanterr.errors import CheckpointError
-from quanterr.text import display
+from quanterr.util.text import display
 
 MODEL_ID = re.compile(r"(?:hf://)?(?P<org>[\w.-]+)/(?P<name>[\w.-]+?)(?:@(?P<revision>[\w.-]+))?(?:/(?P<inside>.+))?")
 

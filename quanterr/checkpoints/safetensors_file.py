@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from quanterr import __version__
 from quanterr.checkpoints import impostors
 from quanterr.checkpoints.base import (
     DTYPE_BITS,
@@ -35,9 +34,10 @@ from quanterr.checkpoints.base import (
     truncated,
 )
 from quanterr.errors import CheckpointError, is_out_of_memory
-from quanterr.memory import give_back
-from quanterr.strict_json import DuplicateKey, Invalid, loads
-from quanterr.text import count, display
+from quanterr.util.memory import give_back
+from quanterr.util.strict_json import DuplicateKey, Invalid, loads
+from quanterr.util.text import count, display
+from quanterr.version import __version__
 
 Shared = TypeVar("Shared", int, tuple[int, ...])
 

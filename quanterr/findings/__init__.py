@@ -33,10 +33,9 @@ from quanterr.findings.planned import of_folding, of_importance, of_plan
 from quanterr.findings.samples import diagnoses, one_factor_mends
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import of_vectors
-from quanterr.folding import Folded
-from quanterr.pairing import Pair, Plan
+from quanterr.pairing.plan import Finished, Pair, Plan
+from quanterr.pairing.smoothing import Folded
 from quanterr.report.model import Finding
-from quanterr.worker import Finished
 
 __all__ = ["CODES", "Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
 

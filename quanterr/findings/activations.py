@@ -7,12 +7,13 @@ import torch
 from quanterr.checkpoints import Entry
 from quanterr.findings.codes import finding
 from quanterr.formats import is_auxiliary
-from quanterr.formats.scaled import chunks_of_scale
-from quanterr.pairing import SIDES, Bucket, Plan
+from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.pairing import SIDES
+from quanterr.pairing.plan import Bucket, Plan
 from quanterr.report.model import Finding
-from quanterr.tensors import Workspace
-from quanterr.text import count, listed
-from quanterr.worker import Scales
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import count, listed
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NO_SCALES = "zero_point", "scaled_fp8"  # endings of the others that change no weight

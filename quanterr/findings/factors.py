@@ -4,7 +4,7 @@ from math import isfinite, log, log2
 
 from torch import Tensor
 
-from quanterr.worker import Scales
+from quanterr.formats.shared.scale_statistics import Scales
 
 # Largest codes: scales are made with them, and a step that leaves one out, or repeats it, is off by just that.
 LARGEST = {

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quanterr.formats import FORMATS
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.pairing import Pair
+from quanterr.pairing.plan import Pair
 
 PLAIN = ("dense", "verbatim")  # formats without codes
 LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of so many bits reach

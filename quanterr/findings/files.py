@@ -6,7 +6,7 @@ from typing import Any
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
 from quanterr.report.model import Finding
-from quanterr.text import count, display
+from quanterr.util.text import count, display
 
 NOTE = "odd_file"
 MAX_NOTES = 20

@@ -6,16 +6,16 @@ from math import exp, log
 from statistics import median
 from typing import NamedTuple
 
-from quanterr.conventions import is_bias
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
 from quanterr.findings.figures import PLAIN, Figures
+from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.pairing import Pair
+from quanterr.pairing.names import is_bias
+from quanterr.pairing.plan import Pair
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
-from quanterr.text import count, display, listed
-from quanterr.worker import Scales
+from quanterr.util.text import count, display, listed
 
 ALIKE = 0.02  # of the logarithm of two factors
 ALONG = 0.9  # of a cosine: the direction is right

@@ -5,11 +5,11 @@ from typing import Any
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import PLAIN
-from quanterr.folding import Folded
-from quanterr.importance import Covered
-from quanterr.pairing import Plan
+from quanterr.pairing.importance import Covered
+from quanterr.pairing.plan import Plan
+from quanterr.pairing.smoothing import Folded
 from quanterr.report.model import Finding
-from quanterr.text import count, display, listed
+from quanterr.util.text import count, display, listed
 
 FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 

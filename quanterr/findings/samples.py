@@ -9,19 +9,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from quanterr.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import Seen, severity
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Mended, Sample, simplest, snr_db
 from quanterr.formats import Weight
-from quanterr.formats.scaled import chunks_of_scale
-from quanterr.pairing import Pair
+from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.pairing.plan import Pair
+from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.model import Finding
-from quanterr.sampling import Workspaces, on_cpu
-from quanterr.tensors import Workspace
-from quanterr.text import display
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import display
 
 MOST_WRONG = 8  # weights that are looked at, of those with a finding
 MOST_LOW = 3  # and of those that are but below what is usual

@@ -7,10 +7,9 @@ from quanterr.findings.codes import finding
 from quanterr.findings.figures import PLAIN, bits_of, db, level_of, norm_ratio, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
-from quanterr.pairing import Pair
+from quanterr.pairing.plan import Finished, Pair
 from quanterr.report.model import Finding
-from quanterr.text import count, display
-from quanterr.worker import Finished
+from quanterr.util.text import count, display
 
 # Bits of a code → SNR in dB: right readings are above the first, wrong ones below the second. Plain
 # rounding of normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few.

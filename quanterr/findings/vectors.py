@@ -16,12 +16,12 @@ from quanterr.findings.layers import Seen
 from quanterr.findings.repairs import BETTER, Sample, snr_db
 from quanterr.findings.samples import first_rows, one_thread, sample_of
 from quanterr.findings.sums import UNRELATED
-from quanterr.pairing import Pair
+from quanterr.pairing.plan import Pair
+from quanterr.pairing.sampling import on_cpu
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
-from quanterr.sampling import on_cpu
-from quanterr.tensors import Workspace
-from quanterr.text import count, display, listed
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import count, display, listed
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches it
 CHANGED_DB = 20.0  # below it a change is worth a warning

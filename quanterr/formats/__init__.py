@@ -60,9 +60,9 @@ from quanterr.formats import (
     vptq,
 )
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight, names_for, private_name
-from quanterr.formats.comfy import refuse_by_name
-from quanterr.formats.refused import refused
-from quanterr.text import listed
+from quanterr.formats.shared.comfy_labels import refuse_by_name
+from quanterr.formats.shared.unsupported import refused
+from quanterr.util.text import listed
 
 __all__ = [
     "FORMATS",

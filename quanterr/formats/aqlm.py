@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_told
-from quanterr.formats.padded import crop
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.config_checks import check_told
+from quanterr.formats.shared.padding import crop
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 CODE_BITS = {"I8": 8, "I16": 16, "I32": 32}

@@ -13,7 +13,7 @@
     u          v * float32(s_rel[r, c // group]), rounded half to even, within -127 … 127          rounded
     rotated    u * s_channel[r]                                                                    rounded
                + float32(correction[c // group, r])                                                rounded
-    weight     rotated, turned back in groups of columns: quanterr/formats/rotated.py              rounded
+    weight     rotated, turned back in groups of columns: shared/convrot.py              rounded
 
 The label gives the group (group_size, 16) and that of the rotation (convrot_groupsize, 256); the number of
 bits is told from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
@@ -28,15 +28,15 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import INT8, check_labels
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.rotated import group_size, unrotate
-from quanterr.formats.scaled import multiply
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import INT8, check_labels
+from quanterr.formats.shared.convrot import group_size, unrotate
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16
@@ -130,14 +130,14 @@ def _levels(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) ->
     stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
     low = stored[:, chunk.col // 2 : chunk.stop_col // 2]
     if layout.bits == 6:
-        values = bits.unpack(low, _low_pairs(workspace.device), workspace)
+        values = element_types.unpack(low, _low_pairs(workspace.device), workspace)
         high = stored[:, half + chunk.col // 4 : half + chunk.stop_col // 4]
-        return values.add_(bits.unpack(high, _high_fours(workspace.device), workspace, "high"))
+        return values.add_(element_types.unpack(high, _high_fours(workspace.device), workspace, "high"))
     if parts.get("codebook"):
         codebook = workspace.whole("codebook", parts["codebook"])
         byte = torch.arange(256, device=workspace.device)
-        return bits.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1), workspace)
-    return bits.unpack(low, _uniform_pairs(workspace.device), workspace)
+        return element_types.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1), workspace)
+    return element_types.unpack(low, _uniform_pairs(workspace.device), workspace)
 
 
 def _relative(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -145,12 +145,12 @@ def _relative(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
     entry = parts["s_rel"]
     groups = entry.shape[1]
     stored = workspace.read("s_rel", entry, chunk.row * groups, (chunk.shape[0], groups))
-    return stored if entry.dtype == "F32" else bits.e4m3_scales(stored)
+    return stored if entry.dtype == "F32" else element_types.e4m3_scales(stored)
 
 
 @cache
 def _low_pairs(device: torch.device) -> Tensor:
-    return bits.nibble_pairs(bits.UINT4, high_first=False).to(device)
+    return element_types.nibble_pairs(element_types.UINT4, high_first=False).to(device)
 
 
 @cache
@@ -162,7 +162,7 @@ def _high_fours(device: torch.device) -> Tensor:
 
 @cache
 def _uniform_pairs(device: torch.device) -> Tensor:
-    return bits.nibble_pairs([value - HALF[4] for value in bits.UINT4], high_first=False).to(device)
+    return element_types.nibble_pairs([value - HALF[4] for value in element_types.UINT4], high_first=False).to(device)
 
 
 FORMATS = (

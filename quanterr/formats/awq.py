@@ -1,7 +1,7 @@
 """AWQ: integers of mostly 4 bits, a scale and a zero point for each block of columns.
 
     gemm         qweight    i32               (cols, rows · b / 32), codes of a column packed: interleaved for
-                                              4 bits, dense for the others; see quanterr/formats/packed.py
+                                              4 bits, dense for the others; see shared/bit_packing.py
                  qzeros     i32               (blocks, rows · b / 32), packed alike; where it is missing all
                                               zero points are 2^(b-1)
                  scales     f16, bf16, f32    (blocks, rows)
@@ -35,12 +35,11 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.formats.packed import Packing, cropped, unpack_columns, unpack_turned
-from quanterr.formats.qweight import (
+from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.gptq_awq_common import (
     FLOATS,
     SCALE,
     WORDS,
@@ -51,7 +50,8 @@ from quanterr.formats.qweight import (
     said_size,
     turned_scale,
 )
-from quanterr.tensors import Workspace
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 SIZES = (128, 64, 32)  # of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)

@@ -8,7 +8,7 @@
                    + float32(weight_zero[c // group, r])                                 rounded
 
 The group is told from the shapes; a label's group_size must agree. Rows of a modulation layer that was taken
-over from Nunchaku may be interleaved (quanterr/formats/interleaved.py): nothing stored says so, and it is
+over from Nunchaku may be interleaved (shared/adanorm_rows.py): nothing stored says so, and it is
 tried where the plain reading is far off.
 
 Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants
@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import FLOATS, INT8, check_labels
-from quanterr.formats.interleaved import parts_by_name, stored_rows
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.scaled import multiply
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 LABELS = frozenset({"awq_w4a16"})
 OFFSET = 8.0
@@ -92,7 +92,7 @@ def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspa
     else:
         order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
         stored = workspace.whole("whole_codes", parts.codes)[order]
-    values = bits.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], _pairs(workspace.device), workspace)
+    values = element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], _pairs(workspace.device), workspace)
     group = padded.step
     left, right = chunk.col // group, -(-chunk.stop_col // group)
     multiply(values, of_rows("whole_scale", parts["scale"], order, workspace)[:, left:right], chunk.col, group)
@@ -108,7 +108,7 @@ def of_rows(key: str, entry: Entry, order: Tensor | slice, workspace: Workspace)
 
 @cache
 def _pairs(device: torch.device) -> Tensor:
-    return bits.nibble_pairs([value - OFFSET for value in bits.UINT4], high_first=False).to(device)
+    return element_types.nibble_pairs([value - OFFSET for value in element_types.UINT4], high_first=False).to(device)
 
 
 FORMATS = (

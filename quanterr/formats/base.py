@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk, as_matrix
-from quanterr.labels import Label
-from quanterr.tensors import Workspace
+from quanterr.checkpoints.labels import Label
+from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.workspace import Workspace
 
 WEIGHT_SUFFIX = ".weight"
 FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds

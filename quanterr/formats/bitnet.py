@@ -17,11 +17,11 @@ from functools import partial
 
 import torch
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_told
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.config_checks import check_told
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 PER_BYTE = 4
 NEEDS = {

@@ -37,14 +37,14 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from quanterr import strict_json
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk, as_matrix
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.flat import Blocks
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.flat_blocks import Blocks
+from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.workspace import Workspace
+from quanterr.util import strict_json
 
 MAX_STATE = 1 << 16  # bytes of the JSON
 MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
@@ -178,7 +178,7 @@ def dequantize(parts: Parts, state: State, chunk: Chunk, workspace: Workspace) -
     n = blocks.end - blocks.begin
     stored = workspace.read_bytes("codes", parts.codes, blocks.begin // 2, (1, -(-n // 2)))
     table = _pairs(workspace.whole("quant_map", parts["quant_map"]).view(-1))
-    values = bits.unpack(stored, table, workspace)[0, :n]
+    values = element_types.unpack(stored, table, workspace)[0, :n]
     blocks.multiply(values, _absmax(parts, state, blocks, workspace))
     return Values(blocks.cut(values, chunk, matrix[1]))
 
@@ -226,7 +226,7 @@ def fit_int8(parts: Parts) -> Weight:
 def dequantize_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     """float32(code) · SCB · 0.007874…, (r, c)."""
     stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    codes = bits.int8(stored, workspace)
+    codes = element_types.int8(stored, workspace)
     absmax = workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
     return Values(codes.values.mul_(absmax).mul_(INT8_UNIT), codes.at_end)
 

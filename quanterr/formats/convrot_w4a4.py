@@ -4,7 +4,7 @@
     weight_scale    f32, bf16, f16    (rows,) or (rows, 1)
 
     product[r, c] = float32(code[r, c]) * float32(weight_scale[r])      code in -8 … 7     rounded
-    convrot_w4a4     weight = product, turned back in groups of columns: quanterr/formats/rotated.py    rounded
+    convrot_w4a4     weight = product, turned back in groups of columns: shared/convrot.py    rounded
     int4_tensorwise  weight = product
 
 A label names them, for the tensors alone could be INT8 of half the width; convrot_groupsize is 256 where it
@@ -15,15 +15,15 @@ Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/convrot_w4a4.py, backend
 
 from functools import partial
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import ALWAYS_ROTATED, FLOATS, INT8, check_labels
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.rotated import group_size, unrotate
-from quanterr.formats.scaled import as_float
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
+from quanterr.formats.shared.convrot import group_size, unrotate
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import as_float
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {
@@ -71,7 +71,7 @@ def dequantize(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, worksp
 def _block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
     first = (chunk.row * padded.stored_cols + chunk.col) // 2
     codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-    values = bits.unpack(codes, bits.int4_pairs(workspace.device), workspace)
+    values = element_types.unpack(codes, element_types.int4_pairs(workspace.device), workspace)
     scale = as_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
     values.mul_(scale)
     return Values(unrotate(values, padded.step, workspace) if rotated else values)

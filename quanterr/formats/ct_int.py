@@ -3,7 +3,7 @@
     weight               i8                (rows, cols), or (experts, rows, cols)
     weight_scale         f32, bf16, f16    (rows, blocks), or (experts, rows, blocks), or one
     weight_zero_point    i8                as the scale; optional
-    weight_g_idx         i32               (cols,), optional: quanterr/formats/blocks.py
+    weight_g_idx         i32               (cols,), optional: shared/column_groups.py
 
     weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]    one rounding
 
@@ -17,13 +17,13 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.formats.ct import said
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.ct_config import said
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INT8 = frozenset({"I8"})
@@ -86,7 +86,7 @@ def of_rows(key: str, entry: Entry, blocks: Blocks, chunk: Chunk, workspace: Wor
 def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
     """(code - zero point) · scale, (r, c)."""
     stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    codes = bits.int8(stored, workspace)
+    codes = element_types.int8(stored, workspace)
     return Values(with_zero_points(codes.values, parts, blocks, chunk, workspace), codes.at_end)
 
 

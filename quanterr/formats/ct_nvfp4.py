@@ -15,9 +15,9 @@ Reference: vllm-project/compressed-tensors compressors/nvfp4/base.py.
 
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Weight
-from quanterr.formats.microscaled import Microscaled, divided_by
-from quanterr.formats.padded import unpadded
-from quanterr.formats.tiled import fit_block_scales
+from quanterr.formats.shared.microscaling import Microscaled, divided_by
+from quanterr.formats.shared.padding import unpadded
+from quanterr.formats.shared.swizzled_scales import fit_block_scales
 
 BLOCK = 16
 NEEDS = {

@@ -5,13 +5,13 @@
     weight_zero_point    i32               (words of rows, blocks), or (experts, …); optional. Packed down columns
                          i8                one, where the scale is one
     weight_shape         i64, i32          (2,) or (3,): the shape of the weight
-    weight_g_idx         i32               (cols,), optional: quanterr/formats/blocks.py
+    weight_g_idx         i32               (cols,), optional: shared/column_groups.py
 
     weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]
                                                           one rounding; exact for 16-bit scales
 
 Codes and packed zero points are unsigned, 2^(b-1) is zero. Since 0.18 they are packed dense, before as many
-into each word as fit whole (quanterr/formats/packed.py): for 3, 5 and 6 bits the width of the tensor tells
+into each word as fit whole (shared/bit_packing.py): for 3, 5 and 6 bits the width of the tensor tells
 which, and how many bits; 7 bits of old files are as wide as 8 bits, which config.json tells apart (num_bits),
 or else the original. Where columns are fewer than 64 other widths may coincide too.
 
@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.formats.ct import said
-from quanterr.formats.packed import WORD, Packing, cropped, unpack_columns, unpack_rows
-from quanterr.tensors import TORCH_DTYPES, Workspace
-from quanterr.text import whole
+from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_rows
+from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.ct_config import said
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.util.text import whole
 
 NEEDS = {
     "codes": Part(("{weight}_packed",), frozenset({"I32"})),

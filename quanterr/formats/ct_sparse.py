@@ -20,13 +20,13 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import CheckpointError, Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks
 from quanterr.formats.ct_int import FLOATS, INT8, fit_row_blocks, with_zero_points
-from quanterr.tensors import TORCH_DTYPES, Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.column_groups import Blocks
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
 CODES = frozenset({"F8_E4M3", "I8"})
 INTEGERS = frozenset({"I64", "I32"})
@@ -110,7 +110,9 @@ def dequantize(
     stored = _scattered(parts, shape, chunk, workspace)
     if blocks is None:
         return Values(stored)
-    codes = bits.int8(stored, workspace) if parts.codes.dtype == "I8" else bits.e4m3(stored, workspace)
+    codes = (
+        element_types.int8(stored, workspace) if parts.codes.dtype == "I8" else element_types.e4m3(stored, workspace)
+    )
     values = codes.values.mul_(codes.unit)
     return Values(with_zero_points(values, parts, blocks, chunk, workspace), codes.at_end)
 

@@ -17,14 +17,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk, as_matrix
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import check_labels
-from quanterr.formats.padded import labelled_shape
-from quanterr.formats.scaled import multiply
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import check_labels
+from quanterr.formats.shared.padding import labelled_shape
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.workspace import Workspace
 
 BLOCK = 64
 NF4 = (
@@ -112,7 +112,7 @@ def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, wo
     first = chunk.row * cols + chunk.col
     start, stop = first // 2, (first + chunk.n + 1) // 2
     codes = workspace.read("codes", parts.codes, start, (1, stop - start))
-    values = bits.unpack(codes, _pairs(table, workspace.device), workspace)
+    values = element_types.unpack(codes, _pairs(table, workspace.device), workspace)
     values = values[:, first - 2 * start : first - 2 * start + chunk.n]
     left, right = first // block, -(-(first + chunk.n) // block)
     absmax = workspace.read("absmax", parts["absmax"], left, (1, right - left))
@@ -121,7 +121,7 @@ def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, wo
 
 @cache
 def _pairs(table: str, device: torch.device) -> Tensor:
-    return bits.nibble_pairs(TABLES[table], high_first=False).to(device)
+    return element_types.nibble_pairs(TABLES[table], high_first=False).to(device)
 
 
 FORMATS = tuple(

@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
-from quanterr.chunks import Chunk
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.tensors import Workspace
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 CODES = frozenset({"F64", "F32", "F16", "BF16"})
 

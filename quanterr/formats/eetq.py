@@ -18,12 +18,12 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_told
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.config_checks import check_told
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 RUN = 64  # bytes of one row that follow each other
 NEEDS = {
@@ -66,7 +66,7 @@ def dequantize(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> V
     torch.index_select(stored, 1, _places(workspace.device), out=runs.view(-1, 16))
     rows = runs.transpose(1, 2).reshape(-1, cols)[chunk.row - 2 * first : chunk.stop_row - 2 * first]
     codes = workspace.buffer("signed", chunk.shape, torch.int8).copy_(rows[:, chunk.col : chunk.stop_col])
-    found = bits.int8(codes.bitwise_xor_(-128), workspace)  # the same as less 128
+    found = element_types.int8(codes.bitwise_xor_(-128), workspace)  # the same as less 128
     scale = workspace.whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
     return Values(found.values.mul_(scale), found.at_end)
 

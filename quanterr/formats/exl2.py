@@ -22,12 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_permutation, check_told, integers
-from quanterr.formats.padded import crop
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
+from quanterr.formats.shared.padding import crop
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 BITS = frozenset({2, 3, 4, 5, 6, 8})
 WORD = 32

@@ -35,13 +35,13 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import hadamard
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_told, integers
-from quanterr.formats.padded import fit_padded
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import hadamard
+from quanterr.formats.shared.config_checks import check_told, integers
+from quanterr.formats.shared.padding import fit_padded
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 BLOCK, TILE = 128, 16
 AT_ONCE = 1024  # columns that are dequantized at one time, so that the buffers stay in the cache

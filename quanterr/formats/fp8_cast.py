@@ -12,12 +12,12 @@ Reference: torch.float8_e4m3fn, torch.float8_e5m2.
 
 from functools import partial
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import FP8
 from quanterr.formats.fp8_scaled import read_codes
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.comfy_labels import FP8
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 
 def fit(parts: Parts) -> Weight:

@@ -8,19 +8,19 @@
 The scale multiplies under each of its names: weight_scale (compressed-tensors, vLLM, ModelOpt, FBGEMM,
 ComfyUI), scale_weight (old ComfyUI files), weight_scale_inv (DeepSeek, transformers: the inverse of the
 quantization factor), .scale (DeepSeek-V4), qscale_weight (Mistral), X_scale and X_scale_inv for a stacked
-X without .weight. Which element has which scale: quanterr/formats/scaled.py. Runtimes round weight and
+X without .weight. Which element has which scale: shared/scale_grid.py. Runtimes round weight and
 scale to their compute dtype first; that is not part of the format and not done here.
 
 Reference: comfyanonymous/ComfyUI comfy/ops.py, Comfy-Org/comfy-kitchen tensor/fp8.py; deepseek-ai/DeepSeek-V3
 inference/kernel.py; vllm-project/compressed-tensors compressors/naive_quantized/base.py.
 """
 
-from quanterr.chunks import Chunk
-from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
-from quanterr.formats.comfy import FLOATS, FP8, FP8_LABELS
-from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import FLOATS, FP8, FP8_LABELS
+from quanterr.formats.shared.scale_grid import Grid, fit_scaled, scaled_formats
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 EXPONENTS = frozenset({"F8_E8M0", "U8"})
 NAMES = (
@@ -44,11 +44,11 @@ def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> 
     return grid.multiply(read_codes(parts, chunk, workspace), chunk, workspace)
 
 
-def read_codes(parts: Parts, chunk: Chunk, workspace: Workspace) -> bits.Codes:
+def read_codes(parts: Parts, chunk: Chunk, workspace: Workspace) -> element_types.Codes:
     """The codes' own values."""
     entry = parts["codes"]
     codes = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    return (bits.e4m3 if entry.dtype == "F8_E4M3" else bits.e5m2)(codes, workspace)
+    return (element_types.e4m3 if entry.dtype == "F8_E4M3" else element_types.e5m2)(codes, workspace)
 
 
 FORMATS = scaled_formats("fp8", NEEDS, fit, __doc__, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})

@@ -18,14 +18,14 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_told, matches
-from quanterr.formats.padded import crop
-from quanterr.formats.scaled import multiply
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.config_checks import check_told, matches
+from quanterr.formats.shared.padding import crop
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 FLOAT = frozenset({"F32"})
 NEEDS = {"codes": Part(("{weight}",), frozenset({"U8"})), "scale": Part(("{weight}_scale",), FLOAT)}
@@ -92,10 +92,10 @@ def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Wo
     packed = workspace.read("codes", codes, chunk.row * codes.shape[1] + first, shape)
     at_end = None
     if n_bits == 8:
-        found = bits.int8(packed, workspace)
+        found = element_types.int8(packed, workspace)
         values, at_end = found.values, found.at_end
     else:
-        values = bits.unpack(packed, _table(n_bits, workspace.device), workspace)
+        values = element_types.unpack(packed, _table(n_bits, workspace.device), workspace)
         start = chunk.col - first * per_byte
         values = crop(values, chunk._replace(col=start, stop_col=start + chunk.shape[1]), workspace)
     stored = parts["scale"]

@@ -30,10 +30,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.gguf_blocks import (
+from quanterr.formats.shared.ggml_blocks import (
     Layout,
     as_integers,
     block_formats,
@@ -44,7 +43,8 @@ from quanterr.formats.gguf_blocks import (
     look_up,
     nibbles,
 )
-from quanterr.tensors import Workspace
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

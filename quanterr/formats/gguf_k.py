@@ -28,8 +28,8 @@ Reference: ggml-org/llama.cpp ggml/src/ggml-quants.c dequantize_row_q2_K … q6_
 import torch
 from torch import Tensor
 
-from quanterr.formats.gguf_blocks import Layout, block_formats, codes_of, fields, half, nibbles
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.ggml_blocks import Layout, block_formats, codes_of, fields, half, nibbles
+from quanterr.tensors.workspace import Workspace
 
 
 def q2_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:

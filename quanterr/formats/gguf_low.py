@@ -26,7 +26,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from quanterr.formats.gguf_blocks import (
+from quanterr.formats.shared.ggml_blocks import (
     Layout,
     as_integers,
     bits_of_bytes,
@@ -36,7 +36,7 @@ from quanterr.formats.gguf_blocks import (
     half,
     look_up,
 )
-from quanterr.tensors import Workspace
+from quanterr.tensors.workspace import Workspace
 
 
 def tq1_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:

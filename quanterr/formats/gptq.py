@@ -3,14 +3,14 @@
     qweight    i32; i8, i16, i64    (cols · b / 32, rows), codes of a column packed
     qzeros     as qweight           (blocks, rows · b / 32), codes of a row packed
     scales     f16, bf16, f32       (blocks, rows)
-    g_idx      i32                  (cols,), optional: quanterr/formats/blocks.py
+    g_idx      i32                  (cols,), optional: shared/column_groups.py
 
     weight[r, c] = (code[c, r] - zero_point[block of c, r]) * scale[block of c, r]    exact for 16-bit scales
 
     gptq       zero points are stored less one: a word with 1 taken from each of its codes, so that a zero
                point of 0 borrows from the next; of 3, 5, 6 and 7 bits each code by itself, modulo 2^b
     gptq_v2    zero points are stored as they are
-    gptq_p     as gptq_v2, in planes: quanterr/formats/packed.py; all of 5, 6 and 7 bits but AutoRound's
+    gptq_p     as gptq_v2, in planes: shared/bit_packing.py; all of 5, 6 and 7 bits but AutoRound's
 
 Which of them a file is, is told by config.json (checkpoint_format; AutoRound's packing_format) and often
 told wrong. Where zero points are all equal, in the first block and in the last, it is told by them: 2^(b-1) is
@@ -32,12 +32,11 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.formats.packed import WORD, Packing, cropped, unpack_columns, unpack_turned
-from quanterr.formats.qweight import (
+from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.gptq_awq_common import (
     ORDER,
     SCALE,
     contradictions,
@@ -47,8 +46,9 @@ from quanterr.formats.qweight import (
     said_size,
     turned_scale,
 )
-from quanterr.tensors import TORCH_DTYPES, Workspace
-from quanterr.text import display
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.util.text import display
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
 WHOLE = (2, 4, 8)  # bits of which a word holds whole codes

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.flat import Blocks
-from quanterr.formats.planes import Planes, pieces
-from quanterr.tensors import Workspace
-from quanterr.text import display
+from quanterr.formats.shared.flat_blocks import Blocks
+from quanterr.formats.shared.segmented_packing import Planes, pieces
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NUMBERS = frozenset({"I32", "I64"})

@@ -4,7 +4,7 @@
     scale     f32, bf16, f16    one, or one a row: as int8_tensor, int8_row and int8_block
 
     rotated[r, c] = float32(code[r, c]) * float32(scale of r, c)                      rounded
-    weight = rotated, turned back in groups of columns: quanterr/formats/rotated.py   rounded
+    weight = rotated, turned back in groups of columns: shared/convrot.py   rounded
 
 The label says so: convrot, and convrot_groupsize (256, where it says nothing), which differs from layer to
 layer. Some writers leave out the format's name.
@@ -16,10 +16,10 @@ utils/convrot.py.
 from dataclasses import replace
 
 from quanterr.formats.base import Format, Parts, Weight
-from quanterr.formats.comfy import INT8_LABELS
 from quanterr.formats.int8_scaled import NEEDS, multiplied, turned_back
-from quanterr.formats.rotated import group_size
-from quanterr.formats.scaled import fit_scaled
+from quanterr.formats.shared.comfy_labels import INT8_LABELS
+from quanterr.formats.shared.convrot import group_size
+from quanterr.formats.shared.scale_grid import fit_scaled
 
 
 def fit(parts: Parts) -> Weight | None:

@@ -6,7 +6,7 @@
     weight[r, c] = float32(code[r, c]) * float32(scale of r, c)                        one rounding
 
 The scale is called weight_scale, scale_weight (old convert_to_quant files, which carry no label at all)
-or weight_scale_inv. Which element has which scale: quanterr/formats/scaled.py.
+or weight_scale_inv. Which element has which scale: shared/scale_grid.py.
 
 Reference: comfyanonymous/ComfyUI comfy/ops.py, Comfy-Org/comfy-kitchen tensor/int8.py;
 silveroxides/convert_to_quant comfy/quant_ops.py; vllm-project/compressed-tensors
@@ -16,14 +16,14 @@ compressors/naive_quantized/base.py.
 from dataclasses import replace
 from functools import partial
 
-from quanterr.chunks import Chunk
-from quanterr.formats import bits
 from quanterr.formats.base import Part, Parts, Values, Weight
-from quanterr.formats.comfy import FLOATS, INT8, INT8_LABELS
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.rotated import unrotate
-from quanterr.formats.scaled import Grid, fit_scaled, scaled_formats
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8, INT8_LABELS
+from quanterr.formats.shared.convrot import unrotate
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import Grid, fit_scaled, scaled_formats
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 ROTATIONS = (256, 64, 16, 1024)  # in which ComfyUI's writers rotate
 NAMES = (
@@ -73,7 +73,7 @@ def _turn_back(plain: Weight, padded: Padded, chunk: Chunk, workspace: Workspace
 def multiplied(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """float32(code) · float32(scale), (r, c)."""
     codes = workspace.read("codes", parts["codes"], chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    return grid.multiply(bits.int8(codes, workspace), chunk, workspace)
+    return grid.multiply(element_types.int8(codes, workspace), chunk, workspace)
 
 
 FORMATS = scaled_formats("int8", NEEDS, fit, __doc__, {"tensor": (19, 38), "row": (32, 41), "block": (32, 41)})

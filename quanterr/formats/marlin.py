@@ -40,13 +40,13 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.formats.packed import cropped
-from quanterr.formats.qweight import FLOATS, WORDS, said_size
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.bit_packing import cropped
+from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, said_size
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 ROWS, COLS = 64, 16  # of a tile
 

@@ -1,7 +1,7 @@
 """MLX: codes in 32-bit words, in rows, with a scale and a bias, or just a scale, for each group of columns.
 
     weight    u32                             (rows, cols·b / 32), or with experts or heads in front;
-                                              codes of b bits follow each other in a stream: see streams.py
+                                              codes of b bits follow each other in a stream: see bit_stream.py
     scales    bf16, f16, f32; u8              (rows, cols / group), or the same with experts or heads
     biases    bf16, f16, f32                  the same, where codes are integers; transformers: qbiases
 
@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import streams
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.microscaled import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents
-from quanterr.formats.padded import Padded, unpadded
-from quanterr.formats.tiled import BlockScales
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import bit_stream
+from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents
+from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.swizzled_scales import BlockScales
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -137,7 +137,7 @@ def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace
     if code_bits == 8:
         values = workspace.buffer("values", chunk.shape, torch.float32).copy_(stored)
     else:
-        values = streams.unpack(stored, streams.integers(code_bits, workspace.device), workspace)
+        values = bit_stream.unpack(stored, bit_stream.integers(code_bits, workspace.device), workspace)
     scale, bias = (
         workspace.read(role, parts[role], chunk.row * (cols // group), (chunk.shape[0], cols // group))
         .narrow(1, chunk.col // group, chunk.shape[1] // group)

@@ -15,11 +15,11 @@ from functools import partial
 
 import torch
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NEEDS = {

@@ -27,9 +27,9 @@ from math import prod
 
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Weight
-from quanterr.formats.microscaled import CODE_BITS, Element, Microscaled, exponents
-from quanterr.formats.padded import Padded, unpadded
-from quanterr.formats.tiled import BlockScales, fit_block_scales
+from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, exponents
+from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 
 BLOCK = 32
 BYTES = frozenset({"U8"})

@@ -1,7 +1,7 @@
 """MXFP8: E4M3 codes, and an E8M0 exponent for each 32 columns.
 
     weight          f8_e4m3           (rows, cols), or (experts, rows, cols)
-    weight_scale    u8 or f8_e8m0     (rows, cols / 32), or that in tiles: quanterr/formats/tiled.py
+    weight_scale    u8 or f8_e8m0     (rows, cols / 32), or that in tiles: shared/swizzled_scales.py
 
     weight[r, c] = float32(code[r, c]) * 2^(scale[r, c // 32] - 127)                  exact, but for underflow
 
@@ -16,14 +16,14 @@ formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors compressors/
 
 from functools import partial
 
-from quanterr.chunks import Chunk
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import FP8_LABELS, MXFP8_LABELS, check_labels
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.scaled import multiply
-from quanterr.formats.tiled import BlockScales, fit_block_scales
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check_labels
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 BLOCK = 32
 LABELS = FP8_LABELS | MXFP8_LABELS
@@ -74,12 +74,12 @@ def dequantize(parts: Parts, padded: Padded, scales: BlockScales, chunk: Chunk, 
 
 
 def _block(parts: Parts, scales: BlockScales, chunk: Chunk, workspace: Workspace) -> Values:
-    codes = bits.e4m3(
+    codes = element_types.e4m3(
         workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape), workspace
     )
     exponents = scales.read(chunk.row, chunk.stop_row, workspace)
     left, right = chunk.col // BLOCK, -(-chunk.stop_col // BLOCK)
-    scale = bits.e8m0(exponents[:, left:right].contiguous())
+    scale = element_types.e8m0(exponents[:, left:right].contiguous())
     return Values(multiply(codes.values.mul_(codes.unit), scale, chunk.col, BLOCK), codes.at_end)
 
 

@@ -16,7 +16,7 @@
                      * float32(wtscale) * float32(wcscales[r]), where there are any              rounded each
     weight = residual / smooth + lora_up @ lora_down                                    float64, rounded
 
-All of them lie in the order of quanterr/formats/fragments.py; rows and columns are padded to multiples of
+All of them lie in the order of shared/nunchaku_order.py; rows and columns are padded to multiples of
 128, and the weight is the first of them.
 
 Where smooth is one everywhere and smooth_orig is not, the smoothing was taken out of the V rows of the fused
@@ -34,13 +34,12 @@ from functools import partial
 
 from torch import Tensor
 
-from quanterr import strict_json
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.fragments import (
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.lowrank_branch import add_branch
+from quanterr.formats.shared.nunchaku_order import (
     TILE,
     codes_in_order,
     down_in_order,
@@ -50,11 +49,12 @@ from quanterr.formats.fragments import (
     tiles_of,
     up_in_order,
 )
-from quanterr.formats.lowrank import add_branch
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.scaled import multiply
-from quanterr.tensors import Workspace
-from quanterr.text import display
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util import strict_json
+from quanterr.util.text import display
 
 HALVES = frozenset({"BF16", "F16"})
 ONE = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
@@ -223,11 +223,11 @@ def _residual(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) 
     n_groups = parts["scale"].shape[0]
     scales = read_tiles("scale", parts["scale"], top, bottom, n_groups, workspace)
     if group == GROUPS["int4"]:
-        values = bits.unpack(codes, bits.int4_pairs(workspace.device), workspace)
+        values = element_types.unpack(codes, element_types.int4_pairs(workspace.device), workspace)
         scale = scales_in_order(scales, n_groups)[rows, groups].float()
         return multiply(values, scale, chunk.col, group)
-    values = bits.unpack(codes, bits.e2m1_pairs(False, workspace.device), workspace)
-    scale = bits.e4m3_scales(small_scales_in_order(scales, n_groups)[rows, groups])
+    values = element_types.unpack(codes, element_types.e2m1_pairs(False, workspace.device), workspace)
+    scale = element_types.e4m3_scales(small_scales_in_order(scales, n_groups)[rows, groups])
     multiply(values, scale, chunk.col, group)
     if tensor_scale := parts.get("tensor_scale"):
         values.mul_(workspace.whole("tensor_scale", tensor_scale).view(()).float())

@@ -10,7 +10,7 @@
     codes    16-bit words of four, the first in the lowest bits, as digits of their place (t, k, d 4, b 2, c 8):
              code a of a word is row 4 t + d, column 64 k + 32 b + 8 a + c
 
-These are the modulation layers, whose rows lie interleaved: quanterr/formats/interleaved.py. The module's name
+These are the modulation layers, whose rows lie interleaved: shared/adanorm_rows.py. The module's name
 tells in how many parts; where that is far off the others are tried.
 
 Reference: mit-han-lab/deepcompressor backend/tinychat/utils.py, backend/nunchaku/utils.py; nunchaku-tech/nunchaku
@@ -22,15 +22,15 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.awq_w4a16 import of_rows
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.interleaved import parts_by_name, stored_rows
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.scaled import multiply
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64
@@ -86,7 +86,7 @@ def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspa
     # 32 bytes of a row and 64 columns lie together: as four numbers of eight bytes
     pieces = workspace.whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
     codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
-    unpacked = bits.unpack(codes, _pairs(workspace.device), workspace, "unpacked")
+    unpacked = element_types.unpack(codes, _pairs(workspace.device), workspace, "unpacked")
     values = workspace.buffer("values", (rows, cols), torch.float32)
     values.view(rows, -1, 2, 4, 8).copy_(unpacked.view(rows, -1, 2, 8, 4).transpose(3, 4))
     multiply(values, of_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)
@@ -97,7 +97,7 @@ def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspa
 
 @cache
 def _pairs(device: torch.device) -> Tensor:
-    return bits.nibble_pairs(bits.UINT4, high_first=False).to(device)
+    return element_types.nibble_pairs(element_types.UINT4, high_first=False).to(device)
 
 
 FORMATS = (

@@ -2,8 +2,8 @@
 
     X.bias    bf16, f16    (rows,), beside X.qweight and X.wscales
 
-    qweight i8     in the order of quanterr/formats/fragments.py, padded to a multiple of 128
-    qweight i32    interleaved as the rows of a modulation layer are, quanterr/formats/interleaved.py; to the second
+    qweight i8     in the order of shared/nunchaku_order.py, padded to a multiple of 128
+    qweight i32    interleaved as the rows of a modulation layer are, shared/adanorm_rows.py; to the second
                    part and to the last but one, which are scales, 1 was added: it is taken off in float32
 
 Behind a GELU the runtime shifts activations and a term of the low-rank branch was added to the bias: that
@@ -18,12 +18,12 @@ from functools import partial
 
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.formats import dense
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.fragments import TILE, scales_in_order
-from quanterr.formats.interleaved import parts_by_name, stored_rows
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
+from quanterr.formats.shared.nunchaku_order import TILE, scales_in_order
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 HALVES = frozenset({"BF16", "F16"})
 NEEDS = {"codes": Part(("{weight}",), HALVES)}

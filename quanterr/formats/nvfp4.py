@@ -2,7 +2,7 @@
 
     weight            u8              (rows, cols / 2), two codes a byte; or (experts, rows, cols / 2)
                       f4              (rows, cols), or (experts, rows, cols)
-    weight_scale      f8_e4m3 or u8   (rows, cols / 16), or that in tiles: quanterr/formats/tiled.py
+    weight_scale      f8_e4m3 or u8   (rows, cols / 16), or that in tiles: shared/swizzled_scales.py
     weight_scale_2    f32             one, or one an expert
     pre_quant_scale   floating        (cols,), where the layer multiplies its input by it; optional
 
@@ -22,16 +22,16 @@ pre_quant_scale.
 
 from functools import partial
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import FLOATS, NVFP4_LABELS, check_labels
-from quanterr.formats.microscaled import of_rows
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.scaled import multiply
-from quanterr.formats.tiled import BlockScales, fit_block_scales
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import FLOATS, NVFP4_LABELS, check_labels
+from quanterr.formats.shared.microscaling import of_rows
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
 NEEDS = {
@@ -118,10 +118,10 @@ def _block(
 ) -> Values:
     first = (chunk.row * padded.stored_cols + chunk.col) // 2
     codes = workspace.read_bytes("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-    values = bits.unpack(codes, bits.e2m1_pairs(high_first, workspace.device), workspace)
+    values = element_types.unpack(codes, element_types.e2m1_pairs(high_first, workspace.device), workspace)
     block = padded.step
     stored = scales.read(chunk.row, chunk.stop_row, workspace)
-    scale = bits.e4m3_scales(stored[:, chunk.col // block : -(-chunk.stop_col // block)])
+    scale = element_types.e4m3_scales(stored[:, chunk.col // block : -(-chunk.stop_col // block)])
     global_scale = of_rows(parts["global_scale"], padded.stored_rows, chunk, workspace)
     multiply(values, scale.mul_(global_scale), chunk.col, block)
     if pre_quant_scale := parts.get("pre_quant_scale"):

@@ -19,13 +19,14 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits, nvfp4
+from quanterr.formats import nvfp4
 from quanterr.formats.base import Format, Parts, Values, Weight
-from quanterr.formats.microscaled import of_rows
-from quanterr.formats.padded import unpadded
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.microscaling import of_rows
+from quanterr.formats.shared.padding import unpadded
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 BLOCK = 16
 
@@ -65,10 +66,10 @@ def dequantize(parts: Parts, rows: int, cols: int, chunk: Chunk, workspace: Work
     indices[:, 0].copy_(stored)
     torch.bitwise_right_shift(indices[:, 0], 4, out=indices[:, 1])
     indices[:, 0].bitwise_and_(15)
-    values = bits.look_up(indices.view(-1, cols), _table(workspace.device), workspace)
+    values = element_types.look_up(indices.view(-1, cols), _table(workspace.device), workspace)
     values = values[chunk.row % 2 : chunk.row % 2 + chunk.shape[0]]
     first, last = chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)
-    scale = bits.e4m3_scales(workspace.read("scale", parts["scale"], first * cols, (last - first, cols)))
+    scale = element_types.e4m3_scales(workspace.read("scale", parts["scale"], first * cols, (last - first, cols)))
     blocks = chunk._replace(row=first, stop_row=last)
     scale.mul_(of_rows(parts["global_scale"], rows // BLOCK, blocks, workspace))
     of_row = torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // BLOCK - first
@@ -83,7 +84,7 @@ def dequantize(parts: Parts, rows: int, cols: int, chunk: Chunk, workspace: Work
 @cache
 def _table(device: torch.device) -> Tensor:
     """What a code stands for, (16, 1)."""
-    return torch.tensor(bits.E2M1, device=device).unsqueeze(1)
+    return torch.tensor(element_types.E2M1, device=device).unsqueeze(1)
 
 
 FORMATS = (

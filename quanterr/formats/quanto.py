@@ -28,14 +28,14 @@ from math import prod
 
 import torch
 
-from quanterr.chunks import Chunk, as_matrix
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.flat import Blocks
-from quanterr.formats.planes import Planes
-from quanterr.formats.scaled import Grid, fit_grid
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.flat_blocks import Blocks
+from quanterr.formats.shared.scale_grid import Grid, fit_grid
+from quanterr.formats.shared.segmented_packing import Planes
+from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "U8", "I16", "I32"})
@@ -77,7 +77,7 @@ def dequantize_bytes(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspac
     """float32(code) · float32(scale), (r, c)."""
     entry = parts.codes
     stored = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    cast = {"I8": bits.int8, "F8_E4M3": bits.e4m3, "F8_E5M2": bits.e5m2}[entry.dtype]
+    cast = {"I8": element_types.int8, "F8_E4M3": element_types.e4m3, "F8_E5M2": element_types.e5m2}[entry.dtype]
     return grid.multiply(cast(stored, workspace), chunk, workspace)
 
 

@@ -10,7 +10,7 @@
     weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]
                                                           one rounding; exact for 16-bit scales
 
-Packed interleaved (pack_method reorder) or dense (order): quanterr/formats/packed.py. The configuration says
+Packed interleaved (pack_method reorder) or dense (order): shared/bit_packing.py. The configuration says
 which, and the dtype; where it does not, codes are interleaved, and signed if there are no zero points.
 
 Reference: amd-quark 0.13, quark/torch/utils/pack.py Pack_4_bits, quark/torch/export/nn/modules/realquantizer.py.
@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.blocks import Blocks, fit_blocks
-from quanterr.formats.packed import Packing, cropped, unpack_columns, unpack_turned
-from quanterr.formats.qweight import FLOATS, WORDS, turned_scale
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, turned_scale
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 SIGNS = -0x77777778  # the highest bit of each of eight codes: without it a signed code is unsigned, less 8
 NEEDS = {

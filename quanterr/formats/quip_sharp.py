@@ -38,13 +38,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import hadamard
 from quanterr.formats.base import FUSED, Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_told, integers
-from quanterr.formats.padded import crop
-from quanterr.tensors import Workspace
+from quanterr.formats.shared import hadamard
+from quanterr.formats.shared.config_checks import check_told, integers
+from quanterr.formats.shared.padding import crop
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 ONES = 0x11111111

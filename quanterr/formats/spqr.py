@@ -24,12 +24,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.chunks import Chunk
 from quanterr.errors import CheckpointError, Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_permutation, check_told, integers
-from quanterr.formats.padded import crop
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
+from quanterr.formats.shared.padding import crop
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 TILE, BITS = 16, 3
 CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bits before the codes, and before the piece of the record

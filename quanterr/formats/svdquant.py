@@ -31,16 +31,16 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.comfy import FLOATS, INT8, check_labels
-from quanterr.formats.lowrank import add_branch
-from quanterr.formats.padded import Padded, fit_padded
-from quanterr.formats.scaled import multiply
-from quanterr.tensors import Workspace
-from quanterr.text import display
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
+from quanterr.formats.shared.lowrank_branch import add_branch
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import display
 
 LABELS = frozenset({"svdquant_w4a4"})
 GROUP = 64
@@ -122,7 +122,7 @@ def _block(parts: Parts, padded: Padded, smoothed: bool, chunk: Chunk, workspace
     read = _read_tiles if tiled else _read_rows
     codes, scale, up = read(parts, padded, chunk, workspace)
     columns = slice(chunk.col, chunk.stop_col)
-    values = bits.unpack(codes, bits.int4_pairs(workspace.device), workspace)
+    values = element_types.unpack(codes, element_types.int4_pairs(workspace.device), workspace)
     multiply(values, scale.float()[:, chunk.col // GROUP : chunk.stop_col // GROUP], chunk.col, GROUP)
     smooth = workspace.whole("smooth", parts["smooth"])[columns]
     down = workspace.whole("down", parts["down"])[columns].t()

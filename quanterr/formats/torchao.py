@@ -14,10 +14,10 @@
     torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes a byte, scale f8_e4m3 for each 16 columns,
                                          per_tensor_scale f32, one or one an expert, or missing
                                          weight = code * (scale * per_tensor_scale)   rounded twice
-    torchao_int4     Int4Tensor, Int4TilePackedTo4dTensor: quanterr/formats/torchao_int4.py
+    torchao_int4     Int4Tensor, Int4TilePackedTo4dTensor: shared/torchao_int4.py
 
 Each may have experts in front. Where is_swizzled_scales is true the scales lie in the tiles of
-quanterr/formats/tiled.py, those of a stack of experts as one matrix. act_pre_scale (cols,) multiplies the
+shared/swizzled_scales.py, those of a stack of experts as one matrix. act_pre_scale (cols,) multiplies the
 layer's input, and so the columns of the weight: rounded. Scales of activations change no weight.
 
 Reference: pytorch/ao torchao/prototype/safetensors/safetensors_support.py; torchao/quantization/quantize_/
@@ -32,17 +32,17 @@ from math import prod
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
-from quanterr.formats import bits, torchao_int4
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.microscaled import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents, times
-from quanterr.formats.padded import Padded, unpadded
-from quanterr.formats.scaled import Grid, fit_grid
-from quanterr.formats.tiled import TILE_COLS, TILE_ROWS, BlockScales
-from quanterr.formats.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
-from quanterr.tensors import Workspace
-from quanterr.text import display, whole
+from quanterr.formats.shared import element_types, torchao_int4
+from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents, times
+from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.scale_grid import Grid, fit_grid
+from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
+from quanterr.formats.shared.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import display, whole
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
@@ -142,7 +142,7 @@ class Integers:
 
     def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
         first = chunk.row * self.padded.stored_cols + chunk.col
-        codes = bits.int8(workspace.read("codes", self.parts.codes, first, chunk.shape), workspace)
+        codes = element_types.int8(workspace.read("codes", self.parts.codes, first, chunk.shape), workspace)
         groups = codes.values.view(chunk.shape[0], -1, self.padded.step)
         if "zero_point" in self.parts.entries:
             groups.sub_(self._of_groups("zero_point", chunk, workspace))
@@ -183,7 +183,7 @@ def _fit_float8(format: str, parts: Parts, said: Described) -> Weight:
 def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """code · scale, (r, c)."""
     stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    cast = bits.e4m3 if parts.codes.dtype == "F8_E4M3" else bits.e5m2
+    cast = element_types.e4m3 if parts.codes.dtype == "F8_E4M3" else element_types.e5m2
     return grid.multiply(cast(stored, workspace), chunk, workspace)
 
 

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import Misfit
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.tensors import Workspace
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes; a float64 holds each exactly

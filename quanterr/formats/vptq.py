@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.chunks import Chunk
 from quanterr.errors import CheckpointError, Misfit
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Part, Parts, Values, Weight
-from quanterr.formats.evidence import check_permutation, check_told, integers
-from quanterr.formats.padded import crop
-from quanterr.tensors import Workspace
+from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
+from quanterr.formats.shared.padding import crop
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 SHORTS = frozenset({"I16", "U16"})

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from quanterr.gates.judging import judge_values, needed
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
-from quanterr.gates.values import Values
 from quanterr.report.reading import extract
+from quanterr.report.values import Values
 
 if TYPE_CHECKING:
     from quanterr.report.model import Report

@@ -2,7 +2,7 @@
 
 from quanterr.report.shown import sentence, violation_line
 from quanterr.report.verdicts import Gate
-from quanterr.text import MAX_LINE, count, display
+from quanterr.util.text import MAX_LINE, count, display
 
 MAX_VIOLATIONS = 5  # of a gate
 

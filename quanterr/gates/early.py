@@ -7,9 +7,9 @@ from quanterr.errors import UsageError
 from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import decider
-from quanterr.gates.values import Values, Weight
 from quanterr.report.reading import extractor
-from quanterr.text import display
+from quanterr.report.values import Values, Weight
+from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.model import Layer

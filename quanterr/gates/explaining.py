@@ -6,8 +6,8 @@ from quanterr.errors import UsageError
 from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import decider, selector
-from quanterr.gates.values import Values, Weight
-from quanterr.text import display, unrounded
+from quanterr.report.values import Values, Weight
+from quanterr.util.text import display, unrounded
 
 
 def explain(values: Values, rules: list[Rule], name: str, baseline: Values | None = None) -> list[str]:

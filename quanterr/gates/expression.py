@@ -18,9 +18,9 @@ from math import isfinite
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.gates.values import LAYER_METRICS, MODEL_METRICS, REPORT_METRICS
 from quanterr.metrics import mean, median, quantile
-from quanterr.text import display
+from quanterr.report.values import LAYER_METRICS, MODEL_METRICS, REPORT_METRICS
+from quanterr.util.text import display
 
 
 class Operator(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quanterr.report.markdown import code
 from quanterr.report.shown import LONG, sentence, violation_line
 from quanterr.report.verdicts import Gate
-from quanterr.text import no_command, unrounded
+from quanterr.util.text import no_command, unrounded
 
 if TYPE_CHECKING:
     from quanterr.gates.judging import Verdict

@@ -10,13 +10,13 @@ from math import isfinite, isinf, isnan
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quanterr.errors import Status
-from quanterr.gates.baseline import NORM, change, check_baseline
 from quanterr.gates.expression import OF_BASELINE, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import check_patterns, dead_pattern, decider, selector
-from quanterr.gates.values import Values, Weight
+from quanterr.report.same_original import NORM, change, check_baseline
+from quanterr.report.values import Values, Weight
 from quanterr.report.verdicts import Gate, Violation
-from quanterr.text import count, display, unrounded
+from quanterr.util.text import count, display, unrounded
 
 if TYPE_CHECKING:
     from quanterr.report.model import Report

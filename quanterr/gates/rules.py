@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple, cast
 from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
 from quanterr.selection import Selection
-from quanterr.text import display
-from quanterr.toml_file import read_toml
+from quanterr.util.text import display
+from quanterr.util.toml_file import read_toml
 
 SCHEMA = 1
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
-from quanterr.gates.values import Values, Weight
+from quanterr.report.values import Values, Weight
 from quanterr.selection import Selection
-from quanterr.text import display
+from quanterr.util.text import display
 
 
 def selector(rule: Rule) -> Callable[[Weight], bool]:

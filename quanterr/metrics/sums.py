@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from quanterr.histogram import Histogram
+    from quanterr.metrics.histogram import Histogram
 
 FRACTION_BITS = 1074  # the smallest positive float64 is 2^-1074
 ONE = 1 << FRACTION_BITS

@@ -16,7 +16,7 @@ from typing import IO, Any
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
 from quanterr.report.model import Layer, Report
 from quanterr.report.shown import worst_expert
-from quanterr.text import display
+from quanterr.util.text import display
 
 MAX_NAME = 4096  # characters
 LISTS = ("not_compared", "layers", "other_changes", "lossless")

@@ -31,7 +31,7 @@ from quanterr.report.shown import (
     violation_line,
 )
 from quanterr.report.verdicts import Gate
-from quanterr.text import count, display, size
+from quanterr.util.text import count, display, size
 
 FOLDER = Path(__file__).parent / "html"
 SCRIPTS = ("data", "dom", "scale", "heatmap", "histogram", "table", "details", "main")

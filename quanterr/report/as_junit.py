@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element, SubElement
 from quanterr.report.model import Report
 from quanterr.report.shown import BUCKETS, LONG, coverage_line, exactly, gate_words, sentence, violation_line
 from quanterr.report.verdicts import Gate
-from quanterr.text import count, display
+from quanterr.util.text import count, display
 
 MAX_CASES = 1000  # of a kind
 MAX_VIOLATIONS = 100  # of a gate

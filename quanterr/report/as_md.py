@@ -21,7 +21,7 @@ from quanterr.report.shown import (
     usual,
     worst_layers,
 )
-from quanterr.text import count, size
+from quanterr.util.text import count, size
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
 WORST = 5  # layers

@@ -27,7 +27,7 @@ from quanterr.report.shown import (
     usual,
     worst_layers,
 )
-from quanterr.text import count, display, size
+from quanterr.util.text import count, display, size
 
 BAR = 12  # characters
 BAR_DB = 60  # an SNR from which the bar is empty

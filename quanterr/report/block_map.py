@@ -18,7 +18,7 @@ from rich.text import Text
 from quanterr.report.model import Report
 from quanterr.report.shown import db
 from quanterr.roles import place_of
-from quanterr.text import count, display
+from quanterr.util.text import count, display
 
 MIN_WIDTH = 60  # columns of a terminal
 MIN_CELLS, MAX_CELLS = 8, 128

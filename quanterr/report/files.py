@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.report import OUTPUTS, Output
-from quanterr.text import display
+from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.model import Report

@@ -16,7 +16,7 @@ from quanterr.metrics import METRICS
 from quanterr.report.model import Finding, Report
 from quanterr.report.shown import sentence, sort_layers
 from quanterr.roles import place_of, role_of
-from quanterr.text import display
+from quanterr.util.text import display
 
 NUMBERS = ("relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
 DIGITS = 4  # of a number in a column

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from quanterr.report.as_table import Column, fitted, print_findings
 from quanterr.report.inspection import Inspection, StoredWeight, Tally
-from quanterr.text import count, display, size
+from quanterr.util.text import count, display, size
 
 TALLY_COLUMNS = (
     Column("weights", 1),

@@ -11,10 +11,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
-from quanterr import strict_json
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import LISTS, SCHEMA
 from quanterr.report.verdicts import Gate
+from quanterr.util import strict_json
 
 SCHEMA_VERSION = "1.0"
 

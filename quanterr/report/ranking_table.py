@@ -7,7 +7,7 @@ from rich.text import Text
 
 from quanterr.report.as_table import STYLES, Column, fitted
 from quanterr.report.ranking import Candidate, RankedLayer, Ranking, Swaps
-from quanterr.text import count, display, size
+from quanterr.util.text import count, display, size
 
 COLUMNS = (
     Column("rank", 0),

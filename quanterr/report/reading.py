@@ -21,11 +21,11 @@ from zlib import crc32
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError
 from pydantic_core import core_schema as core
 
-from quanterr import strict_json
 from quanterr.errors import ReportError
 from quanterr.metrics import AGGREGATES, METRICS, Metric
 from quanterr.report import LISTS, SCHEMA
-from quanterr.text import display
+from quanterr.util import strict_json
+from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.model import Layer, Report

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quanterr.report.verdicts import Gate, Violation
 from quanterr.roles import Place, place_of
-from quanterr.text import count, display, unrounded
+from quanterr.util.text import count, display, unrounded
 
 if TYPE_CHECKING:
     from quanterr.report.model import Expert, Layer, Report

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.chunks import CPU_CHUNK, Cut
+from quanterr.comparison.scheduler import usable_cores
 from quanterr.formats import Weight
-from quanterr.running import usable_cores
-from quanterr.sides import Side
-from quanterr.tensors import Workspace
+from quanterr.pairing.side import Side
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.workspace import Workspace
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from gguf_stored import Stored, write_gguf

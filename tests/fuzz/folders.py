@@ -20,10 +20,10 @@ from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, Pairs, changed, changed_bytes, dumped, few, other_text, parsed, seed
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
+from quanterr.checkpoints.labels import COMFY_SUFFIX, HEADER_KEY
 from quanterr.errors import QuanterrError
 from quanterr.gates.judging import exit_status
-from quanterr.inspecting import inspect
-from quanterr.labels import COMFY_SUFFIX, HEADER_KEY
+from quanterr.inspection import inspect
 from quanterr.report.model import Report
 from quanterr.report.reading import extract
 

@@ -20,7 +20,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.checkpoints.gguf_file import SCALARS
 from quanterr.errors import QuanterrError
-from quanterr.importance import read_importance
+from quanterr.pairing.importance import read_importance
 
 Key = tuple[str, int, Any]  # name, type, value; of an array the type of its elements and a list
 Tensor = tuple[str, int, tuple[int, ...]]  # name, type id, dimensions, the innermost first

@@ -14,16 +14,16 @@ from stored import original, quantized, write
 import quanterr
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, few, other_text, seed
-from quanterr.diffing import AGGREGATES, METRICS, diff, diff_lines
 from quanterr.errors import QuanterrError
 from quanterr.gates.as_text import gate_lines
 from quanterr.gates.github import annotations, summary
 from quanterr.gates.judging import Verdict, judge_values, needed
 from quanterr.gates.rules import PRESETS, Rule, read_rules
-from quanterr.gates.values import Values
 from quanterr.report import LISTS, OUTPUTS
 from quanterr.report.as_table import console, show
+from quanterr.report.diff import AGGREGATES, METRICS, diff, diff_lines
 from quanterr.report.reading import CHECKSUM, read_extract, read_report
+from quanterr.report.values import Values
 
 LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")
 LENIENT += ("original_compared_fraction >= 0.9", "findings.error <= 0", "not_compared <= 0", "mean(nmse) <= 0.9")

@@ -392,7 +392,7 @@ def grid(weight: str, codes: np.ndarray, name: str, dtype: str, shape: tuple[int
 
 def by_hand() -> Iterator[tuple[str, str, list[Hand]]]:
     """(case, how, weights)."""
-    how = "float32(code) * float32(scale), the scale's place as quanterr/formats/scaled.py tells it"
+    how = "float32(code) * float32(scale), the scale's place as quanterr/formats/shared/scale_grid.py tells it"
     yield (
         "fp8_tensor/handmade_names",
         how,

@@ -1,0 +1,456 @@
+"""The command line: arguments in, exit status out. What is slow to import is imported in the command."""
+
+import errno
+import gc
+import io
+import os
+import sys
+import traceback
+from difflib import get_close_matches
+from enum import StrEnum
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quanterr.cli import diff, gate, rank, settings
+from quanterr.cli.common import Color, Interrupt, Lenient, NoClobber, printing, warn, watching
+from quanterr.cli.gate import BaselineReport, FailFast, FailIf, Require, StrictWarnings, Thresholds
+from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
+from quanterr.metrics import OUTLIER
+from quanterr.util.text import display, harmless, unicode
+from quanterr.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quanterr.report.files import Target
+    from quanterr.report.model import Layer, Report
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Tells how far a quantized model checkpoint is from its original, layer by layer.",
+)
+
+COMPARE_HELP = """Compare a quantized checkpoint with its original.
+
+\b
+[bold]quanterr compare orig.safetensors quant.safetensors[/bold]
+[bold]quanterr compare original-folder/ quantized-folder/ -l attn,mlp -o report.json[/bold]
+[bold]quanterr compare org/name quant.safetensors -q -o - | jq .aggregate.overall_snr_db[/bold]
+
+Each side is a .safetensors or .sft file, a folder of shards, an index, or org/name in the local
+Hugging Face cache.
+
+Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable;
+4 something was not compared, or the result means nothing; 5 memory, device or disk; 70 a bug.
+"""
+
+
+class SortBy(StrEnum):
+    """What the worst layers are sorted by."""
+
+    SNR = "snr"
+    MAE = "mae"
+    RELATIVE = "relative"
+    MAX = "max"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quanterr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    context.default_map = settings.defaults(context)
+
+
+@app.command(help=COMPARE_HELP)
+def compare(
+    original: Annotated[
+        str | None, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
+    ] = None,
+    quantized: Annotated[
+        str | None, typer.Argument(metavar="QUANTIZED", help="The checkpoint to judge.", show_default=False)
+    ] = None,
+    original_option: Annotated[
+        str | None,
+        typer.Option("--original", help="The same as ORIGINAL.", rich_help_panel="Inputs", show_default=False),
+    ] = None,
+    quantized_option: Annotated[
+        str | None,
+        typer.Option("--quantized", help="The same as QUANTIZED.", rich_help_panel="Inputs", show_default=False),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layers-to-compare",
+            "-l",
+            help="attn, mlp, experts, norm, embed, head …; a part of a name; a glob; re:REGEX; !PATTERN leaves out. "
+            "Separated by commas, repeatable.",
+            rich_help_panel="Selection",
+            show_default=False,
+        ),
+    ] = None,
+    allow_partial: Annotated[
+        bool,
+        typer.Option(
+            "--allow-partial",
+            help="Exit 0 although something was not compared; the report still says inconclusive.",
+            rich_help_panel="Selection",
+        ),
+    ] = False,
+    lenient: Lenient = False,
+    outlier_threshold: Annotated[
+        float,
+        typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
+    ] = OUTLIER,
+    thresholds: Thresholds = None,
+    require: Require = None,
+    fail_if: FailIf = None,
+    baseline: BaselineReport = None,
+    strict_warnings: StrictWarnings = False,
+    fail_fast: FailFast = False,
+    importance: Annotated[
+        str | None,
+        typer.Option(
+            "--importance",
+            metavar="FILE",
+            help="An importance matrix of llama.cpp's (.gguf or .dat): errors weighted by how much an input matters.",
+            rich_help_panel="Metrics",
+            show_default=False,
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output-report",
+            "-o",
+            help="Write the report; the suffix chooses how (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
+            "Repeatable.",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    no_clobber: NoClobber = False,
+    top_layers: Annotated[
+        int,
+        typer.Option("--top-layers", help="How many of the worst layers to show.", min=0, rich_help_panel="Output"),
+    ] = 10,
+    sort_by: Annotated[
+        SortBy, typer.Option("--sort-by", help="What makes a layer the worst.", rich_help_panel="Output")
+    ] = SortBy.SNR,
+    no_plot: Annotated[
+        bool, typer.Option("--no-plot", help="No maps and curves in the terminal.", rich_help_panel="Output")
+    ] = False,
+    color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="No table and no progress; the verdict on stderr.", rich_help_panel="Output"
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="All findings, and what decided each format.", rich_help_panel="Output"),
+    ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")
+    ] = "auto",
+) -> None:
+    """Compare two checkpoints."""
+    from quanterr.report.files import targets
+
+    if not isfinite(outlier_threshold):
+        raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
+    sides = _sides(original, quantized, original_option, quantized_option)
+    to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
+    rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast)
+    with Interrupt() as interrupt:
+        look = interrupt.at(rules.violated) if rules.violated else None
+        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, look, interrupt)
+        warn(report.findings)
+        try:
+            report = rules.judge(report)
+        except UsageError as error:  # a baseline of something else; the comparison is not lost
+            _print(gate.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose, not no_plot)
+            raise
+        _print(report, to, top_layers, sort_by, color, quiet, verbose, not no_plot)
+        gate.tell(report)
+    raise typer.Exit(_status(report, allow_partial, interrupt))
+
+
+def _sides(*given: str | None) -> tuple[str, str]:
+    """Original and quantized, each given either as an argument or as an option."""
+    *arguments, original, quantized = given
+    left = [argument for argument in arguments if argument is not None]
+    sides = [option if option is not None else left.pop(0) if left else None for option in (original, quantized)]
+    if left:
+        raise UsageError("a checkpoint is given twice, as an argument and as an option")
+    if sides[0] is None or sides[1] is None:
+        raise UsageError("give two checkpoints: quanterr compare ORIGINAL QUANTIZED (see --help)")
+    return sides[0], sides[1]
+
+
+def _compared(
+    sides: tuple[str, str],
+    layers: list[str],
+    device: str,
+    threshold: float,
+    importance: str | None,
+    lenient: bool,
+    quiet: bool,
+    on_layer: "Callable[[Layer], None] | None",
+    interrupt: Interrupt,
+) -> "Report":
+    from quanterr.comparison import compare as run
+
+    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
+    with watching(quiet) as watch:
+        return run(
+            *sides,
+            layers=layers,
+            device=device,
+            outlier_threshold=threshold,
+            importance=importance,
+            lenient=lenient,
+            watch=watch,
+            on_layer=on_layer,
+            stop=interrupt.stop,
+            command=["quanterr", *map(unicode, sys.argv[1:])],
+        )
+
+
+def _print(
+    report: "Report",
+    to: "list[Target]",
+    top: int,
+    sort_by: SortBy,
+    color: Color,
+    quiet: bool,
+    verbose: bool,
+    plot: bool,
+) -> None:
+    """The table first, so that it is seen even if a file cannot be written."""
+    from quanterr.report.as_table import brief, console, show
+
+    with printing():
+        if quiet:
+            print(brief(report), file=sys.stderr)
+        else:
+            # Standard output carries one thing: the document, if one is to go there.
+            stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
+            show(report, console(stream, color), top, sort_by, verbose, plot)
+            stream.flush()
+        _write(report, to)
+
+
+def _write(report: "Report", to: "list[Target]") -> None:
+    from quanterr.report.files import write
+
+    for target in to:
+        write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+
+
+def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
+    from quanterr.gates.judging import exit_status
+
+    if interrupt.signal is not None and not report.complete:
+        return Status(128 + interrupt.signal)
+    if interrupt.violation is not None and not report.complete:  # final, whatever was still to come
+        return Status.GATE_FAILED
+    return exit_status(report, allow_partial)
+
+
+app.command(help=rank.HELP)(rank.rank)
+
+
+RENDER_HELP = """Write other outputs of a stored report, without the models.
+
+\b
+[bold]quanterr render report.json -o report.html -o report.csv[/bold]
+[bold]quanterr render report.json --to md >> model-card.md[/bold]
+[bold]quanterr render report.json --update README.md[/bold]
+
+Exits with 0 when they are written, whatever the verdict, which goes to stderr: quanterr gate judges.
+"""
+
+
+@app.command(help=RENDER_HELP)
+def render(
+    stored: Annotated[str, typer.Argument(metavar="REPORT", help="What compare -o report.json wrote.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="json, jsonl, csv, html, md or junit; without it the suffix of -o chooses.", show_default=False
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output-report", "-o", help="Where to; - is stdout. Repeatable.", show_default=False),
+    ] = None,
+    no_clobber: NoClobber = False,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            "--update",
+            help="Put the Markdown section into this document, between the comments "
+            "<!-- quanterr:begin --> and <!-- quanterr:end -->.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write other outputs of a stored report."""
+    from quanterr.report.files import STDOUT, output_named, targets, update
+
+    if not to and not outputs and not document:
+        raise UsageError("say what to write: --to html, -o report.html or --update README.md")
+    if to and outputs and len(outputs) > 1:
+        raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
+    given = outputs or ([STDOUT] if to else [])
+    targeted = targets(given, [stored], output_named(to) if to else None, no_clobber)
+
+    from quanterr.report.as_table import brief
+    from quanterr.report.reading import read_report
+
+    report = read_report(stored)
+    with printing():
+        if document:
+            update(document, report)
+        _write(report, targeted)
+        print(brief(report), file=sys.stderr)
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
+    lenient: Lenient = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every weight, and all findings.")] = False,
+    color: Annotated[Color, typer.Option(help="Colours.")] = Color.AUTO,
+) -> None:
+    """What a checkpoint stores: formats, sizes, bits per weight, what is odd. Reads headers only."""
+    from quanterr.inspection import inspect as run
+    from quanterr.report.as_table import console
+    from quanterr.report.inspection_table import show
+
+    inspection = run(checkpoint, lenient)
+    warn(inspection.findings)
+    with printing():
+        if as_json:
+            print(inspection.to_json(), end="")
+        else:
+            show(inspection, console(sys.stdout, color), verbose)
+        sys.stdout.flush()
+
+
+@app.command()
+def formats(
+    name: Annotated[str | None, typer.Argument(help="A format: prints its specification.", show_default=False)] = None,
+) -> None:
+    """List the formats that are read, or print the specification of one."""
+    from quanterr.formats import FORMATS
+
+    if name is None:
+        width = max(len(row.name) for row in FORMATS)
+        for row in FORMATS:
+            typer.echo(f"{row.name:{width}}  {row.summary}\n{'':{width}}    {row.told_needs}")
+        return
+    found = next((row for row in FORMATS if row.name == name), None)
+    if found is None:
+        names = [row.name for row in FORMATS]
+        held = sorted((known for known in names if name in known), key=lambda known: not known.startswith(name))
+        near = list(dict.fromkeys([*held, *get_close_matches(name, names)]))
+        told = f"did you mean {', '.join(near)}?" if name and near else f"they are {', '.join(names)}"
+        raise UsageError(f"no format is called {display(name)}; {told}")
+    typer.echo(f"{found.name}: {found.summary}\nneeds {found.told_needs}\n\n{found.specification.strip()}")
+
+
+app.command(help=gate.HELP)(gate.gate)
+app.command(help=diff.HELP)(diff.diff)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the report."""
+    import json
+
+    from quanterr.report.model import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+class _Stderr(io.TextIOWrapper):
+    """Standard error that is given up where nothing can be written: what has to be known, the exit status tells."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            return len(text)
+
+
+def _prepare_streams() -> None:
+    """What an encoding does not have becomes ``\\uNNNN``; a stream that the caller closed leads nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the program
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    else:
+        sys.stderr = _Stderr(sys.stderr.buffer, sys.stderr.encoding, line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def main() -> None:
+    """Run the command and leave at once: to take torch down in good order would take another 0.4 s."""
+    _prepare_streams()
+    status = _run()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        status = Status.BROKEN_PIPE
+    except OSError:
+        status = Status.ENVIRONMENT
+    os._exit(status)
+
+
+def _run() -> int:
+    """The exit status; the one place that turns errors into statuses."""
+    try:
+        app(prog_name="quanterr")
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
+            return Status.BROKEN_PIPE
+        return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
+    except KeyboardInterrupt:  # before the work, or after it
+        return Status.INTERRUPTED
+    except QuanterrError as error:
+        print(f"quanterr: {harmless(str(error))}", file=sys.stderr)
+        return error.status
+    except Exception as error:  # an exit status of 1 would read as "a gate failed"
+        if is_out_of_memory(error):
+            why = f" ({harmless(str(error))})" if str(error) else ""
+            print(
+                f"quanterr: out of memory{why}; more is needed than there is, or than a limit allows", file=sys.stderr
+            )
+            return Status.ENVIRONMENT
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            print(f"quanterr: {error.strerror}", file=sys.stderr)
+            return Status.ENVIRONMENT
+        print(harmless(traceback.format_exc()), file=sys.stderr)
+        print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
+        return Status.BUG
+    return Status.OK

@@ -1,0 +1,251 @@
+"""``quanterr gate``: judge a stored report again, without the models. Also the options it shares with compare."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from quanterr.cli.common import NoClobber
+from quanterr.errors import UsageError
+from quanterr.util.text import display, no_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quanterr.gates.judging import Verdict
+    from quanterr.report.files import Target
+    from quanterr.report.model import Layer, Report
+
+HELP = """Judge a stored report by rules, without the models.
+
+\b
+[bold]quanterr gate report.json --require 'snr_db >= 28'[/bold]
+[bold]quanterr gate report.json --thresholds thresholds.toml --baseline last-release.json[/bold]
+[bold]quanterr gate report.json --thresholds fp8 --explain model.layers.0.mlp.up_proj.weight[/bold]
+
+A rule is a condition that has to hold. What is undefined, missing or misspelt never holds. The README says
+which metrics and functions there are.
+
+Exit status: 0 all gates hold; 1 one does not; 2 wrong usage or thresholds; 3 a report is unreadable;
+4 the report says that the comparison was incomplete or means nothing.
+"""
+
+PANEL = "Gates"
+
+Thresholds = Annotated[
+    str | None,
+    typer.Option(
+        "--thresholds",
+        help="Rules: a TOML file, or a preset (fp8, int8, …) to start from.",
+        rich_help_panel=PANEL,
+        show_default=False,
+    ),
+]
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require",
+        help="A condition that has to hold, as 'snr_db >= 28'. Repeatable.",
+        rich_help_panel=PANEL,
+        show_default=False,
+    ),
+]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-if",
+        help="A condition that must not hold, as 'snr_db < 28'; what is undefined fails too. Repeatable.",
+        rich_help_panel=PANEL,
+        show_default=False,
+    ),
+]
+BaselineReport = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        help="An older report, for rules such as 'delta(snr_db) >= -0.5'.",
+        rich_help_panel=PANEL,
+        show_default=False,
+    ),
+]
+StrictWarnings = Annotated[
+    bool,
+    typer.Option(
+        "--strict-warnings",
+        help="Rules of severity warn decide too, as if they were errors.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+FailFast = Annotated[
+    bool,
+    typer.Option(
+        "--fail-fast",
+        help="Stop at the first layer that violates a rule; the report says incomplete, and the exit status is 1.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+def gate(
+    report: Annotated[str, typer.Argument(metavar="REPORT", help="A report.json of compare.", show_default=False)],
+    thresholds: Thresholds = None,
+    require: Require = None,
+    fail_if: FailIf = None,
+    baseline: BaselineReport = None,
+    strict_warnings: StrictWarnings = False,
+    update_baseline: Annotated[
+        bool,
+        typer.Option(
+            "--update-baseline",
+            help="If all gates hold, warnings too, make this report the baseline: writes the file of --baseline.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(help="Say what each rule makes of this layer.", rich_help_panel=PANEL, show_default=False),
+    ] = None,
+    allow_partial: Annotated[
+        bool,
+        typer.Option("--allow-partial", help="Judge a report that says inconclusive by its gates alone."),
+    ] = False,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output-report",
+            "-o",
+            help="Write the report with the new verdict; as compare does. Repeatable.",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    no_clobber: NoClobber = False,
+) -> None:
+    """Judge a stored report."""
+    import gc
+
+    from quanterr.gates.explaining import explain as explained
+    from quanterr.gates.judging import exit_status, judge_values, needed
+    from quanterr.gates.rules import check_baseline_use, read_rules
+    from quanterr.report.files import targets
+    from quanterr.report.reading import read_extract
+    from quanterr.report.shown import sentence
+    from quanterr.report.values import Values
+
+    gc.disable()  # what is read is kept to the end, and the end is near
+    if update_baseline and baseline is None:
+        raise UsageError("--update-baseline writes the file that --baseline names: name one")
+    rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings)
+    check_baseline_use(rules, baseline is not None, update_baseline)
+    if baseline is not None and _same_file(report, baseline):
+        raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older one")
+    to = targets(outputs or [], [report, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
+    values = Values(read_extract(report, *needed(rules)))
+    before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
+    judged = judge_values(values, rules, before)
+    if explain is not None:
+        stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
+        print("\n".join(map(no_command, explained(values, rules, explain, before))), file=stream)
+    tell(judged)
+    print(f"verdict: {judged.verdict}", file=sys.stderr)
+    for reason in values.unreliable:
+        print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
+    if to or update_baseline:
+        _write(report, judged, to, baseline if update_baseline else None)
+    raise typer.Exit(exit_status(judged, allow_partial))
+
+
+def _same_file(report: str, baseline: str) -> bool:
+    """Whether both are one file: nothing would have changed, whatever it says."""
+    try:
+        return os.path.samefile(report, baseline)
+    except (OSError, ValueError):  # reading them says which, and why
+        return False
+
+
+class Prepared(NamedTuple):
+    """What judges the report of compare, and layers as they are compared, where that is asked for."""
+
+    judge: "Callable[[Report], Report]"
+    violated: "Callable[[Layer], str | None] | None" = None
+
+
+def prepared(
+    thresholds: str | None,
+    require: list[str],
+    fail_if: list[str],
+    baseline: str | None,
+    strict_warnings: bool,
+    fail_fast: bool,
+) -> Prepared:
+    """Rules and baseline of compare are read at once: a mistake in them costs no run."""
+    if not (thresholds is not None or require or fail_if or baseline is not None):
+        if fail_fast:
+            raise UsageError("--fail-fast: no rule to judge by; give --thresholds FILE, or --require 'snr_db >= 30'")
+        return Prepared(lambda report: report)
+
+    from quanterr.gates import judged
+    from quanterr.gates.early import first_violation
+    from quanterr.gates.judging import needed
+    from quanterr.gates.rules import check_baseline_use, read_rules
+    from quanterr.report.reading import read_extract
+    from quanterr.report.same_original import check_usable
+    from quanterr.report.values import Values
+
+    rules = read_rules(thresholds, require, fail_if, strict_warnings)
+    check_baseline_use(rules, baseline is not None)
+    before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
+    if before is not None:
+        check_usable(before)
+    return Prepared(lambda report: judged(report, rules, before), first_violation(rules, before) if fail_fast else None)
+
+
+def not_judged(report: "Report", error: UsageError) -> "Report":
+    """The report of a comparison that could not be judged as it was asked to."""
+    from quanterr.report.values import NOT_JUDGED
+
+    before = report.reasons if report.verdict == "inconclusive" else []
+    return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
+
+
+def tell(judged: "Verdict | Report") -> None:
+    """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
+    from quanterr.gates import github
+    from quanterr.gates.as_text import gate_lines
+
+    if judged.gates:
+        print("\n".join(gate_lines(judged.gates)), file=sys.stderr)
+    if not github.here():
+        return
+    for line in github.annotations(judged):
+        print(line, file=sys.stderr)
+    if problem := github.write_summary(judged):
+        print(f"quanterr: {problem}", file=sys.stderr)
+
+
+def _write(path: str, judged: "Verdict", to: "list[Target]", baseline: str | None) -> None:
+    """The whole report with its new verdict, to where it was asked for and to the baseline."""
+    from quanterr.report import OUTPUTS
+    from quanterr.report.files import Target, write
+    from quanterr.report.reading import read_report
+
+    report = read_report(path).model_copy(update=judged._asdict())
+    against = _against_update(judged)
+    if baseline is not None and against is None:
+        to = [*to, Target(OUTPUTS[0], Path(os.path.realpath(baseline)))]
+    for target in to:
+        write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+    if baseline is not None:
+        done = "is now this report" if against is None else f"is left as it was: {against}"
+        print(f"baseline {display(baseline)} {done}", file=sys.stderr)
+
+
+def _against_update(judged: "Verdict") -> str | None:
+    """Why the report does not become the baseline: a gate that only warns would be lowered by it as well."""
+    if judged.verdict != "pass":
+        return judged.verdict
+    failed = [gate.id for gate in judged.gates if gate.status == "fail"]
+    return f"gate {display(failed[0])} of severity warn does not hold" if failed else None

@@ -1,0 +1,77 @@
+"""Progress on stderr: a tqdm bar in a terminal, now and then a line elsewhere, so that no CI takes the run for dead."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Never
+
+from tqdm import tqdm
+
+from quanterr.util.text import display, size
+
+if TYPE_CHECKING:
+    from quanterr.comparison.scheduler import Progress
+
+DELAY = 0.5  # seconds before a bar is drawn: small comparisons are over by then
+FIRST_LINE = 10  # seconds
+EVERY = 30  # seconds
+STEP = 0.05  # of all bytes, but not more than one line in FIRST_LINE seconds
+
+
+class Bar:
+    """A tqdm bar over the bytes of both files."""
+
+    def __init__(self) -> None:
+        """Draw nothing yet: small comparisons are over before."""
+        self._bar: tqdm[Never] | None = None
+
+    def __call__(self, progress: "Progress") -> None:
+        """Show where the run is."""
+        if self._bar is None:
+            self._bar = tqdm(
+                total=progress.total_bytes,
+                unit="iB",  # what unit_divisor makes of it
+                unit_scale=True,
+                unit_divisor=1024,
+                file=sys.stderr,
+                leave=False,
+                delay=DELAY,
+                mininterval=0,  # it is called ten times a second
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}",
+            )
+        self._bar.set_postfix_str(display(progress.name, 48), refresh=False)
+        self._bar.update(progress.done_bytes - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Heartbeat:
+    """A line every half minute, or every 5 % where that takes longer than ten seconds."""
+
+    def __init__(self) -> None:
+        """Start the clock."""
+        self._started = self._last = time.monotonic()
+        self._last_done = 0
+
+    def __call__(self, progress: "Progress") -> None:
+        """Print a line if it is time."""
+        now = time.monotonic()
+        total = max(progress.total_bytes, 1)
+        moved = (progress.done_bytes - self._last_done) / total
+        if now - self._last < (FIRST_LINE if moved >= STEP else EVERY):
+            return
+        self._last, self._last_done = now, progress.done_bytes
+        rate = progress.done_bytes / (now - self._started)
+        left = f"{(total - progress.done_bytes) / rate:.0f} s" if rate else "unknown"
+        print(
+            f"progress {100 * progress.done_bytes / total:.0f}% {size(progress.done_bytes)}/{size(total)}"
+            f" {size(rate)}/s eta {left} layer={display(progress.name)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        """Nothing to take away."""

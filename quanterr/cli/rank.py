@@ -1,0 +1,142 @@
+"""``quanterr rank``: several candidates for one original, in one pass over it."""
+
+import gc
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quanterr.cli.common import Color, Interrupt, Lenient, NoClobber, printing, warn, watching
+from quanterr.errors import Status, UsageError
+from quanterr.util.text import display, unicode
+
+if TYPE_CHECKING:
+    from quanterr.report.files import Target
+    from quanterr.report.ranking import Ranking
+
+HELP = """Compare several quantized checkpoints with one original and say which is best for its size.
+
+\b
+[bold]quanterr rank original.safetensors fp8.safetensors int8.safetensors[/bold]
+[bold]quanterr rank original/ recipes/*.safetensors -l attn,mlp -o ranking.json[/bold]
+[bold]quanterr rank org/name q4.gguf q5.gguf q6.gguf --json | jq '.front, .swaps'[/bold]
+
+The original is read once, whatever the number of candidates. Error is compared over the same layers for
+all. A candidate that compare would call inconclusive is named first and never ranked.
+
+Exit status: 0 all candidates compared completely; 2 wrong usage; 3 an input is unreadable;
+4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
+"""
+
+
+def rank(
+    original: Annotated[
+        str, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
+    ],
+    candidates: Annotated[
+        list[str],
+        typer.Argument(metavar="Q1 Q2 ...", help="Those to rank, two or more.", show_default=False),
+    ],
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layers-to-compare",
+            "-l",
+            help="Which layers, as for compare. Repeatable.",
+            rich_help_panel="Selection",
+            show_default=False,
+        ),
+    ] = None,
+    allow_partial: Annotated[
+        bool,
+        typer.Option(
+            "--allow-partial",
+            help="Exit 0 although a candidate is inconclusive; it is still not ranked.",
+            rich_help_panel="Selection",
+        ),
+    ] = False,
+    lenient: Lenient = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON on stdout instead of tables.", rich_help_panel="Output")
+    ] = False,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output-report",
+            "-o",
+            help="Write the ranking as JSON (.json); - is stdout, the tables go to stderr. Repeatable.",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    no_clobber: NoClobber = False,
+    top_layers: Annotated[
+        int,
+        typer.Option(
+            "--top-layers",
+            help="How many layers to show, by how much the choice matters.",
+            min=0,
+            rich_help_panel="Output",
+        ),
+    ] = 10,
+    color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="No table and no progress; the result on stderr.", rich_help_panel="Output"),
+    ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")
+    ] = "auto",
+) -> None:
+    """Rank several candidates."""
+    from quanterr.report.files import targets
+    from quanterr.report.ranked import names_of
+
+    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
+    names_of(candidates)  # a mistake in them costs no run, nor the import of torch
+    to = targets(outputs or [], [original, *candidates], no_clobber=no_clobber)
+    for target in to:
+        if target.output.suffix != ".json":
+            raise UsageError(f"--output-report {display(str(target.path))}: a ranking is written as .json")
+    with Interrupt() as interrupt:
+        from quanterr.comparison import rank as run
+
+        with watching(quiet) as watch:
+            ranking = run(
+                original,
+                candidates,
+                layers=layers or [],
+                device=device,
+                lenient=lenient,
+                watch=watch,
+                stop=interrupt.stop,
+                command=["quanterr", *map(unicode, sys.argv[1:])],
+            )
+        warn(found for candidate in ranking.candidates for found in candidate.findings)
+        _print(ranking, to, as_json, top_layers, color, quiet)
+    if interrupt.signal is not None and not ranking.complete:
+        raise typer.Exit(128 + interrupt.signal)
+    doubtful = ranking.verdict == "inconclusive" and not allow_partial
+    raise typer.Exit(Status.INCONCLUSIVE if doubtful else Status.OK)
+
+
+def _print(ranking: "Ranking", to: "list[Target]", as_json: bool, top: int, color: Color, quiet: bool) -> None:
+    """The table first, so that it is seen even if a file cannot be written."""
+    from quanterr.report.as_table import console
+    from quanterr.report.files import write
+    from quanterr.report.ranking_table import brief, show
+
+    with printing():
+        to_stdout = any(target.path is None for target in to)
+        if quiet:
+            print(brief(ranking), file=sys.stderr)
+        elif not as_json:
+            stream = sys.stderr if to_stdout else sys.stdout
+            show(ranking, console(stream, color), top)
+            stream.flush()
+        document = ranking.to_json()
+        if as_json and not to_stdout:
+            sys.stdout.write(document)
+            sys.stdout.flush()
+        for target in to:
+            write(target, lambda file: print(document, end="", file=file))

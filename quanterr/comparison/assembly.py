@@ -1,0 +1,435 @@
+"""From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.findings import Noticed, finding, of_activations, of_folding, of_importance, of_plan
+from quanterr.findings.files import of_config, of_notes
+from quanterr.formats import CODE_DTYPES, FORMATS
+from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
+from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.sums import Sums
+from quanterr.pairing import SIDES
+from quanterr.pairing.importance import Covered
+from quanterr.pairing.plan import Bucket, Finished, Leftover, Pair, Plan
+from quanterr.pairing.smoothing import Folded
+from quanterr.report.model import (
+    Aggregate,
+    BucketSize,
+    Coverage,
+    Finding,
+    FormatNote,
+    Layer,
+    LosslessLayer,
+    NotCompared,
+    Report,
+    RunInfo,
+    Selection,
+    Settings,
+    Side,
+    StoredFile,
+    Tool,
+    WorstElement,
+    from_values,
+)
+from quanterr.roles import block_of, role_of
+from quanterr.util.text import count, display, listed, unicode, whole
+from quanterr.version import __version__
+
+# Only a made-up model has more; a group for each would be larger than the layers.
+MAX_BLOCKS = 512
+
+TORCH_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F4": "float4_e2m1fn_x2",
+}
+
+# Buckets of what was selected and yet not compared: any of it makes the result inconclusive.
+NOT_COMPARED = (
+    Bucket.ERROR,
+    Bucket.UNSUPPORTED,
+    Bucket.SHAPE_MISMATCH,
+    Bucket.ONLY_IN_ORIGINAL,
+    Bucket.ONLY_IN_QUANTIZED,
+)
+WORST_FIRST = (*NOT_COMPARED, Bucket.NON_FINITE, Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.FILTERED_OUT)
+COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
+
+NO_GROUPS: tuple[str | None, str | None, str | None] = None, None, None  # role, format, block
+
+
+class Group:
+    """Layers that are summed up together."""
+
+    def __init__(self) -> None:
+        """Start with no layer."""
+        self._values = LayerValues()
+        self._measured = Measured(Sums(histogram=Histogram.empty()), layers=self._values)
+        self._layers = 0
+
+    def add(self, sums: Sums, pair: Pair, layer: Layer) -> None:
+        """Take in one layer."""
+        self._layers += 1
+        self._add_sums(sums)
+        self._measured.stored_bits += 8 * pair.quantized.nbytes
+        self._measured.original_bits += 8 * pair.original.nbytes
+        self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
+
+    def merge(self, other: "Group") -> None:
+        """Take in the layers of another group."""
+        self._layers += other._layers
+        self._add_sums(other._measured.sums)
+        self._measured.stored_bits += other._measured.stored_bits
+        self._measured.original_bits += other._measured.original_bits
+        self._values.extend(other._values)
+
+    def _add_sums(self, sums: Sums) -> None:
+        self._measured.sums.add_other_weight(sums)
+        if sums.histogram and self._measured.sums.histogram:
+            self._measured.sums.histogram.add(sums.histogram)
+
+    def aggregate(self) -> Aggregate:
+        """Its values for the report."""
+        values, nonfinite = evaluate(AGGREGATES, self._measured)
+        return Aggregate(
+            total_layers=self._layers,
+            total_elements=self._measured.sums.elements,
+            original_bytes=self._measured.original_bits // 8,
+            quantized_bytes=self._measured.stored_bits // 8,
+            nonfinite=nonfinite,
+            **from_values(AGGREGATES, values),
+        )
+
+
+class Assembly:
+    """Takes in finished weights and makes the report at the end."""
+
+    def __init__(self, plan: Plan, folded: Sequence[Folded] = (), covered: Sequence[Covered] | None = None) -> None:
+        """Prepare the groups of a plan; ``covered`` tells for which weights an importance matrix was given."""
+        self._plan, self._folded, self._covered = plan, folded, covered
+        self._all = Group()
+        self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
+        self._batch, self._batch_keys = Group(), NO_GROUPS  # layers of the same groups, one after the other
+        self._layers: dict[int, Layer] = {}
+        self._other: dict[int, Layer] = {}
+        self._lossless: dict[int, LosslessLayer] = {}
+        self._buckets: dict[int, Bucket] = {}
+        self._refused: set[int] = set()
+        self._leftovers = list(plan.leftovers)
+        self._noticed = Noticed(plan, folded)
+        self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
+
+    def add(self, done: Finished) -> Layer | None:
+        """Take in one finished weight; what is told of it if it differs."""
+        pair, sums = self._plan.pairs[done.number], done.sums
+        refusal = pair.original.refusal or pair.quantized.refusal
+        if refusal and not sums.exact:
+            self._refuse(done.number, pair, refusal)
+            return None
+        self._noticed.add(done)
+        if sums.exact:
+            self._buckets[done.number] = Bucket.LOSSLESS
+            self._lossless[done.number] = LosslessLayer(
+                **_header(pair),
+                bits_per_weight=_bits_per_weight(pair),
+                original_norm=finite(original_norm(Measured(sums))),
+            )
+            return None
+        self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
+        layer = _layer(pair, done)
+        if len(pair.original.shape) < 2:
+            self._other[done.number] = layer
+            return layer
+        self._layers[done.number] = layer
+        keys = layer.role, layer.format, layer.block if self._by_block else None
+        if keys != self._batch_keys:
+            self._end_batch()
+            self._batch_keys = keys
+        self._batch.add(sums, pair, layer)
+        return layer
+
+    def _end_batch(self) -> None:
+        """Let the groups of a batch of layers take it in: many small experts are each added only once."""
+        self._all.merge(self._batch)
+        for groups, key in zip(self._groups.values(), self._batch_keys, strict=True):
+            if key is not None:
+                groups.setdefault(key, Group()).merge(self._batch)
+        self._batch = Group()
+
+    def _refuse(self, number: int, pair: Pair, reason: str) -> None:
+        bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED
+        self._refused.add(number)
+        self._buckets[number] = bucket
+        for side, codes in zip(SIDES, pair.codes, strict=True):
+            self._leftovers.append(Leftover(pair.name, side, bucket, reason, codes))
+
+    def report(
+        self,
+        original: Checkpoint,
+        quantized: Checkpoint,
+        patterns: tuple[str, ...],
+        settings: Settings,
+        complete: bool,
+        run: RunInfo,
+    ) -> Report:
+        """The report of all that was taken in."""
+        self._end_batch()
+        not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
+        findings = [
+            *of_notes(original),
+            *of_notes(quantized),
+            *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
+            *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
+            *of_plan(self._plan),
+            *of_activations(self._plan),
+            *of_folding(self._folded),
+            *of_importance(self._covered),
+            *self._noticed.findings(complete),
+            *self._on_the_whole(),
+        ]
+        reasons = self._reasons(complete, not_compared, findings, original, quantized)
+        return Report.model_construct(
+            tool=Tool(name="quanterr", version=__version__),
+            verdict="inconclusive" if reasons else "pass",
+            reasons=reasons or ["everything that was selected was compared; no gate was asked for"],
+            complete=complete,
+            original=_side(original, self._plan.prefixes["original"]),
+            quantized=_side(quantized, self._plan.prefixes["quantized"]),
+            selection=Selection(patterns=list(patterns)),
+            settings=settings,
+            formats=_format_notes({pair.quantized.format for pair in self._plan.pairs}),
+            coverage=self._coverage(original, quantized),
+            findings=findings,
+            gates=[],
+            aggregate=self._all.aggregate(),
+            groups={
+                kind: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural)}
+                for kind, groups in self._groups.items()
+            },
+            layers=[self._layers[n] for n in sorted(self._layers)],
+            other_changes=[self._other[n] for n in sorted(self._other)],
+            lossless=[self._lossless[n] for n in sorted(self._lossless)],
+            not_compared=not_compared,
+            run=run,
+        )
+
+    def _on_the_whole(self) -> list[Finding]:
+        found = []
+        if self._other:
+            names = [self._other[n].layer_name for n in sorted(self._other)]
+            message = (
+                f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "
+            )
+            message += f"{listed(names, 3)}; see other_changes"
+            found.append(finding("other_changes", "info", None, message, tensors=len(names)))
+        if not self._by_block:
+            found.append(finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block"))
+        return found
+
+    def _coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:
+        places: dict[str, dict[str, Bucket]] = {side: {} for side in SIDES}
+
+        def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
+            for entry in entries:  # several weights may lie in one tensor: the worst of their buckets counts
+                before = places[side].get(entry.name, bucket)
+                places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
+
+        for leftover in self._leftovers:
+            put(leftover.side, leftover.bucket, leftover.entries)
+        for number, pair in enumerate(self._plan.pairs):
+            bucket = self._buckets.get(number, Bucket.ERROR)  # not reached: the run was interrupted
+            for side, codes, parts in zip(SIDES, pair.codes, pair.consumed, strict=True):
+                put(side, bucket, codes if number not in self._refused else ())
+                put(side, Bucket.CONSUMED, parts)
+        sizes = {
+            side: _bucket_sizes(places[side], checkpoint.entries)
+            for side, checkpoint in zip(SIDES, (original, quantized), strict=True)
+        }
+        return Coverage(
+            original=sizes["original"],
+            quantized=sizes["quantized"],
+            original_compared_fraction=_fraction(sizes["original"]),
+            quantized_compared_fraction=_fraction(sizes["quantized"]),
+        )
+
+    def _reasons(
+        self,
+        complete: bool,
+        not_compared: list[NotCompared],
+        findings: list[Finding],
+        original: Checkpoint,
+        quantized: Checkpoint,
+    ) -> list[str]:
+        """Why the result cannot be relied on; empty if it can."""
+        reasons = []
+        if not complete:
+            done = len(self._buckets)
+            reasons.append(f"interrupted: {done} of {len(self._plan.pairs)} weights were compared")
+        if not self._plan.pairs and original.entries.keys().isdisjoint(quantized.entries):
+            reasons.append(
+                f"nothing matches: the original has {_names(original)}; the quantized checkpoint {_names(quantized)}"
+                + (". Do the names differ by a prefix?" if original.entries and quantized.entries else "")
+            )
+        for bucket in NOT_COMPARED:
+            names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
+            if names:
+                why = next(item.reason for item in not_compared if item.bucket == bucket)
+                reasons.append(f"{count(len(names), 'tensor')} {_told(bucket)}: {listed(names, 3)} ({why})")
+        errors = [f for f in findings if f.severity == "error"]
+        for code in dict.fromkeys(f.code for f in errors):
+            same = [f for f in errors if f.code == code]
+            more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
+            reasons.append(same[0].message + more)
+        if not self._plan.pairs and not reasons:
+            reasons.append("nothing was compared: no weight that is selected is on both sides")
+        return reasons
+
+
+def _names(checkpoint: Checkpoint) -> str:
+    return listed(list(checkpoint.entries)) if checkpoint.entries else "no tensors"
+
+
+def _told(bucket: Bucket) -> str:
+    return {
+        Bucket.ERROR: "not comparable",
+        Bucket.UNSUPPORTED: "in an unsupported layout",
+        Bucket.SHAPE_MISMATCH: "of different shape",
+        Bucket.ONLY_IN_ORIGINAL: "only in the original",
+        Bucket.ONLY_IN_QUANTIZED: "only in the quantized checkpoint",
+    }[bucket]
+
+
+def _header(pair: Pair) -> dict[str, Any]:
+    """What is told of every compared weight."""
+    x, y = pair.original, pair.quantized
+    return {
+        "layer_name": pair.name,
+        "display_name": display(pair.name),
+        "role": role_of(pair.name),
+        "block": block_of(pair.name),
+        "format": y.format,
+        "original_format": x.format,
+        "comfy_format": y.comfy_format,
+        "original_dtype": _dtype_name(x.codes.dtype),
+        "quantized_dtype": _dtype_name(y.codes.dtype),
+        "tensor_shape": x.shape,
+        "tensor_elements": x.n,
+    }
+
+
+@cache  # one text for all layers
+def _dtype_name(dtype: str) -> str:
+    if dtype in BLOCKS:
+        return f"ggml.{dtype.lower()}"
+    return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
+
+
+def _bits_per_weight(pair: Pair) -> float | None:
+    n = pair.original.n
+    return 8 * pair.quantized.nbytes / n if n else None
+
+
+def _layer(pair: Pair, done: Finished) -> Layer:
+    measured = Measured(
+        done.sums,
+        8 * pair.quantized.nbytes,
+        8 * pair.original.nbytes,
+        pair.quantized.uniform_bits,
+        pair.quantized.scale is not None,
+    )
+    values, nonfinite = evaluate(METRICS, measured)
+    scales, worst = done.scales, done.worst
+    any_finite = scales is not None and scales.mean is not None
+    return Layer(
+        **_header(pair),
+        block_size=pair.quantized.block_size,
+        scale_factor=scales.mean if scales else None,
+        scale_min=scales.low if scales and any_finite else None,
+        scale_max=scales.high if scales and any_finite else None,
+        scale_count=scales.number if scales else 0,
+        exact=False,
+        finite=not done.sums.nonfinite,
+        nonfinite_original_elements=done.sums.nonfinite_original,
+        nonfinite_quantized_elements=done.sums.nonfinite_quantized,
+        worst_element=WorstElement((worst.row, worst.col), worst.x, worst.y) if worst else None,
+        evidence=pair.quantized.evidence,
+        nonfinite=nonfinite,
+        **from_values(METRICS, values),
+    )
+
+
+def _not_compared(leftover: Leftover) -> NotCompared:
+    return NotCompared.model_validate(
+        {
+            "layer_name": leftover.name,
+            "display_name": display(leftover.name),
+            "side": leftover.side,
+            "bucket": str(leftover.bucket),
+            "reason": leftover.reason,
+            "elements": sum(entry.n for entry in leftover.entries),
+            "bytes": sum(entry.nbytes for entry in leftover.entries),
+        }
+    )
+
+
+def _bucket_sizes(places: Mapping[str, Bucket], stored: Mapping[str, Entry]) -> dict[str, BucketSize]:
+    """What is in each bucket, from the bucket of each stored tensor."""
+    entries: dict[Bucket, list[Entry]] = {}
+    for name, bucket in places.items():
+        entries.setdefault(bucket, []).append(stored[name])
+    return {
+        str(bucket): BucketSize(
+            tensors=len(found), elements=sum(e.n for e in found), bytes=sum(e.nbytes for e in found)
+        )
+        for bucket in Bucket
+        if (found := entries.get(bucket))
+    }
+
+
+def _fraction(sizes: dict[str, BucketSize]) -> float | None:
+    """Bytes compared of the bytes that were selected."""
+    selected = sum(size.bytes for bucket, size in sizes.items() if bucket != Bucket.FILTERED_OUT)
+    return sum(sizes[b].bytes for b in COVERED if b in sizes) / selected if selected else None
+
+
+def _side(checkpoint: Checkpoint, prefix: str) -> Side:
+    return Side(
+        path=unicode(checkpoint.path),
+        revision=checkpoint.revision,
+        files=[StoredFile(name=unicode(file.path.name), bytes=file.size) for file in checkpoint.files],
+        tensors=len(checkpoint.entries),
+        bytes=checkpoint.nbytes,
+        prefix=prefix,
+        notes=list(checkpoint.notes),
+    )
+
+
+def _format_notes(names: set[str]) -> dict[str, FormatNote]:
+    return {
+        row.name: FormatNote(summary=row.summary, usual_snr_db=list(row.usual_db) if row.usual_db else None)
+        for row in FORMATS
+        if row.name in names
+    }
+
+
+def _natural(item: tuple[str, Group]) -> list[tuple[int, str]]:
+    """Sorts layers.2 before layers.10."""
+    numbers = [(whole(part), part) for part in item[0].split(".")]
+    return [(-1, part) if number is None else (number, "") for number, part in numbers]

@@ -1,0 +1,44 @@
+"""Every metric of two tensors that are at hand, through the same kernel as checkpoints."""
+
+import torch
+from torch import Tensor
+
+from quanterr.comparison.kernel import exact_sums, fast_sums
+from quanterr.metrics import METRICS, OUTLIER, Measured, Value, evaluate
+from quanterr.metrics.sums import Sums
+from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut, as_matrix
+from quanterr.tensors.workspace import Workspace
+
+
+def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[str, Value]:
+    """Every row of METRICS for an original ``x`` and its quantized, dequantized version ``y``.
+
+    Both are of one shape, of any floating dtype and on one device; neither is changed. What depends on
+    how y is stored (``bits_per_weight``, ``saturated_pct``, ``theoretical_sqnr_db``) is None, and so is
+    what is undefined.
+
+    Raises:
+        ValueError: the shapes or devices differ, or a dtype is not floating.
+    """
+    if x.shape != y.shape or x.device != y.device:
+        raise ValueError(f"x is {tuple(x.shape)} on {x.device}, y {tuple(y.shape)} on {y.device}: they must agree")
+    if not x.is_floating_point() or not y.is_floating_point():
+        raise ValueError(f"x is {x.dtype}, y {y.dtype}: both must be floating")
+    rows, cols = as_matrix(tuple(x.shape))
+    workspace = Workspace(x.device)
+    matrices = [side.detach().reshape(rows, cols) for side in (x, y)]
+    wide = torch.float64 in (x.dtype, y.dtype)
+
+    def load(chunk: Chunk) -> tuple[Tensor, Tensor, None]:
+        pieces = [side[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] for side in matrices]
+        if wide:
+            return pieces[0], pieces[1], None
+        x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
+        return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
+
+    total = Sums()
+    for chunk in Cut(rows, cols, CUDA_CHUNK if x.is_cuda else CPU_CHUNK):
+        sums = None if wide else fast_sums(load, [chunk], (rows, cols), workspace, outlier_threshold)
+        total.add(sums or exact_sums(load, [chunk], cols, outlier_threshold))
+    values, _ = evaluate(METRICS, Measured(total))
+    return values | {"bits_per_weight": None}

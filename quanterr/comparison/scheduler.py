@@ -1,0 +1,279 @@
+"""The run: workers that read, dequantize and sum up chunks, and hand over finished weights.
+
+One thread a core on the CPU, each with its own buffers, reads just the rows it is about to compute:
+they stay in that core's cache, and torch lets go of the interpreter meanwhile. On CUDA a few
+threads, each with pinned buffers and a stream of its own, so that one's reading and copying overlaps
+with another's arithmetic. What a weight's sums are does not depend on who computed which chunk.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from quanterr.comparison.tasks import Job
+from quanterr.comparison.worker import Worker
+from quanterr.errors import ResourceError, UsageError, is_out_of_memory
+from quanterr.formats import Weight
+from quanterr.metrics.sums import Sums
+from quanterr.pairing.plan import Finished
+from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
+from quanterr.util.text import display
+
+CPU = torch.device("cpu")
+Result = TypeVar("Result")
+
+CHUNKS_AT_ONCE = 8  # of one weight, that a thread takes in one go
+SMALL = 1 << 17  # elements; of smaller weights Python does most of the work, one thread at a time
+READ_AHEAD = 8  # goes
+MAX_CPU_THREADS = 16
+CUDA_THREADS = 4
+LOOK_AGAIN = 0.02  # seconds between two looks at how far the workers are
+TICK = 0.1  # seconds between two looks at the progress
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is; written by workers, read by whoever shows it."""
+
+    total_bytes: int
+    done_bytes: int = 0
+    name: str = ""
+
+
+class Go(NamedTuple):
+    """Chunks ``first:stop`` of a task: what a thread takes in one go."""
+
+    number: int
+    first: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """A task that is being worked on."""
+
+    missing: int  # goes
+    sums: list[Sums]  # of each of its pairs
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; ``auto`` is CUDA where there is one.
+
+    Raises:
+        UsageError: not a device's name.
+        ResourceError: CUDA is asked for and is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        n = torch.cuda.device_count()
+        raise ResourceError(f"--device {name}: torch {torch.__version__} sees {n} CUDA devices here; try --device cpu")
+    return device
+
+
+class Run:
+    """Compares the pairs of tasks on a device; :meth:`run` calls back once a pair is finished.
+
+    A task is the pairs of one weight of the original: one in a comparison, one a candidate in a ranking.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Sequence[Job]],
+        device: torch.device,
+        finish: Callable[[int, Finished], None],
+        outlier: float,
+        stop: threading.Event,
+        may_move: bool = False,
+    ) -> None:
+        """``finish`` is called with the candidate and its finished pair, by worker threads, one at a time.
+
+        ``may_move``: where the device has too little memory even for small chunks, the CPU goes on.
+        """
+        self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
+        self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
+        self._may_move, self.moved_at = may_move, ""  # the weight for which the device had no room
+        self._finish, self._lock = finish, threading.Lock()
+        self._ended = threading.Event()  # ours: the caller's stop is only read
+        self._open: dict[int, _Open] = {}
+        self._originals = [jobs[0].pair.original for jobs in tasks]
+        order = sorted(range(len(tasks)), key=lambda number: _place(self._originals[number]))
+        self._large = [number for number in order if self._originals[number].n >= SMALL]
+        self._small = [number for number in order if self._originals[number].n < SMALL]
+        self._large_goes, self._small_goes = self._goes(self._large), self._goes(self._small)
+        self._taken = 0  # of the large ones
+        self._error: BaseException | None = None
+        self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
+        self.progress = Progress(sum(self._nbytes))
+        self.threads = CUDA_THREADS if device.type == "cuda" else min(usable_cores(), MAX_CPU_THREADS)
+        if not self._large:
+            self.threads = 1
+
+    def run(self, watch: Callable[[Progress], None]) -> bool:
+        """Compare all, or until stopped; ``watch`` is called ten times a second.
+
+        Returns whether all are compared. Raises what went wrong in a worker.
+        """
+        threads_before = torch.get_num_threads()
+        workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
+        helper = threading.Thread(target=self._read_ahead, daemon=True)
+        started: list[threading.Thread] = []
+        try:
+            for thread in (*workers, helper):
+                thread.start()
+                started.append(thread)
+            for worker in workers:
+                while worker.is_alive():
+                    watch(self.progress)
+                    worker.join(TICK)
+        finally:
+            # Also when this thread is interrupted: the workers stop after their chunk.
+            complete = not self._stop.is_set() and self._error is None
+            self._ended.set()
+            for thread in started:
+                thread.join()
+            torch.set_num_threads(threads_before)
+        if self._error is not None:
+            raise self._error
+        watch(self.progress)
+        return complete
+
+    def _chunks(self, go: Go) -> list[Chunk]:
+        return Cut(*self._originals[go.number].matrix, self.size)[go.first : go.stop]
+
+    def _goes(self, numbers: Iterable[int]) -> Iterator[Go]:
+        for number in numbers:
+            n = self._n_chunks(number)
+            for first in range(0, max(n, 1), CHUNKS_AT_ONCE):
+                yield Go(number, first, min(first + CHUNKS_AT_ONCE, n))
+
+    def _n_chunks(self, number: int) -> int:
+        return len(Cut(*self._originals[number].matrix, self.size))
+
+    def _next_go(self, small_too: bool) -> Go | None:
+        with self._lock:
+            if self._stop.is_set() or self._ended.is_set():
+                return None
+            go = next(self._small_goes, None) if small_too else None
+            if go is None:
+                go = next(self._large_goes, None)
+                self._taken += 1
+            if go is not None:
+                self.progress.name = self._tasks[go.number][0].pair.name
+            return go
+
+    def _work(self, small_too: bool) -> None:
+        """What a thread does. Small weights are one thread's: several would only wait for the interpreter."""
+        try:
+            torch.set_num_threads(1)  # of this thread: torch's own would only wait for each other
+            worker = Worker(self.device, self.size, self.outlier, max(map(len, self._tasks), default=1))
+            with torch.inference_mode(), worker.stream():
+                while (go := self._next_go(small_too)) is not None:
+                    self._do(worker, go)
+        except BaseException as error:  # raised again by run()
+            self._error = self._error or _named(error, self.progress.name)
+            self._ended.set()
+
+    def _do(self, worker: Worker, go: Go) -> None:
+        jobs, chunks = self._tasks[go.number], self._chunks(go)
+        pairs, name = [job.pair for job in jobs], jobs[0].pair.name
+        sums = self._with_room(worker, name, lambda: worker.compare(pairs, self._fitting(chunks, worker.size)))
+        share = sum(chunk.n for chunk in chunks) / max(self._originals[go.number].n, 1)
+        self.progress.done_bytes += int(share * self._nbytes[go.number])
+        for place, whole in enumerate(self._merged(go, sums)):
+            job = jobs[place]
+            finish = partial(worker.finish, job.number, job.pair, whole, place)
+            finished = self._with_room(worker, name, finish)
+            with self._lock:
+                self._finish(job.candidate, finished)
+
+    def _fitting(self, chunks: list[Chunk], size: int) -> list[Chunk]:
+        """The same elements in chunks of at most that size."""
+        return chunks if size == self.size else [piece for chunk in chunks for piece in divided(chunk, size)]
+
+    def _with_room(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
+        """What ``work`` gives; while the device has no room for it, after going over to smaller chunks, or the CPU."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                smaller = self._smaller(worker)
+                if smaller is None:
+                    raise
+            worker.start_over(*smaller)  # outside of the clause above, which keeps tensors alive
+            torch.cuda.empty_cache()
+            if smaller[0] == CPU:
+                self.moved_at = self.moved_at or name
+
+    def _smaller(self, worker: Worker) -> tuple[torch.device, int] | None:
+        """Where a worker may need less memory, and with which chunks."""
+        if worker.size > LEAST_CUDA_CHUNK:
+            return worker.device, max(worker.size // 2, LEAST_CUDA_CHUNK)
+        return (CPU, CPU_CHUNK) if self._may_move and worker.device != CPU else None
+
+    def _merged(self, go: Go, sums: list[Sums]) -> list[Sums]:
+        """The sums of the whole weights, once all of them is there; nothing before."""
+        n = self._n_chunks(go.number)
+        if go.first == 0 and go.stop == n:
+            return sums
+        with self._lock:
+            state = self._open.setdefault(go.number, _Open(-(-n // CHUNKS_AT_ONCE), [Sums() for _ in sums]))
+            for whole, part in zip(state.sums, sums, strict=True):
+                whole.add(part)
+            state.missing -= 1
+            return [] if state.missing else self._open.pop(go.number).sums
+
+    def _read_ahead(self) -> None:
+        """Tell the kernel what will be read next, a little before it is; on a warm cache this costs nothing."""
+        for n, go in enumerate(self._goes(self._large)):
+            while n > self._taken + READ_AHEAD:
+                if self._ended.wait(LOOK_AGAIN):
+                    return
+            chunks = Cut(*self._originals[go.number].matrix, self.size)
+            if go.stop > go.first:
+                for weight in _weights(self._tasks[go.number]):
+                    _will_need(weight, chunks[go.first], chunks[go.stop - 1])
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _weights(jobs: Sequence[Job]) -> list[Weight]:
+    """The weight of the original, and those of the candidates."""
+    return [jobs[0].pair.original, *(job.pair.quantized for job in jobs)]
+
+
+def _place(original: Weight) -> tuple[str, int]:
+    """Sorts weights as the original's files hold them, so that files are read front to back."""
+    return str(original.codes.file.path), original.codes.offset
+
+
+def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
+    """The bytes of the elements from the first chunk to the last, if codes lie in the order of the elements."""
+    codes, cols = weight.codes, weight.matrix[1]
+    if codes.n == weight.matrix[0] * cols:
+        begin = (first.row * cols + first.col) * codes.nbytes // codes.n
+        end = ((last.stop_row - 1) * cols + last.stop_col) * codes.nbytes // codes.n
+        codes.file.will_need(codes.offset + begin, end - begin)
+
+
+def _named(error: BaseException, name: str) -> BaseException:
+    """Running out of memory as an error that says where and what to do."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return ResourceError(f"out of GPU memory at {display(name)}; try --device cpu")
+    if is_out_of_memory(error):
+        return ResourceError(f"out of memory at {display(name)}; more is needed than there is, or than a limit allows")
+    return error

@@ -1,0 +1,142 @@
+"""One worker: its buffers, and what it does with chunks of a pair."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+
+from quanterr.comparison.kernel import exact_sums, fast_sums
+from quanterr.formats import Weight
+from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.metrics.sums import Sums
+from quanterr.pairing.plan import Element, Finished, Pair
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
+MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
+
+
+class _Kept(NamedTuple):
+    """Values of a small pair, (r, c) each, that the kernel cannot overwrite."""
+
+    pair: Pair
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Worker:
+    """One thread's buffers, and what it does with them."""
+
+    def __init__(self, device: torch.device, size: int, outlier: float, candidates: int = 1) -> None:
+        """Start without any buffer; ``size`` is that of the chunks."""
+        self.outlier, self._candidates = outlier, candidates
+        self.start_over(device, size)
+
+    def start_over(self, device: torch.device, size: int) -> None:
+        """Go on there, with chunks of that size and without any buffer."""
+        self.device, self.size = device, size
+        self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
+        self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts from go to go
+        self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
+        self._kept: dict[int, _Kept] = {}  # by the place of the pair
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Its own CUDA stream as a context; on the CPU nothing."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its buffers."""
+        shared = 0 if self._sides is None else self._sides.numel()
+        return shared + sum(w.nbytes for w in (self._original, self._copies, self._kernel, *self._quantized))
+
+    def _share(self) -> None:
+        """Let both sides dequantize to where the kernel has them beside each other."""
+        self._sides = torch.empty((2, self.size * torch.float32.itemsize), dtype=torch.uint8, device=self.device)
+        self._original.lend("values", self._sides[0])
+        self._copies.lend("copy", self._sides[0])
+        for workspace in self._quantized:
+            workspace.lend("values", self._sides[1])
+
+    def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
+        """Sums of a few chunks of each of the pairs, which have one weight of the original in common."""
+        if self._sides is None:
+            self._share()
+        load = self._load(pairs[0].original) if len(pairs) == 1 else self._load_once(pairs[0].original)
+        return [self._compare(pair, chunks, load, place) for place, pair in enumerate(pairs)]
+
+    def _load(self, original: Weight) -> LoadOriginal:
+        return lambda chunk: original.dequantize(chunk, self._original).weight
+
+    def _load_once(self, original: Weight) -> LoadOriginal:
+        """Reads and dequantizes a chunk when it is first asked for; later gives copies, which are overwritten too."""
+        kept: dict[Chunk, torch.Tensor] = {}
+
+        def load(chunk: Chunk) -> torch.Tensor:
+            if chunk in kept:
+                values = kept[chunk]
+                return self._copies.buffer("copy", tuple(values.shape), values.dtype).copy_(values)
+            values = original.dequantize(chunk, self._original).weight
+            kept[chunk] = self._copies.buffer(f"{len(kept)}", tuple(values.shape), values.dtype).copy_(values)
+            return values
+
+        return load
+
+    def _compare(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
+        saturated: list[torch.Tensor] = []
+
+        def load(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+            x = load_original(chunk)
+            y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized[place])
+            if at_end is not None:
+                saturated.append(at_end)
+            if chunk.n == pair.original.n <= MOST_KEPT:
+                keys = f"kept_x{place}", f"kept_y{place}"
+                buffers = (
+                    self._kernel.buffer(key, tuple(v.shape), v.dtype) for key, v in zip(keys, (x, y), strict=True)
+                )
+                self._kept[place] = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
+            return x, y, zeros
+
+        if not chunks:
+            return Sums()
+        matrix, sums, matrix_rows = pair.original.matrix, None, pair.original.matrix_rows
+        if not pair.original.wide and not pair.quantized.wide:
+            sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, pair.importance, matrix_rows)
+        if sums is None:
+            saturated.clear()
+            sums = exact_sums(load, chunks, matrix[1], self.outlier, pair.importance, matrix_rows)
+        if saturated:
+            sums.saturated = int(torch.stack(saturated).sum())
+        return sums
+
+    def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> Finished:
+        """What is told of a weight besides its sums; ``place`` is that of the pair among those of its original."""
+        scales = _scales(pair.quantized, self._quantized[place])
+        return Finished(number, sums, scales, self._worst(pair, sums, place))
+
+    def _worst(self, pair: Pair, sums: Sums, place: int) -> Element | None:
+        """From the row with the largest |e|, read again if need be: its place costs more to remember."""
+        if sums.worst is None:
+            return None
+        _, row, col = sums.worst
+        kept = self._kept.get(place)
+        if kept is not None and kept.pair is pair:
+            x, y = kept.x[row].double(), kept.y[row].double()
+        else:
+            chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
+            x = pair.original.dequantize(chunk, self._original).weight[0].double()
+            y = pair.quantized.dequantize(chunk, self._quantized[place]).weight[0].double()
+        at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
+        return Element(row, col + at, float(x[at]), float(y[at]))
+
+
+def _scales(weight: Weight, workspace: Workspace) -> Scales | None:
+    if weight.scale is None:
+        return None
+    return Scales.of(chunks_of_scale(weight.scale, workspace))

@@ -1,0 +1,1 @@
+"""What several formats have in common: element types, packings, grids of scales, labels."""

@@ -1,0 +1,195 @@
+"""Codes of 1 to 8 bits in containers of 8, 16, 32 or 64: how they lie there, and how they come out.
+
+    dense         a stream of bits, low first: code i is bits i · b …, across containers
+    floor         as many whole codes as fit into each word of 32 bits, low first; the rest of it unused
+    planar        32 codes in b words: first the low 4 (2, 1) bits of all, then their next bits
+    interleaved   8 codes of 4 bits in a word: column c is nibble 0 4 1 5 2 6 3 7
+
+dense, floor and planar are the same for 1, 2, 4 and 8 bits.
+
+Reference: vllm-project/compressed-tensors compressors/pack_quantized/helpers.py (dense since 0.18, floor
+before); ModelCloud/GPTQModel gptqmodel/utils/planar_packing.py; casper-hansen/AutoAWQ
+awq/utils/packing_utils.py.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from math import lcm
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.tensors.workspace import Workspace
+
+BYTE, WORD = 8, 32
+PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}  # widths, low first
+NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Piece(NamedTuple):
+    """Bits ``shift`` to ``shift + width`` of a container, which are worth 2^place in a code."""
+
+    container: int
+    shift: int
+    width: int
+    place: int
+
+
+class Run(NamedTuple):
+    """The shortest run of codes after which their places repeat."""
+
+    containers: int
+    codes: tuple[tuple[Piece, ...], ...]
+
+
+class Packing(NamedTuple):
+    """How codes of ``bits`` bits are packed."""
+
+    name: str  # "dense", "floor", "planar", "interleaved"
+    bits: int
+
+    def words(self, n: int) -> int:
+        """Words of 32 bits for n codes."""
+        if self.name == "floor":
+            return -(-n // (WORD // self.bits))
+        return -(-n * self.bits // WORD)
+
+    def run(self, unit: int) -> Run:
+        """The run in containers of ``unit`` bits."""
+        return _run(self, unit)
+
+
+@cache
+def _run(packing: Packing, unit: int) -> Run:
+    name, bits = packing
+    if name == "dense":
+        length = lcm(bits, unit)
+        codes = [[(start, bits, 0)] for start in range(0, length, bits)]
+    elif name == "planar":
+        length = bits * WORD
+        codes = [list(_planes(bits, code)) for code in range(WORD)]
+    else:
+        length = WORD
+        order = NIBBLES if name == "interleaved" else range(WORD // bits)
+        codes = [[(place * bits, bits, 0)] for place in order]
+    pieces = tuple(tuple(piece for field in fields for piece in _pieces(*field, unit)) for fields in codes)
+    return Run(length // unit, pieces)
+
+
+def _planes(bits: int, code: int) -> Iterator[tuple[int, int, int]]:
+    """(first bit, width, place) of a code's part of each plane."""
+    place = 0
+    for width in PLANES[bits]:
+        yield place * WORD + code * width, width, place
+        place += width
+
+
+def _pieces(start: int, width: int, place: int, unit: int) -> Iterator[Piece]:
+    """A field cut at the borders of containers."""
+    while width:
+        container, shift = divmod(start, unit)
+        taken = min(width, unit - shift)
+        yield Piece(container, shift, taken, place)
+        start, width, place = start + taken, width - taken, place + taken
+
+
+def unpack_columns(stored: Tensor, packing: Packing, workspace: Workspace, key: str = "values") -> Tensor:
+    """Codes packed along each row, (r, containers) of any integer dtype: (r, n) float32, n whole runs."""
+    run = packing.run(BYTE)
+    units = _whole_runs(stored.view(torch.uint8), 1, run.containers, workspace)
+    r, n_units = units.shape
+    n_runs = r * n_units // run.containers
+    values = workspace.buffer(key, (r, n_runs // r * len(run.codes)), torch.float32)
+    if packing.name == "planar":
+        codes = workspace.buffer("codes", (n_runs, len(run.codes)), torch.uint8)
+        return values.copy_(_join_planes(units.view(n_runs, -1), packing.bits, codes, workspace).view(values.shape))
+    _unpack(units.view(n_runs, run.containers, 1), run, values.view(n_runs, len(run.codes), 1), workspace)
+    return values
+
+
+def _join_planes(units: Tensor, bits: int, codes: Tensor, workspace: Workspace) -> Tensor:
+    """Codes of whole runs, (runs, 32) uint8, from their bytes, (runs, 4 · bits): as dense ones, plane by plane."""
+    place = 0
+    for width in PLANES[bits]:
+        plane = workspace.buffer("plane", (len(units), 4 * width), torch.uint8)
+        plane.copy_(units[:, 4 * place : 4 * (place + width)])
+        found = codes if place == 0 else workspace.buffer("higher", tuple(codes.shape), torch.uint8)
+        run = Packing("dense", width).run(BYTE)
+        _unpack(plane.view(-1, run.containers, 1), run, found.view(-1, len(run.codes), 1), workspace)
+        if place:
+            codes.bitwise_or_(found.bitwise_left_shift_(place))
+        place += width
+    return codes
+
+
+def unpack_rows(stored: Tensor, packing: Packing, workspace: Workspace, key: str = "values") -> Tensor:
+    """Codes packed down each column, (containers, c) of any integer dtype: (n, c) float32, n whole runs."""
+    run = packing.run(8 * stored.element_size())
+    units = _whole_runs(stored, 0, run.containers, workspace)
+    units = units.view(torch.uint8) if units.dtype == torch.int8 else units
+    n_units, c = units.shape
+    runs = n_units // run.containers
+    values = workspace.buffer(key, (runs * len(run.codes), c), torch.float32)
+    _unpack(units.view(runs, run.containers, c), run, values.view(runs, len(run.codes), c), workspace)
+    return values
+
+
+def unpack_turned(
+    stored: Tensor,
+    packing: Packing,
+    rows: tuple[int, int],
+    workspace: Workspace,
+    key: str,
+    change: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Codes of some rows of what is stored transposed, (c, containers of its rows): (r, c) float32.
+
+    ``change`` is made to the containers before, in place.
+    """
+    run = packing.run(8 * stored.element_size())
+    first, last = rows[0] // len(run.codes), -(-rows[1] // len(run.codes))
+    containers = stored[:, first * run.containers : last * run.containers].t()
+    turned = workspace.buffer(f"turned {key}", tuple(containers.shape), stored.dtype).copy_(containers)
+    codes = unpack_rows(change(turned) if change else turned, packing, workspace, key)
+    return codes[rows[0] - first * len(run.codes) : rows[1] - first * len(run.codes)]
+
+
+def cropped(values: Tensor, first: int, stop: int, workspace: Workspace) -> Tensor:
+    """Columns ``first:stop`` of values, contiguous."""
+    if (first, stop) == (0, values.shape[1]):
+        return values
+    shape = values.shape[0], stop - first
+    return workspace.buffer("cropped", shape, torch.float32).copy_(values[:, first:stop])
+
+
+def _whole_runs(units: Tensor, dim: int, length: int, workspace: Workspace) -> Tensor:
+    """Contiguous, and zeros after the last container where the last run is cut."""
+    missing = -units.shape[dim] % length
+    if not missing:
+        return units.contiguous()
+    shape = (units.shape[0] + missing * (dim == 0), units.shape[1] + missing * (dim == 1))
+    padded = workspace.buffer("runs", shape, units.dtype).zero_()
+    padded.narrow(dim, 0, units.shape[dim]).copy_(units)
+    return padded
+
+
+def _unpack(units: Tensor, run: Run, values: Tensor, workspace: Workspace) -> None:
+    """From containers, (runs, containers, c), to codes, (runs, codes, c)."""
+    shape = units.shape[0], units.shape[2]
+    code, more = (workspace.buffer(key, shape, units.dtype) for key in ("code", "more"))
+    for place, pieces in enumerate(run.codes):
+        for number, piece in enumerate(pieces):
+            _take(units[:, piece.container], piece, more if number else code)
+            if number:
+                code.bitwise_or_(more)
+        values[:, place].copy_(code)
+
+
+def _take(units: Tensor, piece: Piece, out: Tensor) -> None:
+    """A piece's bits at its place in the code."""
+    torch.bitwise_right_shift(units, piece.shift, out=out)
+    if piece.width < 8 * units.element_size():
+        out.bitwise_and_((1 << piece.width) - 1)
+    if piece.place:
+        out.bitwise_left_shift_(piece.place)

@@ -1,0 +1,130 @@
+"""What ComfyUI's labels may say of a weight, and what a label may change for a reader.
+
+Tensors decide, labels break ties: a label that names another plain layout than is stored, or another
+granularity than the scale has, is told as a doubt. A label that names a layout of its own section (packed
+4-bit codes, low-rank branches) must agree with the tensors.
+
+Reference: comfyanonymous/ComfyUI comfy/quant_ops.py QUANT_ALGOS and comfy/utils.py convert_old_quants;
+silveroxides/ComfyUI-QuantOps; silveroxides/convert_to_quant comfy/quant_ops.py.
+"""
+
+from quanterr.checkpoints import Entry
+from quanterr.checkpoints.labels import HEADER, Label
+from quanterr.errors import Misfit
+from quanterr.formats.base import Hints, Parts
+from quanterr.formats.shared.convrot import DEFAULT_GROUP
+from quanterr.util.text import display
+
+FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+INT8 = frozenset({"I8"})
+FLOATS = frozenset({"F32", "BF16", "F16"})  # of scales
+
+# Names that labels use for codes with a plain scale. The granularity of the scale is told from its
+# shape alone: labels are often wrong about it.
+FP8_GRANULARITY = {
+    "float8_e4m3fn": "tensor",
+    "float8_e5m2": "tensor",
+    "float8_e4m3fn_rowwise": "row",
+    "float8_e4m3fn_blockwise": "block",
+    "float8_e4m3fn_block3d": "block",
+}
+INT8_GRANULARITY = {
+    "int8_tensorwise": None,  # of rows as well
+    "int8_blockwise": "block",
+    "int8_lodewise": "block",
+    "int8": None,
+    "int8_convrot": None,
+}
+FP8_LABELS, INT8_LABELS = frozenset(FP8_GRANULARITY), frozenset(INT8_GRANULARITY)
+MXFP8_LABELS, NVFP4_LABELS = frozenset({"mxfp8", "hybrid_mxfp8"}), frozenset({"nvfp4"})
+PLAIN = FP8_LABELS | INT8_LABELS | MXFP8_LABELS | NVFP4_LABELS
+ALWAYS_ROTATED = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "asym_w4a8_int8"})
+
+# Layouts that are known and not read, and what to do.
+REFUSED = {
+    "sdnq": "dequantize the model with the SDNQ library and compare what that writes",
+    "int8_block32": "no release has it; quantize again, as int8_blockwise",
+}
+NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+def refuse_by_name(codes: Entry, hints: Hints) -> None:
+    """Refuse the layouts of :data:`REFUSED`, whatever their tensors look like.
+
+    Raises:
+        Misfit: a label, or config.json beside codes, names one of them; says what to do.
+    """
+    method = hints.config.get("quant_method")
+    told = [(label.format, str(label)) for label in hints.labels[:1]]
+    if isinstance(method, str) and codes.dtype not in NUMBERS:
+        told.append((method, f"config.json says quant_method {display(method)}"))
+    for name, says in told:
+        if name in REFUSED:
+            raise Misfit(f"{says}: a layout that is not read; {REFUSED[name]}")
+
+
+def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
+    """The label's format name, and what is odd about the labels.
+
+    ``names`` are those of the format that is tried, ``rotates`` whether it undoes a rotation. Where a
+    tensor and the header disagree the tensor is believed: it was written together with the codes,
+    while headers are often made anew.
+
+    Raises:
+        Misfit: the first label names another layout, or a rotation that this format does not undo.
+    """
+    labels = parts.hints.labels
+    if not labels:
+        return None, ()
+    doubts = []
+    first = next((label for label in labels if label.format), labels[0])
+    stored = f"{parts.codes.dtype} {list(parts.codes.shape)}"
+    other = first.format is not None and first.format not in names
+    if other and (first.format not in PLAIN or not names <= PLAIN):
+        raise Misfit(f"{first}, but the codes are {stored}")
+    if other or _is_other_fp8(first.format, parts.codes.dtype):
+        doubts.append(f"{first}, but the codes are {stored}: read as what is stored")
+    if labels[0].rotated and not rotates:
+        raise Misfit(f"{labels[0].source} says the codes are rotated (convrot), but they are {parts.codes.dtype}")
+    disagreeing = next((label for label in labels[1:] if _disagree(labels[0], label)), None)
+    if disagreeing is not None:
+        doubt = (
+            f"labels disagree: the {labels[0].source} says {_told(labels[0])} and the {disagreeing.source} says "
+            f"{_told(disagreeing)}; the {labels[0].source} and the scale's shape decided"
+        )
+        doubts.append(doubt + (", while ComfyUI obeys the header" if disagreeing.source == HEADER else ""))
+    return first.format, tuple(doubts)
+
+
+def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) -> tuple[str, ...]:
+    """A doubt, where the label's name says another granularity than the scale has."""
+    said = (FP8_GRANULARITY | INT8_GRANULARITY).get(comfy_format or "")
+    scale = parts["scale"]
+    if said in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
+        return ()  # a block that is the whole weight has one scale as well; experts have one each
+    return (f"labelled {display(comfy_format or '')}, but its scale {scale} is one a {granularity}: the shape decided",)
+
+
+def _is_other_fp8(label: str | None, dtype: str) -> bool:
+    """Whether a label names the other kind of FP8 than is stored."""
+    return label in FP8_LABELS and dtype in FP8 and (label == "float8_e5m2") != (dtype == "F8_E5M2")
+
+
+def _disagree(one: Label, other: Label) -> bool:
+    """Whether two labels say different things; what only one of them says is no contradiction, but a rotation is."""
+    said = ((label.format, label.block) for label in (one, other))
+    return _rotation(one) != _rotation(other) or any(a != b for a, b in zip(*said, strict=True) if a and b)
+
+
+def _told(label: Label) -> str:
+    """The part of a label that changes what the codes mean."""
+    size = f" with group_size {label.block[0]}" if label.block else ""
+    rotation = f", convrot {_rotation(label)}" if _rotation(label) else ""
+    return display(label.format or "nothing of the format") + size + rotation
+
+
+def _rotation(label: Label) -> int | None:
+    """Columns that were rotated together; None where the label does not speak of a rotation."""
+    if not label.rotated and label.format not in ALWAYS_ROTATED:
+        return None
+    return label.number("convrot_groupsize") or DEFAULT_GROUP

@@ -1,0 +1,44 @@
+"""What the configuration of compressed-tensors says of a weight.
+
+    config_groups.*.targets    the name of a module, "re:" and a regular expression, or a class
+    config_groups.*.weights    num_bits, group_size, …
+
+Reference: vllm-project/compressed-tensors quantization/quant_config.py, quant_args.py, utils/match.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quanterr.formats.base import WEIGHT_SUFFIX, Parts
+from quanterr.formats.shared.config_checks import matches
+
+
+def said(parts: Parts, key: str) -> int | None:
+    """The number that the configuration gives for a weight; None where it cannot be told."""
+    groups = list(_groups(parts.hints.config))
+    if len({_number(weights, key) for _, weights in groups}) > 1:  # which of them is it?
+        module = parts.name.removesuffix(WEIGHT_SUFFIX)
+        groups = [(targets, weights) for targets, weights in groups if any(_names(t, module) for t in targets)]
+    found = {_number(weights, key) for _, weights in groups}
+    return found.pop() if len(found) == 1 else None
+
+
+def _groups(config: Mapping[str, Any]) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
+    groups = config.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        targets = group.get("targets") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            yield [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else [], weights
+
+
+def _names(target: str, module: str) -> bool:
+    """Whether a target is that module: by its name or a pattern; by its class nobody knows here."""
+    if not target.startswith("re:"):
+        return target == module
+    return matches(target.removeprefix("re:"), module, from_start=True)
+
+
+def _number(weights: Mapping[str, Any], key: str) -> int | None:
+    value = weights.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,35 @@
+"""Codes of what remains of a weight once a product of two thin matrices is taken off (SVDQuant).
+
+    residual    (rows, cols)    the codes' values
+    smooth      (cols,)         the layer divides its input by it
+    up, down    (rows, rank), (rank, cols)
+
+    weight = residual / smooth + up @ down        where down is already divided by smooth
+    weight = (residual + up @ down) / smooth      where it is not
+
+In float64, rounded to float32 once.
+
+Reference: mit-han-lab/nunchaku (SVDQuant, arXiv 2411.05007); Comfy-Org/comfy-kitchen tensor/svdquant_w4a4.py,
+whose weight is what its kernel makes of an identity matrix.
+"""
+
+import torch
+from torch import Tensor
+
+from quanterr.tensors.workspace import Workspace
+
+
+def add_branch(
+    residual: Tensor, smooth: Tensor, up: Tensor, down: Tensor, smoothed: bool, workspace: Workspace
+) -> Tensor:
+    """The weight from ``residual``, (r, c), ``smooth``, (c,), ``up``, (r, n), and ``down``, (n, c): in place.
+
+    ``smoothed`` says that the product, too, is to be divided.
+    """
+    wide = workspace.buffer("branch", tuple(residual.shape), torch.float64).copy_(residual)
+    if not smoothed:
+        wide.div_(smooth.double())
+    wide.addmm_(up.double(), down.double())
+    if smoothed:
+        wide.div_(smooth.double())
+    return residual.copy_(wide)

@@ -1,0 +1,114 @@
+"""Small floats with a scale of one byte for each few columns: what MXFP4, MXFP6, MXFP8 and NVFP4 have in common.
+
+    codes    (rows, cols) of E2M1, two a byte, the first in the low bits; of E2M3, four in three bytes, the
+             first in the lowest bits; or of E4M3 or E5M2; stored as bytes or words of any dtype
+    scale    (rows, cols / block) bytes, in rows or in tiles (shared/swizzled_scales.py): E8M0 exponents or E4M3
+
+    weight[r, c] = code[r, c] * scale[r, c // block]                                  one rounding
+
+A global scale multiplies or divides the block's scale first, which is rounded. Codes of a multiple of 32
+columns may be longer than the weight: shared/padding.py.
+
+Reference: OCP Microscaling Formats (MX) 1.0, 5.2 and 5.3.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import Values
+from quanterr.formats.shared import bit_stream, element_types
+from quanterr.formats.shared.element_types import Codes
+from quanterr.formats.shared.padding import Padded
+from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.swizzled_scales import BlockScales
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+Element = Literal["e2m1", "e2m3", "e4m3", "e5m2"]
+CODE_BITS: dict[Element, int] = {"e2m1": 4, "e2m3": 6, "e4m3": 8, "e5m2": 8}
+ELEMENTS: dict[str, Element] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
+
+ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # float32 of the bytes of a chunk's scales, (r, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Microscaled:
+    """Where codes and scales of a weight lie, and what the scales' bytes mean."""
+
+    codes: Entry
+    element: Element
+    padded: Padded
+    scales: BlockScales
+    scale_of: ScaleOf
+
+    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
+        """code · scale, (r, c)."""
+        return self.padded.dequantize(chunk, workspace, self._block)
+
+    def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
+        values, unit, saturated = self._codes(chunk, workspace)
+        block = self.padded.step
+        stored = self.scales.read(chunk.row, chunk.stop_row, workspace)
+        scale = stored[:, chunk.col // block : -(-chunk.stop_col // block)].contiguous()
+        if unit != 1:
+            values.mul_(unit)
+        return Values(multiply(values, self.scale_of(scale, chunk, workspace), chunk.col, block), saturated)
+
+    def _codes(self, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, float, Tensor | None]:
+        """The codes' values, (r, c), a power of two to multiply them with, and how many are at the end."""
+        code_bits = CODE_BITS[self.element]
+        first = (chunk.row * self.padded.stored_cols + chunk.col) * code_bits // 8
+        shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
+        stored = workspace.read_bytes("codes", self.codes, first, shape)
+        if self.element == "e2m1":
+            return element_types.unpack(stored, element_types.e2m1_pairs(False, workspace.device), workspace), 1.0, None
+        if self.element == "e2m3":
+            return (
+                bit_stream.unpack(stored, bit_stream.unit_table(element_types.E2M3, workspace.device), workspace),
+                1.0,
+                None,
+            )
+        cast = element_types.e4m3 if self.element == "e4m3" else element_types.e5m2
+        codes: Codes = cast(stored.view(torch.int8), workspace)
+        return codes.values, codes.unit, codes.at_end
+
+
+def exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
+    """The scales that E8M0 bytes are."""
+    return element_types.e8m0(stored)
+
+
+def e4m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
+    """The scales that E4M3 bytes are."""
+    return element_types.e4m3_scales(stored)
+
+
+def times(global_scale: Entry, rows: int) -> ScaleOf:
+    """E4M3 scales times a global one, or one for each expert of ``rows`` rows: rounded."""
+
+    def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
+        return element_types.e4m3_scales(stored).mul_(of_rows(global_scale, rows, chunk, workspace))
+
+    return scale_of
+
+
+def divided_by(global_scale: Entry, rows: int) -> ScaleOf:
+    """E4M3 scales divided by a global one, or by one for each expert of ``rows`` rows: rounded."""
+
+    def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
+        return element_types.e4m3_scales(stored).div_(of_rows(global_scale, rows, chunk, workspace))
+
+    return scale_of
+
+
+def of_rows(global_scale: Entry, rows: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The global scale of a chunk, (1,), or that of each row's expert, (r, 1); experts have ``rows`` rows."""
+    scale = workspace.whole("global_scale", global_scale).view(-1).float()
+    if len(scale) == 1:
+        return scale
+    return scale[torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // rows, None]

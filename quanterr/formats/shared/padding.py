@@ -1,0 +1,131 @@
+"""Weights whose stored rows are longer, or whose stored experts are taller, than the weight itself.
+
+    stored    (rows rounded up, cols rounded up), or (experts, the same)
+    weight    its first rows and columns; what lies beyond is padding
+
+The true shape is the original's; the label's orig_shape must agree. Without either it is the stored one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quanterr.errors import Misfit
+from quanterr.formats.base import Parts, Values
+from quanterr.tensors.chunks import KERNEL_WIDTH, Chunk, as_matrix
+from quanterr.tensors.workspace import Workspace
+
+Block = Callable[[Chunk, Workspace], Values]  # values of whole blocks of the stored matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Where a weight of ``shape`` lies in a stored matrix; blocks of columns begin at multiples of ``step``."""
+
+    shape: tuple[int, ...]
+    rows: int  # of one expert
+    cols: int
+    stored_rows: int
+    stored_cols: int
+    step: int
+
+    def dequantize(self, chunk: Chunk, workspace: Workspace, block: Block) -> Values:
+        """The chunk's values, (r, c), from those of whole blocks; a count of saturated codes is of the blocks."""
+        first, last = chunk.row // self.rows, (chunk.stop_row - 1) // self.rows
+        if first == last or self.rows == self.stored_rows:
+            return self._piece(chunk, first * (self.stored_rows - self.rows), workspace, block)
+        values = torch.empty(chunk.shape, device=workspace.device)
+        saturated = None
+        for expert in range(first, last + 1):
+            top = expert * self.rows
+            part = chunk._replace(row=max(chunk.row, top), stop_row=min(chunk.stop_row, top + self.rows))
+            piece = self._piece(part, expert * (self.stored_rows - self.rows), workspace, block)
+            values[part.row - chunk.row : part.stop_row - chunk.row] = piece.weight
+            if piece.saturated is not None:
+                saturated = piece.saturated if saturated is None else saturated + piece.saturated
+        return Values(values, saturated)
+
+    def _piece(self, chunk: Chunk, shift: int, workspace: Workspace, block: Block) -> Values:
+        col, stop_col = chunk.col, chunk.stop_col
+        if chunk.stop_row - chunk.row > 1 or stop_col - col == self.cols:
+            col, stop_col = 0, self.stored_cols
+        else:
+            col, stop_col = col // self.step * self.step, min(-(-stop_col // self.step) * self.step, self.stored_cols)
+        found = block(Chunk(chunk.row + shift, chunk.stop_row + shift, col, stop_col), workspace)
+        if (col, stop_col) == (chunk.col, chunk.stop_col):
+            return found
+        cropped = workspace.buffer("cropped", chunk.shape, found.weight.dtype)
+        return Values(cropped.copy_(found.weight[:, chunk.col - col : chunk.stop_col - col]), found.saturated)
+
+
+def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The chunk, (r, c) contiguous, out of values of its whole rows, (r, as many columns as are stored)."""
+    if values.shape == chunk.shape and values.is_contiguous():
+        return values
+    cropped = workspace.buffer("cropped", chunk.shape, values.dtype)
+    return cropped.copy_(values[:, chunk.col : chunk.stop_col])
+
+
+def unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
+    """A weight of that shape, (rows, cols) or (experts, rows, cols), which is stored as it is.
+
+    Raises:
+        Misfit: experts are so narrow that they could be the kernels of a convolution.
+    """
+    _check_width(parts, shape)
+    return Padded(shape, shape[-2], shape[-1], shape[-2], shape[-1], step)
+
+
+def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
+    if as_matrix(shape)[1] != shape[-1]:
+        raise Misfit(f"{parts.codes}: experts of fewer than {KERNEL_WIDTH} columns are not read")
+
+
+def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
+    """Where the weight lies in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
+
+    Rows and columns are padded to multiples of ``multiple`` (``step``, if it is not given) or not at all.
+    A shape of the original that fits neither is left to be told as a mismatch.
+
+    Raises:
+        Misfit: as :func:`unpadded`; the label's orig_shape is not the original's shape.
+    """
+    as_stored = unpadded(parts, stored, step)
+    multiple = multiple or step
+    labelled = labelled_shape(parts)
+    shape = parts.hints.shape or labelled or stored
+    if labelled and labelled != shape:
+        raise Misfit(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
+    if not _fits(shape, stored, multiple):
+        return as_stored
+    _check_width(parts, shape)
+    return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
+
+
+def check_unpadded(parts: Parts) -> None:
+    """Hold the label's orig_shape against codes that are stored without padding.
+
+    Raises:
+        Misfit: it is not their shape; names both.
+    """
+    labelled, stored = labelled_shape(parts), parts.codes.shape
+    if labelled and labelled != stored:
+        raise Misfit(f"the label's orig_shape is {list(labelled)}, but the codes are {parts.codes}")
+
+
+def labelled_shape(parts: Parts) -> tuple[int, ...] | None:
+    """What a label says of the original's shape."""
+    return next((shape for label in parts.hints.labels if (shape := _orig_shape(label.fields))), None)
+
+
+def _orig_shape(fields: object) -> tuple[int, ...] | None:
+    value = fields.get("orig_shape") if isinstance(fields, dict) else None
+    return tuple(value) if isinstance(value, list) and all(isinstance(n, int) for n in value) else None
+
+
+def _fits(shape: tuple[int, ...], stored: tuple[int, ...], multiple: int) -> bool:
+    if len(shape) != len(stored) or shape[:-2] != stored[:-2] or 0 in shape:
+        return False
+    return all(have in (n, -(-n // multiple) * multiple) for n, have in zip(shape[-2:], stored[-2:], strict=True))

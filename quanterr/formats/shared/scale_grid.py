@@ -1,0 +1,431 @@
+"""Codes times a scale: which scale belongs to which element, told from the shapes.
+
+    scale                       weight       an element's scale
+    [], [1], [1, 1] …           any          the one
+    [M], [M, 1]                 [M, …]       of its row
+    [a, b]                      [M, K]       of its block, in a grid of a × b
+    [M, b, 1]                   [M, K]       of its row and block of columns
+    [a, 1, b, 1]                [M, K]       as [a, b]
+    [E], [E, 1], [E, 1, 1]      [E, M, K]    of its expert
+    [E, M, 1], [E, M]           [E, M, K]    of its expert's row
+    [E, 1, K], [E, K]           [E, M, K]    of its expert's column
+    [E, a, b]                   [E, M, K]    of its expert's block
+
+The edge of a block is not stored, and the last block may be partial: 140 rows in 2 blocks are 128 + 12
+or 70 + 70. In this order: what a label, config.json or all other weights of the checkpoint say, where it
+gives this grid; powers of two, where just one pair of edges fits; what config.json says, where the grid is
+larger than needed; a divisor that is no power of two, which is told as a doubt. Where two pairs fit
+nothing is guessed, but that square blocks go first, divisors for groups of columns, and 128 × 128 for a
+weight_scale_inv, whose writers use nothing else. Never by broadcasting, which takes [M] for the columns
+of a square weight.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.checkpoints.labels import HEADER, TENSOR
+from quanterr.errors import Misfit
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
+from quanterr.formats.shared.element_types import Codes
+from quanterr.formats.shared.padding import check_unpadded
+from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.workspace import Workspace
+
+Edges = tuple[int, int]
+
+DEEPSEEK_BLOCK = (128, 128)
+CONFIG = "config.json"
+SAID = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources of block sizes that somebody wrote down
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+TINY = 2.0**-120  # of scales; the smallest float32 is 2^-149, the smallest code 2^-16
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where the scale of an element lies: a stored matrix of ``cols`` columns, row by row.
+
+    The weight's matrix is a stack of ``stack_rows`` rows at a time, each with ``grid_rows`` rows of
+    scales; ``block`` is (rows, cols) of the weight that share one.
+    """
+
+    entry: Entry
+    granularity: str  # "tensor" | "row" | "block"
+    stack_rows: int
+    grid_rows: int
+    cols: int
+    block: Edges
+    reason: str
+    doubt: str | None = None
+
+    def multiply(self, codes: Codes, chunk: Chunk, workspace: Workspace) -> Values:
+        """The codes' values, (r, c), times their scales, in place: one rounding."""
+        values, unit = codes.values, codes.unit
+        scale: float | Tensor
+        if self.entry.n == 1:
+            scale = float(as_float(self.entry, workspace.whole("scale", self.entry)))
+            smallest = largest = abs(scale * unit)
+        else:
+            scale = self._scales(chunk, workspace)
+            smallest, largest = map(float, torch.aminmax((scale * unit).abs()))
+        if not largest <= FLOAT32_MAX:  # else scale · unit is exact, as the unit is a power of two
+            values.mul_(unit)
+            unit = 1.0
+        if isinstance(scale, float):
+            values.mul_(scale * unit)
+        else:
+            multiply(values, scale * unit, chunk.col, self.block[1])
+        # A product of codes that are not zero may underflow to zero only if the scale is tiny.
+        return Values(values, codes.at_end, codes.zeros if smallest > TINY else None)
+
+    def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Scales of a chunk as float32, (1 or r, blocks of columns)."""
+        block_cols = self.block[1]
+        first, last = self._grid_row(chunk.row), self._grid_row(chunk.stop_row - 1)
+        left, right = chunk.col // block_cols, -(-chunk.stop_col // block_cols)
+        stored = workspace.read("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
+        scale = as_float(self.entry, stored)
+        if right - left < self.cols:
+            scale = scale[:, left:right]
+        if last == first:
+            return scale
+        rows = torch.arange(chunk.row, chunk.stop_row, device=scale.device)
+        of_row = rows // self.stack_rows * self.grid_rows + rows % self.stack_rows // self.block[0]
+        return scale.index_select(0, of_row - first)
+
+    def _grid_row(self, row: int) -> int:
+        return row // self.stack_rows * self.grid_rows + row % self.stack_rows // self.block[0]
+
+
+def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
+    """``values``, (r, c) from column ``col`` on, times ``scale``, (1 or r, blocks of columns), in place."""
+    return by_block(Tensor.mul_, values, scale, col, block_cols)
+
+
+def by_block(
+    change: Callable[[Tensor, Tensor], Tensor], values: Tensor, of_block: Tensor, col: int, block_cols: int
+) -> Tensor:
+    """``change(values, of_block)`` in place, where each block has a value, as the scale in :func:`multiply`."""
+    n_blocks = of_block.shape[1]
+    if n_blocks == 1:
+        return change(values, of_block)
+    if col % block_cols:  # a piece of a very wide row that starts inside a block
+        columns = torch.arange(col, col + values.shape[1], device=values.device)
+        return change(values, of_block.index_select(1, columns // block_cols - col // block_cols))
+    whole = values.shape[1] // block_cols
+    inside = values.narrow(1, 0, whole * block_cols)
+    change(inside.view(-1, whole, block_cols), of_block[:, :whole].unsqueeze(2))
+    if whole < n_blocks:
+        change(values.narrow(1, whole * block_cols, values.shape[1] - whole * block_cols), of_block[:, whole:])
+    return values
+
+
+def hints(parts: Parts, shaped: Iterable[tuple[Edges, str]] = ()) -> list[tuple[Edges, str]]:
+    """Edges of blocks that labels and config.json name, the most trustworthy first; ``shaped`` after the labels'."""
+    labelled = [(label.block, f"the {label.source}") for label in parts.hints.labels if label.block]
+    return [*labelled, *shaped, *parts.hints.blocks]
+
+
+def common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
+    """The edges of all blocks of a checkpoint whose shapes allow just one pair of square ones, if they agree.
+
+    ``pairs`` are codes and their scale.
+    """
+    found: set[Edges] = set()
+    for codes, scale in pairs:
+        if len(codes.shape) == len(scale.shape) == 2 and 1 not in scale.shape and scale.shape[0] != codes.shape[0]:
+            candidates = [_edges(n, blocks) for n, blocks in zip(codes.shape, scale.shape, strict=True)]
+            square = set(candidates[0]) & set(candidates[1])
+            if len(square) == 1:
+                found |= {(edge, edge) for edge in square}
+    return found.pop() if len(found) == 1 else None
+
+
+def as_float(entry: Entry, stored: Tensor) -> Tensor:
+    """Stored scales as float32: an exact widening."""
+    return element_types.e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()
+
+
+def chunks_of_scale(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
+    """All scales as float32, a piece at a time: what their statistics are made from."""
+    if entry.n == 1:  # most often at hand
+        yield as_float(entry, workspace.whole("scale", entry)).view(1)
+        return
+    for first in range(0, entry.n, at_once):
+        n = min(at_once, entry.n - first)
+        yield as_float(entry, workspace.read("scale", entry, first, (n,)))
+
+
+OF_DEEPSEEK = "_inv"  # its scales, whose blocks are those of config.json or 128 × 128, whatever would divide
+
+Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
+
+
+def fit_scaled(
+    parts: Parts,
+    family: str,
+    granularity: str | None,
+    labels: frozenset[str],
+    dequantize: Dequantize,
+    uniform_bits: int | None = None,
+    rotates: bool = False,
+) -> Weight | None:
+    """The weight of codes and a scale; None if its scale has another granularity than the one asked for.
+
+    Where the scale fits no rule and all codes are zero, which is read then, the weight is zeros.
+
+    Raises:
+        Misfit: a label that changes what the codes mean or names another shape, or a scale that fits no rule.
+    """
+    codes, scale = parts["codes"], parts["scale"]
+    comfy_format, doubts = check_labels(parts, labels, rotates)
+    check_unpadded(parts)
+    edges = _dividing(scale, codes.shape)
+    divided = [(edges, f"the scale's shape {list(scale.shape)}")] if edges else []
+    told = hints(parts, divided if comfy_format else [])
+    try:
+        grid = fit_grid(scale, codes.shape, told)
+    except Misfit:
+        if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
+            raise
+        return _zeros(parts, family, comfy_format, doubts) if granularity in (None, "tensor") else None
+    if granularity not in (None, grid.granularity):
+        return None
+    doubts += check_granularity(parts, comfy_format, grid.granularity)
+    weight = Weight(
+        parts.name,
+        f"{family}_{grid.granularity}",
+        codes.shape,
+        parts.entries,
+        partial(dequantize, parts, grid),
+        block_size=grid.block if grid.granularity == "block" else None,
+        code_bits=8,
+        uniform_bits=uniform_bits,
+        scale=scale,
+        evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
+        doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
+        comfy_format=comfy_format,
+    )
+    known = any(block == grid.block for block, _ in told)
+    other = _other_edges(scale, codes.shape, grid.block, edges, known)
+    if other is None:
+        return weight
+    alternative = replace(
+        weight,
+        dequantize=partial(dequantize, parts, fit_grid(scale, codes.shape, [(other, "")])),
+        block_size=other,
+        evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
+    )
+    first = replace(weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), alike=True)
+    return first.or_else([alternative])
+
+
+def _zeros(parts: Parts, family: str, comfy_format: str | None, doubts: tuple[str, ...]) -> Weight:
+    """A weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
+    doubt = (
+        f"all its codes are zero and its scale {parts['scale']} fits no rule: read as zeros; ComfyUI does not load it"
+    )
+    return Weight(
+        parts.name,
+        f"{family}_tensor",
+        parts.codes.shape,
+        parts.entries,
+        lambda chunk, workspace: Values(workspace.buffer("values", chunk.shape, torch.float32).zero_()),
+        code_bits=8,
+        evidence=("all codes are zero",),
+        doubts=(*doubts, doubt),
+        comfy_format=comfy_format,
+    )
+
+
+def _all_zero(codes: Entry) -> bool:
+    """Whether all bytes of an entry are zero; reads it up to the first that is not."""
+    step = 1 << 20
+    pieces = (
+        codes.file.read(codes.offset + first, min(step, codes.nbytes - first)) for first in range(0, codes.nbytes, step)
+    )
+    return not any(piece.strip(b"\0") for piece in pieces)
+
+
+def scaled_formats(
+    family: str,
+    needs: Mapping[str, Part],
+    fit: Callable[[str, Parts], Weight | None],
+    specification: str | None,
+    usual_db: Mapping[str, tuple[int, int]],
+) -> tuple[Format, ...]:
+    """The rows of a family: one for each granularity of its scale."""
+    return tuple(
+        Format(
+            name=f"{family}_{granularity}",
+            summary=f"{family.upper()} codes, one scale {of}",
+            needs=needs,
+            fit=partial(fit, granularity),
+            specification=specification or "",
+            usual_db=usual_db[granularity],
+        )
+        for granularity, of in (("tensor", "for the tensor"), ("row", "a row"), ("block", "a block"))
+    )
+
+
+def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]]) -> Grid:
+    """The grid of a scale for a weight of that shape.
+
+    ``hints`` are edges of blocks with the place that says so, the most trustworthy first.
+
+    Raises:
+        Misfit: no rule fits, or two do; names both shapes.
+    """
+    rows, cols = as_matrix(shape)
+    stored = entry.shape
+    if entry.n == 1:
+        return Grid(entry, "tensor", max(rows, 1), 1, 1, (max(rows, 1), max(cols, 1)), "one scale")
+    if entry.n == 0 or len(shape) < 2:
+        raise Misfit(_no_rule(entry, shape))
+    if len(shape) == 2:
+        return _fit_matrix(entry, rows, cols, 1, _matrix_scale(stored, rows), hints, shape)
+    if prod(stored) == stored[0] == shape[0]:  # one for each leading index, trailing ones or not
+        each = rows // shape[0]
+        return Grid(entry, "row", each, 1, 1, (each, cols), f"one scale for each of {shape[0]}")
+    if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked, and no 1-D convolution
+        return _fit_matrix(entry, shape[1], shape[2], shape[0], _expert_scale(stored, shape), hints, shape)
+    raise Misfit(_no_rule(entry, shape))
+
+
+def _dividing(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
+    """Edges of blocks that divide rows and columns, the only ones that ComfyUI's own rule knows."""
+    rows, cols = as_matrix(shape)
+    grid = _matrix_scale(entry.shape, rows)
+    if len(shape) != 2 or len(grid) != 2 or 0 in grid or entry.n == 1 or grid == (rows, 1):
+        return None
+    return None if rows % grid[0] or cols % grid[1] else (rows // grid[0], cols // grid[1])
+
+
+def _other_edges(
+    entry: Entry, shape: tuple[int, ...], block: Edges, dividing: Edges | None, known: bool
+) -> Edges | None:
+    """Edges of blocks that fit as well: those that divide, or groups of columns of which the last is not full.
+
+    ``known``: something else than the scale's shape tells the edges.
+    """
+    if dividing is None or entry.name.endswith(OF_DEEPSEEK):
+        return None
+    if dividing != block:
+        return dividing
+    power, *divisor = _edges(shape[1], shape[1] // block[1])
+    return (1, power) if block[0] == 1 and divisor and not known else None
+
+
+def _matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """The scale's shape as (a, b), where it can be one; () where not."""
+    if stored == (rows,):
+        return rows, 1
+    if len(stored) == 2:
+        return stored
+    if len(stored) == 3 and stored[0] == rows and stored[2] == 1:
+        return stored[:2]
+    if len(stored) == 4 and stored[1] == stored[3] == 1:
+        return stored[0], stored[2]
+    return ()
+
+
+def _expert_scale(stored: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one expert's scale as (a, b); () where no rule fits or two do."""
+    if len(stored) == 3:
+        return stored[1:]
+    if len(stored) == 2 and shape[1] != shape[2]:
+        return {shape[1]: (shape[1], 1), shape[2]: (1, shape[2])}.get(stored[1], ())
+    return ()
+
+
+def _fit_matrix(
+    entry: Entry,
+    rows: int,
+    cols: int,
+    stacked: int,
+    grid: tuple[int, ...],
+    hints: list[tuple[Edges, str]],
+    shape: tuple[int, ...],
+) -> Grid:
+    if not grid:
+        raise Misfit(_no_rule(entry, shape))
+    grid_rows, grid_cols = grid
+    if grid == (rows, 1):
+        return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale a row")
+    fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
+    wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in SAID]
+    for (edges, source), needed in zip(hints, fewest, strict=True):
+        if needed == grid:
+            reason, doubt = f"block size from {source}", _against(wrong, edges)
+            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason, doubt)
+    inferred = _infer(entry, (rows, cols), (grid_rows, grid_cols))
+    usual = inferred is not None and all(
+        edge & (edge - 1) == 0 or edge == n for edge, n in zip(inferred, (rows, cols), strict=True)
+    )
+    for (edges, source), needed in zip(hints, fewest, strict=True):
+        padded = needed[0] <= grid_rows and needed[1] <= grid_cols  # for a parallel layout
+        if not usual and padded and source == CONFIG:
+            reason = f"block size from {source}; the scale has more blocks than the weight needs"
+            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason)
+    if inferred is None:
+        raise Misfit(_no_rule(entry, shape))
+    reason = f"block size from the scale's shape {list(entry.shape)}"
+    doubt = _against(wrong, inferred)
+    if doubt is None and not usual:
+        doubt = f"blocks of {inferred[0]} × {inferred[1]} are told from the scale's shape alone"
+    return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, doubt)
+
+
+def _against(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:
+    """What was said of the blocks, and cannot be."""
+    said = [f"{source} says blocks of {edges[0]} × {edges[1]}" for edges, source in wrong]
+    return f"{' and '.join(said)}, read as {block[0]} × {block[1]}, as the scale's shape has it" if said else None
+
+
+def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
+    """Edges of the blocks from sizes and numbers of blocks alone; None where nothing fits.
+
+    Raises:
+        Misfit: several fit; names them.
+    """
+    needed = tuple(-(-n // edge) for n, edge in zip(sizes, DEEPSEEK_BLOCK, strict=True))
+    if entry.name.endswith(OF_DEEPSEEK) and needed == blocks:
+        return DEEPSEEK_BLOCK
+    candidates = [_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
+    if blocks[0] == sizes[0]:  # groups of columns, most of whose writers ask that they divide the row
+        candidates[1] = candidates[1][-1:]
+    pairs = [(r, c) for r in candidates[0] for c in candidates[1]]
+    free = any(count in (1, n) for n, count in zip(sizes, blocks, strict=True))  # a row or a column of blocks
+    square = pairs if free else [pair for pair in pairs if pair[0] == pair[1]]
+    if len(square or pairs) > 1:
+        found = " and ".join(f"{r} × {c}" for r, c in square or pairs)
+        raise Misfit(
+            f"scale {entry} fits blocks of {found} in a weight of {sizes[0]} × {sizes[1]}; say which in config.json "
+            "beside it (quantization_config.weight_block_size) or in a .comfy_quant label (group_size)"
+        )
+    return next(iter(square or pairs), None)
+
+
+def _edges(n: int, blocks: int) -> list[int]:
+    """Possible edges of a block when n elements lie in that many: the divisor, and a power of two before it."""
+    if not 0 < blocks <= n:
+        return []
+    if blocks == 1:
+        return [n]
+    divisor = n // blocks if n % blocks == 0 else 0
+    power = 1 << (-(-n // blocks) - 1).bit_length()
+    if divisor == power or -(-n // power) != blocks:
+        return [divisor] if divisor else []
+    return [power, divisor] if divisor else [power]
+
+
+def _no_rule(entry: Entry, shape: tuple[int, ...]) -> str:
+    return f"scale {entry} fits no rule for a weight of shape {list(shape)}"

@@ -1,0 +1,45 @@
+"""Statistics of the stored scales of a weight: how many, which of them are wrong, their mean and range."""
+
+from collections.abc import Iterable
+from math import inf, isfinite
+from typing import NamedTuple
+
+import torch
+
+from quanterr.metrics.sums import as_float, exact
+
+
+class Scales(NamedTuple):
+    """Statistics of a weight's scales; ``mean`` is of those that are finite, None where none is."""
+
+    number: int
+    nonfinite: int
+    zero: int
+    negative: int
+    mean: float | None
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, pieces: Iterable[torch.Tensor]) -> "Scales":
+        """Statistics of scales, float32, given a piece at a time."""
+        number = nonfinite = zero = negative = total = 0
+        low, high = inf, -inf
+        for piece in pieces:
+            number += piece.numel()
+            if piece.numel() == 1 and isfinite(value := float(piece)):  # most often
+                zero, negative = zero + (value == 0), negative + (value < 0)
+                total, low, high = total + exact(value), min(low, value), max(high, value)
+                continue
+            finite = piece[piece.isfinite()].double()
+            nonfinite += piece.numel() - finite.numel()
+            if finite.numel():
+                lowest, highest = (float(bound) for bound in torch.aminmax(finite))
+                low, high = min(low, lowest), max(high, highest)
+                total += exact(float(finite.sum()))
+                if lowest <= 0:
+                    zero, negative = zero + int((finite == 0).sum()), negative + int((finite < 0).sum())
+        mean = None
+        if number > nonfinite:
+            mean = low if low == high else as_float(total) / (number - nonfinite)
+        return cls(number, nonfinite, zero, negative, mean, low, high)

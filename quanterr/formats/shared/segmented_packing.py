@@ -1,0 +1,56 @@
+"""Codes packed with those that lie far apart: the first part of a matrix, the second part … share the elements.
+
+    stored    P elements of u8 or i32, whatever dtype they are stored as, each with v codes
+    code e    of the matrix, row by row: in element e % P, at the bits of part e // P
+
+So any run of codes is read from one run of elements for each part that it touches. A matrix whose rows do
+not divide by v is padded with rows of zeros.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.tensors.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Codes of ``bits`` bits in elements of ``dtype``; part p is at bit ``shifts[p]``."""
+
+    entry: Entry
+    dtype: torch.dtype  # of the elements, uint8 or int32
+    bits: int
+    shifts: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """P, of each part."""
+        return self.entry.nbytes // self.dtype.itemsize
+
+    @property
+    def codes(self) -> int:
+        """Number of codes, those that pad included."""
+        return self.elements * len(self.shifts)
+
+    def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
+        """Codes ``first:stop`` as float32, (n,)."""
+        values, size = workspace.buffer("values", (stop - first,), torch.float32), self.dtype.itemsize
+        for begin, end in pieces(first, stop, self.elements):
+            part, place = divmod(begin, self.elements)
+            stored = workspace.read_bytes("codes", self.entry, place * size, ((end - begin) * size,)).view(self.dtype)
+            codes = workspace.buffer("part", (end - begin,), self.dtype)
+            torch.bitwise_right_shift(stored, self.shifts[part], out=codes).bitwise_and_((1 << self.bits) - 1)
+            values[begin - first : end - first] = codes
+        return values
+
+
+def pieces(first: int, stop: int, width: int) -> Iterator[tuple[int, int]]:
+    """The run ``first:stop``, cut at multiples of ``width``."""
+    while first < stop:
+        end = min(first - first % width + width, stop)
+        yield first, end
+        first = end

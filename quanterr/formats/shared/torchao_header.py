@@ -1,0 +1,71 @@
+"""What a torchao checkpoint says of a tensor in its header, and what its types have in common.
+
+    __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …},
+                                 "_tensor_data_names": ["qdata", "scale"]}
+
+Reference: pytorch/ao torchao/prototype/safetensors/safetensors_utils.py.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.errors import Misfit
+from quanterr.formats.base import Parts
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util import strict_json
+
+Described = Mapping[str, Any]
+
+
+@lru_cache(maxsize=64)
+def described(text: str) -> tuple[str, Described, tuple[str, ...]]:
+    """The type and the attributes of a tensor, and what its parts are called.
+
+    Raises:
+        Misfit: the text is no JSON.
+    """
+    try:
+        said = strict_json.loads(text.encode())
+    except strict_json.Invalid as error:
+        raise Misfit(f"its description in the header {error}") from error
+    said = said if isinstance(said, dict) else {}
+    data, names = said.get("_data"), said.get("_tensor_data_names")
+    listed = tuple(map(str, names)) if isinstance(names, list) else ()
+    return str(said.get("_type")), data if isinstance(data, dict) else {}, listed
+
+
+def block_size(parts: Parts, said: Described) -> tuple[int, ...]:
+    """Sizes of a block along each axis of the codes.
+
+    Raises:
+        Misfit: the header tells none.
+    """
+    block, shape = said.get("block_size"), parts.codes.shape
+    if not isinstance(block, list) or len(block) != len(shape) or not all(isinstance(b, int) and b > 0 for b in block):
+        raise Misfit(f"the header says block_size {block} of {parts.codes}")
+    return tuple(block)
+
+
+def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
+    """What the layer multiplies its input with, where it does.
+
+    Raises:
+        Misfit: it has not as many numbers as the weight has columns.
+    """
+    entry = parts.get("act_pre_scale")
+    if entry and entry.n not in (1, cols):
+        raise Misfit(f"{entry} should have one number for each of {cols} columns")
+    return entry
+
+
+def pre_scaled(values: Tensor, entry: Entry | None, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Values, (r, c), times what the layer multiplies its input with, in place."""
+    if entry is None:
+        return values
+    factors = workspace.whole("act_pre_scale", entry).view(-1).float()
+    return values.mul_(factors if len(factors) == 1 else factors[chunk.col : chunk.stop_col])

@@ -1,0 +1,165 @@
+"""4-bit integers of torchao, whose kernels multiply first and add afterwards.
+
+    Int4Tensor                  qdata              i8 (rows, cols / 2), two codes of -8 … 7, the first in the low bits
+                                scale, zero_point  floating (cols / group, rows)
+                                weight = code * scale                                 rounded
+                                         + zero_point                                 rounded
+    Int4TilePackedTo4dTensor    qdata              i32 (rows / 8, cols / 128, 32, 4), eight codes of 0 … 15 in a word
+                                scale_and_zero     floating (cols / group, rows, 2)
+                                weight = (code - 8) * scale                           rounded
+                                         + zero                                       rounded
+
+In front of the first there may be experts. Of the second, rows are padded to a multiple of 8 and columns to
+one of 1024. The code at bits 4p … 4p + 3 of word (n, k, lane, j), with the bits p2 p1 p0 of p, is that of
+
+    row       8·n + lane // 4
+    column    128·k + 32·j + 16·p1 + 8·p0 + 2·(lane % 4) + p2
+
+Reference: pytorch/ao torchao/quantization/quantize_/workflows/int4/int4_tensor.py and
+int4_tile_packed_to_4d_tensor.py; pytorch aten/src/ATen/native/cuda/int4mm.cu.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.errors import Misfit
+from quanterr.formats.base import Parts, Values, Weight
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.segmented_packing import pieces
+from quanterr.formats.shared.torchao_header import Described, block_size, fit_pre_scale, pre_scaled
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+TILE_ROWS, TILE_COLS = 8, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Codes in rows; scales and zero points in columns."""
+
+    parts: Parts
+    padded: Padded
+    pre_scale: Entry | None
+
+    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
+        """code · scale + zero_point, (r, c)."""
+        return self.padded.dequantize(chunk, workspace, self._block)
+
+    def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
+        first = (chunk.row * self.padded.stored_cols + chunk.col) // 2
+        stored = workspace.read_bytes("codes", self.parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
+        values = element_types.unpack(stored, element_types.int4_pairs(workspace.device), workspace)
+        groups = values.view(chunk.shape[0], -1, self.padded.step)
+        groups.mul_(self._of_rows("scale", chunk, workspace)).add_(self._of_rows("zero_point", chunk, workspace))
+        return Values(pre_scaled(values, self.pre_scale, chunk, workspace))
+
+    def _of_rows(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """The numbers of a chunk's groups, (r, groups, 1) float32."""
+        rows, group = self.padded.rows, self.padded.step
+        across = self.padded.cols // group
+        found = []
+        for first, stop in pieces(chunk.row, chunk.stop_row, rows):
+            expert, row = divmod(first, rows)
+            held = workspace.held(role, self.parts[role], expert * across * rows, (across, rows))
+            columns = held[chunk.col // group : chunk.stop_col // group, row : row + stop - first]
+            found.append(columns.t().to(torch.float32, copy=True))
+        return torch.cat(found).unsqueeze(2)
+
+
+def fit_plain(format: str, parts: Parts, said: Described) -> Weight:
+    """The weight of an Int4Tensor.
+
+    Raises:
+        Misfit: scale and zero point have not the shapes that block_size tells.
+    """
+    codes = parts.codes
+    if codes.dtype not in ("I8", "U8") or len(codes.shape) not in (2, 3):
+        raise Misfit(f"codes of an Int4Tensor are I8 (rows, cols / 2), not {codes}")
+    *stack, rows, cols = *codes.shape[:-1], 2 * codes.shape[-1]
+    *front, group = block_size(parts, said)
+    if set(front) != {1} or cols % group or group % 2:
+        raise Misfit(f"the header says block_size {[*front, group]} of {codes}, which is not groups of columns")
+    for part in (parts["scale"], parts["zero_point"]):
+        if part.shape != (*stack, cols // group, rows):
+            raise Misfit(f"{part} should have the shape {[*stack, cols // group, rows]}: groups of {group} columns")
+    shape = (*stack, rows, cols)
+    plain = Plain(parts, unpadded(parts, shape, group), fit_pre_scale(parts, cols))
+    return _weight(format, parts, shape, plain, group)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Codes in tiles of 8 × 128, of which the first ``shape`` are the weight's."""
+
+    parts: Parts
+    shape: tuple[int, int]
+    group: int
+    pre_scale: Entry | None
+
+    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
+        """(code - 8) · scale + zero, (r, c)."""
+        top, bottom = chunk.row // TILE_ROWS, -(-chunk.stop_row // TILE_ROWS)
+        codes = self._codes(top, bottom, workspace)
+        skipped = chunk.row - top * TILE_ROWS
+        groups = codes[skipped : skipped + chunk.shape[0]].view(chunk.shape[0], -1, self.group)
+        scales = workspace.whole("scale_and_zero", self.parts["scale_and_zero"])[:, chunk.row : chunk.stop_row]
+        scale, zero = (scales[:, :, place].t().float().unsqueeze(2) for place in (0, 1))
+        groups.sub_(8).mul_(scale).add_(zero)
+        cropped = workspace.buffer("cropped", chunk.shape, torch.float32)
+        cropped.copy_(groups.flatten(1)[:, chunk.col : chunk.stop_col])
+        return Values(pre_scaled(cropped, self.pre_scale, chunk, workspace))
+
+    def _codes(self, top: int, bottom: int, workspace: Workspace) -> Tensor:
+        """The codes of rows of tiles, (rows, cols) float32, padding included."""
+        n, across = bottom - top, self.parts.codes.shape[1]
+        stored = workspace.read(  # tile, k, row, lane % 4, j
+            "codes", self.parts.codes, top * across * 32 * 4, (n, across, TILE_ROWS, 4, 4)
+        )
+        ordered = workspace.buffer("ordered", (n, TILE_ROWS, across, 4, 4), torch.int32)
+        ordered.copy_(stored.permute(0, 2, 1, 4, 3))  # tile, row, k, j, lane % 4
+        halves = ordered.view(torch.int16).view(-1, 8)  # lane % 4, p2
+        values = workspace.buffer("values", (len(halves), 4, 8), torch.float32)
+        part = workspace.buffer("part", tuple(halves.shape), torch.int16)
+        for place in range(4):  # p1, p0
+            torch.bitwise_right_shift(halves, 4 * place, out=part).bitwise_and_(15)
+            values[:, place].copy_(part)
+        return values.view(n * TILE_ROWS, across * TILE_COLS)
+
+
+def fit_tiles(format: str, parts: Parts, said: Described) -> Weight:
+    """The weight of an Int4TilePackedTo4dTensor.
+
+    Raises:
+        Misfit: codes and scales have not the shapes that shape and block_size tell.
+    """
+    codes, scales, shape, block = parts.codes, parts["scale_and_zero"], said.get("shape"), said.get("block_size")
+    if codes.dtype != "I32" or len(codes.shape) != 4 or codes.shape[2:] != (32, 4):
+        raise Misfit(f"codes of an Int4TilePackedTo4dTensor are I32 (rows / 8, cols / 128, 32, 4), not {codes}")
+    pairs = [pair for pair in (shape, block) if isinstance(pair, list) and len(pair) == 2]
+    if len(pairs) != 2 or not all(isinstance(size, int) and size > 0 for pair in pairs for size in pair):
+        raise Misfit(f"the header says shape {shape} and block_size {block}, not two sizes each")
+    (rows, cols), (one, group) = pairs
+    stored_rows, stored_cols = codes.shape[0] * TILE_ROWS, codes.shape[1] * TILE_COLS
+    if one != 1 or stored_cols % group or rows > stored_rows or cols > stored_cols:
+        raise Misfit(f"the header says shape {shape} and block_size {block}, which {codes} cannot hold")
+    if scales.shape != (stored_cols // group, stored_rows, 2):
+        raise Misfit(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
+    return _weight(format, parts, (rows, cols), Tiles(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)
+
+
+def _weight(format: str, parts: Parts, shape: tuple[int, ...], layout: Plain | Tiles, group: int) -> Weight:
+    return Weight(
+        parts.name,
+        format,
+        shape,
+        parts.entries,
+        layout.dequantize,
+        code_bits=4,
+        uniform_bits=4,
+        block_size=(1, group),
+        evidence=(f"the header: groups of {group} columns",),
+    )

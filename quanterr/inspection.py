@@ -1,0 +1,149 @@
+"""What one checkpoint stores: formats, sizes, bits per weight, and what is odd. Reads headers and labels only."""
+
+import os
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.errors import Misfit
+from quanterr.findings import finding
+from quanterr.findings.files import of_config, of_notes
+from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.pairing.side import Side
+from quanterr.report.inspection import Inspection, StoredWeight, Tally
+from quanterr.report.model import Finding, StoredFile, Tool
+from quanterr.roles import block_of, role_of
+from quanterr.util.text import count, display, listed
+from quanterr.version import __version__
+
+UNREAD = "unread"  # what no format claims
+PLAIN = ("dense", "verbatim")
+
+
+def inspect(checkpoint: str | os.PathLike[str] | Checkpoint, lenient: bool = False) -> Inspection:
+    """What a checkpoint stores: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
+
+    ``lenient`` is that of :func:`quanterr.open_checkpoint`.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or so is a label in it.
+    """
+    if isinstance(checkpoint, Checkpoint):
+        return _inspected(checkpoint)
+    with open_checkpoint(checkpoint, lenient) as opened:
+        return _inspected(opened)
+
+
+def _inspected(checkpoint: Checkpoint) -> Inspection:
+    side = Side("checkpoint", checkpoint)
+    side.attach_siblings()
+    weights, doubts = [], []
+    for name in side.codes:
+        weight, reason = _recognized(side, name)
+        if weight is None and is_auxiliary(name):
+            continue
+        weights.append(_stored(side, name, weight, reason))
+        doubts += [(name, doubt) for doubt in (weight.doubts if weight else ())]
+    formats: dict[str, list[StoredWeight]] = {}
+    groups: dict[str, dict[str, list[StoredWeight]]] = {}
+    for stored in weights:
+        formats.setdefault(stored.format or UNREAD, []).append(stored)
+        groups.setdefault(stored.role, {}).setdefault(stored.format or UNREAD, []).append(stored)
+    return Inspection.model_construct(
+        tool=Tool(name="quanterr", version=__version__),
+        path=checkpoint.path,
+        kind=checkpoint.kind,
+        files=[StoredFile(name=file.path.name, bytes=file.size) for file in checkpoint.files],
+        tensors=len(checkpoint.entries),
+        bytes=checkpoint.nbytes,
+        architecture=_architecture(checkpoint),
+        quant_method=side.labels.method,
+        total=_tally(weights),
+        formats=_tallies(formats),
+        groups={role: _tallies(groups[role]) for role in sorted(groups)},
+        findings=[*_of_layers(weights, doubts), *_on_the_whole(side, weights)],
+        weights=weights,
+    )
+
+
+def _architecture(checkpoint: Checkpoint) -> str | None:
+    if checkpoint.gguf:
+        return checkpoint.gguf.architecture
+    config = checkpoint.config.get("config.json")
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _recognized(side: Side, name: str) -> tuple[Weight | None, str | None]:
+    try:
+        weight = side.recognized(name)
+    except Misfit as misfit:
+        return None, str(misfit)
+    return weight, None
+
+
+def _stored(side: Side, name: str, weight: Weight | None, reason: str | None) -> StoredWeight:
+    codes = side.codes[name]
+    entries = [codes, *side.siblings.get(name, ())]
+    shape = weight.shape if weight else codes.shape
+    n, n_bytes = prod(shape), sum(entry.nbytes for entry in entries)
+    return StoredWeight(
+        name=name,
+        display_name=display(name),
+        role=role_of(name),
+        block=block_of(name),
+        format=weight.format if weight else None,
+        dtype=codes.dtype,
+        shape=list(shape),
+        elements=n,
+        bytes=n_bytes,
+        bits_per_weight=8 * n_bytes / n if n and weight else None,
+        code_bits=weight.code_bits if weight else None,
+        block_size=list(weight.block_size) if weight and weight.block_size else None,
+        scales=weight.scale.n if weight and weight.scale else 0,
+        comfy_format=weight.comfy_format if weight else None,
+        evidence=list(weight.evidence) if weight else [],
+        reason=reason,
+    )
+
+
+def _tally(weights: Iterable[StoredWeight]) -> Tally:
+    weights = list(weights)
+    n, n_bytes = sum(weight.elements for weight in weights), sum(weight.bytes for weight in weights)
+    known = bool(n) and all(weight.format for weight in weights)
+    scales = sum(weight.scales for weight in weights)
+    return Tally(len(weights), n, n_bytes, 8 * n_bytes / n if known else None, scales)
+
+
+def _tallies(groups: dict[str, list[StoredWeight]]) -> dict[str, Tally]:
+    """The largest first."""
+    tallies = {name: _tally(weights) for name, weights in groups.items()}
+    return dict(sorted(tallies.items(), key=lambda item: -item[1].bytes))
+
+
+def _of_layers(weights: list[StoredWeight], doubts: list[tuple[str, str]]) -> Iterator[Finding]:
+    for weight in weights:
+        if weight.reason:
+            message = f"{weight.display_name}: not read: {weight.reason}"
+            yield finding("not_read", "error", weight.name, message)
+    for name, doubt in doubts:
+        yield finding("layout_doubt", "warning", name, f"{display(name)}: {doubt}")
+
+
+def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
+    labels = side.labels
+    if labels.orphans:
+        message = f"the header labels layers that are not stored: {listed(list(labels.orphans))}"
+        yield finding("label_without_layer", "warning", None, message)
+    casts = [weight.name for weight in weights if weight.format == "fp8_cast"]
+    if casts:
+        message = f"FP8 without any scale, taken as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
+        yield finding("fp8_without_scale", "info", None, message)
+    if labels.method and all(weight.format in PLAIN for weight in weights):
+        message = f"config.json says quant_method {display(labels.method)}, but no weight is stored quantized"
+        yield finding("config_without_codes", "warning", None, message)
+    bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
+    if bare:
+        yield finding("codes_without_scale", "warning", None, f"codes that nothing scales: {listed(bare)}")
+    yield from of_config(labels.config, (weight.code_bits for weight in weights))
+    yield from of_notes(side.checkpoint)

@@ -1,0 +1,64 @@
+"""The order of q's and k's rows: RoPE turns them by pairs, which programs store in two ways.
+
+    transformers             a pair's rows lie half a head apart: (0, d/2), (1, d/2 + 1), …
+    Mistral's and Meta's     side by side: attention.wq and attention.wk
+
+Reference: transformers models/llama/convert_llama_weights_to_hf.py permute; mistral/convert_mistral_weights_to_hf.py.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from quanterr.errors import Misfit
+from quanterr.formats import Weight
+from quanterr.pairing.views import unpaired
+from quanterr.util.text import display
+
+_PAIRED = re.compile(r"(?:.*\.)?layers\.\d+\.attention\.w([qk])(?:\..*)?")
+_QUERY = ("num_attention_heads", "n_heads")
+_HEADS = {"q": _QUERY, "k": ("num_key_value_heads", "n_kv_heads", *_QUERY)}
+
+
+def in_pairs(name: str) -> bool:
+    """Whether a weight of that name has the rows of a pair side by side."""
+    return _PAIRED.fullmatch(name) is not None
+
+
+def in_one_order(x: Weight, y: Weight, configs: Iterable[Mapping[str, Any]]) -> tuple[Weight, Weight]:
+    """Two weights of one name, rows of heads in halves in both; ``configs`` are the files beside both checkpoints.
+
+    Raises:
+        Misfit: the order differs, and nothing tells how many heads there are.
+    """
+    sides = [x, y]
+    paired = [_PAIRED.fullmatch(side.codes.name) for side in sides]
+    word = next((found[1] for found in paired if found), None)
+    if word is None or all(paired):
+        return x, y
+    side = 0 if paired[0] else 1
+    stored, heads = sides[side], _number_of_heads(word, configs)
+    both = f"{display(x.codes.name)} and {display(y.codes.name)} have the rows of each head in another order"
+    if not heads:
+        raise Misfit(f"{both}, and no config.json or params.json tells how many heads there are")
+    if stored.shape[0] % (2 * heads):
+        raise Misfit(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
+    halves = unpaired(stored, heads)
+    halves = replace(halves, evidence=(*halves.evidence, f"rows of {heads} heads put back from pairs to halves"))
+    sides[side] = halves
+    if side == 1:  # a file whose names alone are Mistral's
+        as_stored = replace(stored, evidence=("rows of heads as they are stored", *stored.evidence))
+        sides[1] = halves.or_else((*halves.readings, as_stored))
+    return sides[0], sides[1]
+
+
+def _number_of_heads(word: str, configs: Iterable[Mapping[str, Any]]) -> int | None:
+    for config in configs:
+        text = config.get("text_config")
+        for place in (config, text if isinstance(text, dict) else {}):
+            for key in _HEADS[word]:
+                value = place.get(key)
+                if type(value) is int and value > 0:
+                    return value
+    return None

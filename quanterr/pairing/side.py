@@ -1,0 +1,138 @@
+"""One checkpoint as weights: which stored tensors hold elements, which are parts of others."""
+
+from collections.abc import Collection, Mapping
+
+from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints.labels import read_labels
+from quanterr.errors import Misfit
+from quanterr.formats import CODE_DTYPES, Hints, Weight, anchored_weight, part_names, recognize
+from quanterr.formats.shared.scale_grid import CONFIG, common_block
+from quanterr.util.text import display
+
+PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # what no format keeps codes in
+
+
+class Side:
+    """One checkpoint: its weights by name, and what belongs to each."""
+
+    def __init__(self, side: str, checkpoint: Checkpoint) -> None:
+        """Find the weights from headers and labels.
+
+        Raises:
+            CheckpointError: a label in a file is damaged.
+        """
+        self.side, self.checkpoint = side, checkpoint
+        self.labels = read_labels(checkpoint)
+        self.entries: Mapping[str, Entry] = checkpoint.entries
+        self.part_of: dict[str, str] = {}  # name of a known part → its weight
+        self.codes = self._anchored()  # weight → the entry that holds its elements
+        self.siblings: dict[str, list[Entry]] = {}  # weight → what else belongs to it
+        self.weight_of: dict[str, str] = {}  # name of the entry that holds the elements → weight
+        self.by_module: dict[str, list[str]] = {}  # module → names in it, but weight and bias
+        self.expects_scale: str | None = None
+        self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights tell
+        self._hints: dict[tuple[int, ...] | None, Hints] = {}  # of weights without a label, by the original's shape
+        self._gather_parts()
+        for name, entry in self.entries.items():
+            if name not in self.part_of and name not in self.labels.consumed:
+                self.codes.setdefault(name, entry)
+
+    def _anchored(self) -> dict[str, Entry]:
+        """Weights whose elements are stored under a name of their own, as X.qweight."""
+        found = {}
+        for name, entry in self.entries.items():
+            weight = anchored_weight(entry, self.entries)
+            if weight is not None and weight not in self.entries:
+                found[weight] = entry
+                self.part_of[name] = weight
+        return found
+
+    def _gather_parts(self) -> None:
+        """Find the known parts of the weights that hold codes, and whether this checkpoint uses scales."""
+        scaled: list[tuple[Entry, Entry]] = []
+        for name, entry in [*self.codes.items(), *self.entries.items()]:
+            parts = part_names(name, entry) & self.entries.keys()
+            self.part_of |= dict.fromkeys(parts, name)
+            if entry.dtype in CODE_DTYPES:
+                scaled += [(entry, self.entries[part]) for part in parts]
+                if parts and not self.expects_scale:
+                    self.expects_scale = f"another weight of this checkpoint has one ({min(parts)})"
+                elif (scale := name.removesuffix("weight") + "input_scale") in self.entries and not self.expects_scale:
+                    self.expects_scale = f"activations have one ({display(scale)})"
+        if self.labels.method and not self.expects_scale:
+            self.expects_scale = f"config.json says quant_method {self.labels.method}"
+        told = ((self.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
+        self.blocks = tuple((block, source) for block, source in told if block)
+        if self.labels.marker:  # in those files a weight without a scale has the scale 1
+            self.expects_scale = None
+
+    def attach_siblings(self, elsewhere: Collection[str] = ()) -> None:
+        """Give every tensor to the weight whose name it carries; what remains in ``codes`` are the weights.
+
+        ``elsewhere`` are names that the other checkpoint has too: those are no parts, unless known as such. An
+        original of floats alone has no parts at all: there a q_scale is a parameter like any other.
+        """
+        plain = self.side == "original" and all(entry.dtype in PLAIN for entry in self.entries.values())
+        owners = {}
+        for name, entry in self.entries.items():
+            module, _, last = name.rpartition(".")
+            if last not in ("weight", "bias"):
+                self.by_module.setdefault(module, []).append(name)
+            if name in self.labels.consumed or (name in elsewhere and name not in self.part_of):
+                continue
+            owner = self.part_of.get(name) or (None if plain else _owner(name, self.codes))
+            if owner is not None and self.codes.get(owner) is not entry:
+                owners[name] = owner
+        for name, owner in owners.items():
+            while owner in owners:  # what belongs to a scale belongs to the weight
+                owner = owners[owner]
+            self.siblings.setdefault(owner, []).append(self.entries[name])
+        for siblings in self.siblings.values():
+            for entry in siblings:
+                self.codes.pop(entry.name, None)
+        self.weight_of = {entry.name: name for name, entry in self.codes.items()}
+
+    def owners(self, weight: Weight) -> list[str]:
+        """Names of the stored weights that a weight, or a view of several, is made of."""
+        found = (self.weight_of.get(entry.name) for entry in weight.parts.values())
+        return list(dict.fromkeys(name for name in found if name is not None))
+
+    def recognized(self, weight: str, shape: tuple[int, ...] | None = None) -> Weight:
+        """The weight of that name; ``shape`` is that of the original, where there is one.
+
+        Raises:
+            Misfit: no format fits.
+        """
+        if self.labels.divides:
+            raise Misfit("config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet")
+        siblings = self.siblings.get(weight, ())
+        for entry in (self.codes[weight], *siblings):
+            if entry.unknown:
+                raise Misfit(entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}")
+        return recognize(weight, self.codes[weight], self.entries, siblings, self._hints_of(weight, shape))
+
+    def _hints_of(self, weight: str, shape: tuple[int, ...] | None) -> Hints:
+        """What is known of a weight; one object for all those of which the same is known."""
+        found = self.labels.of(weight)
+        if not found and shape in self._hints:
+            return self._hints[shape]
+        hints = Hints(found, self.blocks, self.expects_scale, shape, self.labels.config, self.labels.metadata)
+        if not found:
+            self._hints[shape] = hints
+        return hints
+
+
+def _owner(name: str, weights: Collection[str]) -> str | None:
+    """The weight that a part of that name belongs to; None for what stands alone."""
+    module, _, last = name.rpartition(".")
+    if last in ("weight", "bias"):
+        return None
+    words = last.split("_")
+    prefix = module + "." if module else ""
+    if words[-1] == "bias" and last != "weight_bias" and name.removesuffix("_bias") in weights:
+        return None  # experts.down_proj_bias is the bias of experts.down_proj
+    # experts.down_proj_scale belongs to experts.down_proj, X.scale to X.weight, X.weight.absmax to X.weight;
+    # X.weight_scale_2 belongs to X.weight and not to X.weight_scale: the shortest stem
+    stems = [prefix + "_".join(words[:n]) for n in range(1, len(words))]
+    owners = (*stems, prefix + "weight", module)
+    return next((owner for owner in owners if owner and owner != name and owner in weights), None)

@@ -1,0 +1,265 @@
+"""Reports of several candidates for one original, side by side: which is best, which layers could come from another.
+
+An SNR that a report tells is over the layers that differ in that candidate: one that leaves its worst layers alone
+and one that does not have no layers in common. Here Σe² is summed over the same layers for all, an identical
+one counting as no error.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log10
+from pathlib import PurePath
+from typing import NamedTuple
+
+from quanterr.errors import UsageError
+from quanterr.report.model import Layer, Report, Tool
+from quanterr.report.ranking import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
+from quanterr.util.text import display, unicode
+from quanterr.version import __version__
+
+FEW = 5  # layers that are proposed for a swap
+WORTH = 0.5  # of an even share of the error, that a swap must gain: tiny layers are cheap and change nothing
+SUFFIXES = (".safetensors", ".sft", ".gguf")
+
+
+class Stored(NamedTuple):
+    """A tensor as one candidate stores it."""
+
+    format: str
+    elements: int
+    nbytes: int
+    error: float  # Σe²
+    signal: float | None  # Σx²; None: the same on both sides, so the report does not tell it
+    is_layer: bool  # a weight; else a norm, a bias or another 1-D tensor that differs
+
+
+@dataclass(slots=True, eq=False)
+class _Ranked:
+    """A candidate that can be relied on."""
+
+    name: str
+    report: Report
+    tensors: dict[str, Stored]
+    bound: set[str]  # layers whose values mean something only beside another tensor of this candidate
+    nbytes: int = 0
+    error: float = 0.0
+
+
+def names_of(paths: Sequence[str]) -> list[str]:
+    """Short, distinct names of candidates: the ends of their paths, without a suffix that all have.
+
+    Raises:
+        UsageError: fewer than two, or one that is given twice.
+    """
+    if len(paths) < 2:
+        raise UsageError("give at least two candidates; one alone is for quanterr compare")
+    parts = [PurePath(os.path.abspath(path)).parts for path in paths]
+    for n, path in enumerate(paths):
+        if parts[n] in parts[:n]:
+            raise UsageError(f"{display(path)} is given twice")
+    names = []
+    for own in parts:
+        length = next(n for n in range(1, len(own) + 1) if sum(other[-n:] == own[-n:] for other in parts) == 1)
+        names.append(unicode(str(PurePath(*own[-length:]))))
+    shared = next((suffix for suffix in SUFFIXES if all(name.endswith(suffix) for name in names)), "")
+    return [name.removesuffix(shared) for name in names]
+
+
+def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
+    """The ranking of candidates by their reports, which are of one original and one selection."""
+    excluded = {name: why for name, report in zip(names, reports, strict=True) if (why := _why_not(report))}
+    chosen = [
+        _Ranked(name, report, _tensors(report), _bound(report))
+        for name, report in zip(names, reports, strict=True)
+        if name not in excluded
+    ]
+    common = _common(chosen)
+    layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
+    for candidate in chosen:
+        candidate.nbytes = sum(candidate.tensors[name].nbytes for name in common)
+        candidate.error = sum(candidate.tensors[name].error for name in layers)
+    chosen.sort(key=lambda candidate: (candidate.error, candidate.nbytes))
+    signal = sum(_signal(chosen, name) for name in layers)
+    elements = sum(chosen[0].tensors[name].elements for name in common) if chosen else 0
+    in_layers = [_layer(chosen, name) for name in layers]
+    rows = [_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen]
+    rows += [_candidate(n, r, excluded[n]) for n, r in zip(names, reports, strict=True) if n in excluded]
+    front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
+    swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
+    first = reports[0]
+    return Ranking.model_construct(
+        tool=Tool(name="quanterr", version=__version__),
+        verdict="inconclusive" if excluded else "pass",
+        reasons=[f"{name}: {why}" for name, why in excluded.items()]
+        or ["everything that was selected was compared in every candidate"],
+        complete=all(report.complete for report in reports),
+        original=first.original.path,
+        original_bytes=first.original.bytes,
+        selection=first.selection,
+        tensors=len(common),
+        elements=elements,
+        candidates=rows,
+        front=[candidate.name for candidate in sorted(front, key=lambda candidate: candidate.nbytes)],
+        swaps=[found for found in swaps if found.layers],
+        layers=in_layers,
+        run=first.run,
+    )
+
+
+def _common(chosen: Sequence[_Ranked]) -> list[str]:
+    """Names of the tensors that all have; layers.2 before layers.10, whichever of them is identical where."""
+    names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
+    return sorted(names, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts layers.2 before layers.10."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in name.split(".")]
+
+
+def _relied_on(report: Report) -> bool:
+    return report.verdict != "inconclusive"
+
+
+def _why_not(report: Report) -> str | None:
+    """Why a candidate is not ranked; None: it is."""
+    if not _relied_on(report):
+        return "; ".join(["inconclusive", *report.reasons])
+    undefined = next((layer for layer in report.layers if None in (layer.error_norm, layer.original_norm)), None)
+    return None if undefined is None else f"the error of {undefined.display_name} is undefined"
+
+
+def _tensors(report: Report) -> dict[str, Stored]:
+    """All tensors that were compared."""
+    found = {}
+    for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
+        for layer in tensors:
+            error, signal = (layer.error_norm**2, layer.original_norm**2) if is_layer else (0.0, None)
+            n_bytes = _bytes(layer.bits_per_weight, layer.tensor_elements)
+            found[layer.layer_name] = Stored(layer.format, layer.tensor_elements, n_bytes, error, signal, is_layer)
+    for same in report.lossless:
+        n_bytes = _bytes(same.bits_per_weight, same.tensor_elements)
+        found[same.layer_name] = Stored(same.format, same.tensor_elements, n_bytes, 0.0, None, False)
+    return found
+
+
+def _bytes(bits_per_weight: float | None, elements: int) -> int:
+    return round((bits_per_weight or 0) * elements / 8)
+
+
+def _bound(report: Report) -> set[str]:
+    """Layers whose scales lie in a norm or another layer of the same candidate, and those."""
+    folded = [finding for finding in report.findings if finding.code == "folded_scales"]
+    return {name for f in folded for name in (f.layer, *f.evidence["layers"]) if name is not None}
+
+
+def _signal(chosen: Iterable[_Ranked], name: str) -> float:
+    """Σx² of a layer, from a candidate in which it differs."""
+    return next(signal for c in chosen if (signal := c.tensors[name].signal) is not None)
+
+
+def _db(signal: float, error: float) -> float | None:
+    return 10 * log10(signal / error) if signal and error else None
+
+
+def _behind(candidate: _Ranked, others: Iterable[_Ranked]) -> str | None:
+    """The first that has as little error in as few bytes, and less of one of them."""
+    for other in others:
+        no_worse = other.error <= candidate.error and other.nbytes <= candidate.nbytes
+        if no_worse and (other.error, other.nbytes) != (candidate.error, candidate.nbytes):
+            return other.name
+    return None
+
+
+def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
+    """What its own report tells; its place among the others is filled in later."""
+    worst = min(report.layers, key=lambda layer: (layer.snr_db is not None, layer.snr_db or 0.0), default=None)
+    formats: dict[str, int] = {}
+    for layer in report.layers:
+        formats[layer.format] = formats.get(layer.format, 0) + 1
+    return Candidate(
+        name=name,
+        path=report.quantized.path,
+        verdict="pass" if _relied_on(report) else "inconclusive",
+        reasons=report.reasons,
+        rank=None,
+        not_ranked=why_not,
+        on_front=False,
+        behind=None,
+        bytes=None,
+        bits_per_weight=None,
+        squared_error=None,
+        snr_db=None,
+        best_layers=0,
+        checkpoint_bytes=report.quantized.bytes,
+        overall_snr_db=report.aggregate.overall_snr_db,
+        worst_layer=_worst(worst) if worst else None,
+        formats=formats,
+        findings=report.findings,
+    )
+
+
+def _placed(
+    candidate: _Ranked, chosen: Sequence[_Ranked], layers: Sequence[RankedLayer], signal: float, elements: int
+) -> Candidate:
+    """A ranked candidate among the others."""
+    row = _candidate(candidate.name, candidate.report, None)
+    row.rank, row.behind = chosen.index(candidate) + 1, _behind(candidate, chosen)
+    row.on_front = row.behind is None
+    row.bytes, row.squared_error, row.snr_db = candidate.nbytes, candidate.error, _db(signal, candidate.error)
+    row.bits_per_weight = 8 * candidate.nbytes / elements if elements else None
+    row.best_layers = sum(layer.best == candidate.name for layer in layers)
+    return row
+
+
+def _worst(layer: Layer) -> WorstLayer:
+    return WorstLayer(layer.layer_name, layer.display_name, layer.snr_db)
+
+
+def _layer(chosen: Sequence[_Ranked], name: str) -> RankedLayer:
+    signal = _signal(chosen, name)
+    choices = []
+    for candidate in chosen:
+        stored = candidate.tensors[name]
+        snr_db = _db(signal, stored.error)
+        choices.append(Choice(candidate.name, stored.format, stored.nbytes, stored.error, snr_db))
+    best = min(choices, key=lambda choice: (choice.squared_error, choice.bytes))
+    return RankedLayer(name, display(name), chosen[0].tensors[name].elements, best.candidate, choices)
+
+
+def _swaps(candidate: _Ranked, chosen: Sequence[_Ranked], layers: Sequence[str], signal: float) -> Swaps:
+    """The layers of a candidate that gain most when they are taken from another."""
+    least = WORTH * candidate.error / max(len(layers), 1)
+    found = []
+    for name in layers:
+        options = [swap for other in chosen if other is not candidate and (swap := _swap(candidate, other, name))]
+        options = [swap for swap in options if -swap.squared_error_change >= least]
+        if options:
+            found.append(min(options, key=_by_gain_for_bytes))
+    found = sorted(found, key=_by_gain_for_bytes)[:FEW]
+    bytes_change = sum(swap.bytes_change for swap in found)
+    error_change = sum(swap.squared_error_change for swap in found)
+    return Swaps(
+        candidate=candidate.name,
+        layers=found,
+        bytes_change=bytes_change,
+        bytes=candidate.nbytes + bytes_change,
+        squared_error_change=error_change,
+        snr_db=_db(signal, max(candidate.error + error_change, 0.0)),
+    )
+
+
+def _swap(candidate: _Ranked, other: _Ranked, name: str) -> Swap | None:
+    """A layer as another candidate stores it, if that has less error and can be taken alone."""
+    was, would_be = candidate.tensors[name], other.tensors[name]
+    if would_be.error >= was.error or name in candidate.bound or name in other.bound:
+        return None
+    bytes_change, error_change = would_be.nbytes - was.nbytes, would_be.error - was.error
+    return Swap(name, display(name), other.name, would_be.format, bytes_change, error_change)
+
+
+def _by_gain_for_bytes(swap: Swap) -> tuple[bool, float]:
+    """Sorts what costs no bytes first, by its gain; then by the gain a byte."""
+    costs = swap.bytes_change > 0
+    return costs, swap.squared_error_change / (swap.bytes_change if costs else 1)

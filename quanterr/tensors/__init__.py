@@ -1,0 +1,1 @@
+"""Buffers and chunks: rows of stored tensors, in memory that is used again."""

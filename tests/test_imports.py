@@ -1,0 +1,107 @@
+"""The direction of the imports, and what must never import torch."""
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import quanterr
+
+PACKAGE = Path(quanterr.__file__).parent
+MODULES = {
+    ".".join(("quanterr", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+# The rooms: packages and single modules of the first level. A room imports from its own floor's predecessors only.
+FLOORS = [
+    {"version", "errors", "roles", "metrics"},
+    {"util"},
+    {"selection", "checkpoints", "report"},
+    {"gates", "tensors"},
+    {"formats"},
+    {"pairing"},
+    {"findings"},
+    {"comparison", "inspection"},
+    {"cli", "quanterr"},
+    {"__main__"},
+]
+TORCH_FREE = {"version", "errors", "roles", "metrics", "util", "selection", "checkpoints", "report", "gates", "cli"}
+TORCH_FREE |= {"quanterr", "__main__"}
+BUT = {"quanterr.metrics.histogram"}  # the only module of those rooms that computes on tensors
+
+
+def room(module):
+    return module.split(".")[1] if "." in module else module
+
+
+@cache
+def imported(module, at_once=False):
+    """What a module imports of the package, and torch; ``at_once``: what it needs to be imported itself."""
+    tree = ast.parse(MODULES[module].read_text())
+    if at_once:
+        tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))]
+        tree.body = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {name if (name := f"{node.module}.{a.name}") in MODULES else node.module for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] in ("quanterr", "torch")}
+
+
+def test_every_room_has_its_floor():
+    assert set.union(*FLOORS) == {room(module) for module in MODULES}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_downwards(module):
+    floor = next(n for n, rooms in enumerate(FLOORS) if room(module) in rooms)
+    allowed = {room(module)}.union(*FLOORS[:floor])
+
+    assert set() == {name for name in imported(module) if name.startswith("quanterr") and room(name) not in allowed}
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if room(m) in TORCH_FREE and m not in BUT))
+def test_these_import_no_torch(module):
+    seen, left = set(), {module}
+    while left:
+        name = left.pop()
+        seen.add(name)
+        packages = {name.rpartition(".")[0]} & MODULES.keys()  # importing a module imports its package
+        left |= {found for found in imported(name, at_once=True) | packages if found in MODULES} - seen
+        assert not {found for found in imported(name, at_once=True) if found.split(".")[0] == "torch"}, name
+
+
+def test_formats_do_not_import_each_other():
+    formats = {module for module in MODULES if module.startswith("quanterr.formats.") and module.count(".") == 2}
+    formats -= {"quanterr.formats.base", "quanterr.formats.shared"}
+
+    assert set() == {(module, other) for module in formats for other in imported(module) & formats}
+
+
+def test_commands_that_need_no_torch_do_not_import_it():
+    """Their imports inside functions: only running them shows those."""
+    commands = [["--help"], ["compare", "--help"], ["schema"], ["render", "--help"], ["gate", "--help"]]
+    commands += [["diff", "--help"], ["rank", "--help"]]
+    code = (
+        "import sys, quanterr.report\nfrom quanterr.cli import app\n"
+        "[output.write for output in quanterr.report.OUTPUTS]\n"
+        f"for words in {commands}:\n    app(words, standalone_mode=False)\n    assert 'torch' not in sys.modules, words"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_the_version_is_printed_without_the_report():
+    code = "from quanterr.cli import app; app(['--version'], standalone_mode=False)"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+    assert "quanterr.report" not in done.stderr
