@@ -6,7 +6,7 @@ QuanterrError
 ├── ReportError         3   a stored report cannot be read or is invalid
 └── ResourceError       5   memory, device, disk, an output that cannot be written
 
-Misfit                      not an error of the run: why one stored weight does not fit one format
+FormatMismatch                      not an error of the run: why one stored weight does not fit one format
 """
 
 from enum import IntEnum
@@ -80,5 +80,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(told in str(error) for told in NO_MEMORY)
 
 
-class Misfit(Exception):
+class FormatMismatch(Exception):
     """Why a stored weight does not fit a format; becomes the reason in the report."""

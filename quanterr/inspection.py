@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.findings import finding
 from quanterr.findings.files import of_config, of_notes
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
@@ -37,13 +37,13 @@ def inspect(checkpoint: str | os.PathLike[str] | Checkpoint, lenient: bool = Fal
 def _inspected(checkpoint: Checkpoint) -> Inspection:
     side = Side("checkpoint", checkpoint)
     side.attach_siblings()
-    weights, doubts = [], []
+    weights, warnings = [], []
     for name in side.codes:
         weight, reason = _recognized(side, name)
         if weight is None and is_auxiliary(name):
             continue
         weights.append(_stored(side, name, weight, reason))
-        doubts += [(name, doubt) for doubt in (weight.doubts if weight else ())]
+        warnings += [(name, doubt) for doubt in (weight.warnings if weight else ())]
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
     for stored in weights:
@@ -61,7 +61,7 @@ def _inspected(checkpoint: Checkpoint) -> Inspection:
         total=_tally(weights),
         formats=_tallies(formats),
         groups={role: _tallies(groups[role]) for role in sorted(groups)},
-        findings=[*_of_layers(weights, doubts), *_on_the_whole(side, weights)],
+        findings=[*_of_layers(weights, warnings), *_on_the_whole(side, weights)],
         weights=weights,
     )
 
@@ -77,8 +77,8 @@ def _architecture(checkpoint: Checkpoint) -> str | None:
 def _recognized(side: Side, name: str) -> tuple[Weight | None, str | None]:
     try:
         weight = side.recognized(name)
-    except Misfit as misfit:
-        return None, str(misfit)
+    except FormatMismatch as mismatch:
+        return None, str(mismatch)
     return weight, None
 
 
@@ -121,12 +121,12 @@ def _tallies(groups: dict[str, list[StoredWeight]]) -> dict[str, Tally]:
     return dict(sorted(tallies.items(), key=lambda item: -item[1].bytes))
 
 
-def _of_layers(weights: list[StoredWeight], doubts: list[tuple[str, str]]) -> Iterator[Finding]:
+def _of_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]) -> Iterator[Finding]:
     for weight in weights:
         if weight.reason:
             message = f"{weight.display_name}: not read: {weight.reason}"
             yield finding("not_read", "error", weight.name, message)
-    for name, doubt in doubts:
+    for name, doubt in warnings:
         yield finding("layout_doubt", "warning", name, f"{display(name)}: {doubt}")
 
 

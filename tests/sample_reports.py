@@ -23,6 +23,7 @@ from quanterr.metrics import METRICS, Measured, evaluate
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.plan import Bucket
+from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import (
     BucketSize,
     Coverage,
@@ -40,7 +41,6 @@ from quanterr.report.model import (
     WorstElement,
     from_values,
 )
-from quanterr.report.verdicts import Gate, Violation
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display
 

@@ -543,20 +543,21 @@ ACCEPTED = [
 def meanwhile(statement: str) -> str:
     """Python that does this to the files x and y of the folder once all headers are read and the run begins."""
     return (
-        "import os\nfrom quanterr.comparison.scheduler import Run\nrun = Run.run\n"
+        "import os\nfrom quanterr.comparison.scheduler import Scheduler\nrun = Scheduler.run\n"
         "import glob\nx, y = sorted(glob.glob({folder!r} + '/*.safetensors') or glob.glob({folder!r} + '/*.gguf'))\n"
-        f"def changing(self, watch):\n    {statement}\n    return run(self, watch)\nRun.run = changing\n"
+        f"def changing(self, watch):\n    {statement}\n    return run(self, watch)\nScheduler.run = changing\n"
     )
 
 
 def failing(times: int) -> str:
     """Python that lets reading fail so many times, below the buffers, once the run begins."""
     return (
-        "import os, time\nfrom quanterr.comparison.scheduler import Run\nrun, preadv, failed = Run.run, os.preadv, []\n"
+        "import os, time\nfrom quanterr.comparison.scheduler import Scheduler\n"
+        "run, preadv, failed = Scheduler.run, os.preadv, []\n"
         f"def reading(*a):\n    if len(failed) < {times}:\n        failed.append(a)\n        raise OSError(5, 'I/O')\n"
         "    return preadv(*a)\n"
         "def failing(self, watch):\n    os.preadv, time.sleep = reading, lambda _: None\n    return run(self, watch)\n"
-        "Run.run = failing\n"
+        "Scheduler.run = failing\n"
     )
 
 

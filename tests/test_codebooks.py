@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.errors import CheckpointError, Misfit
+from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import exl3, quip_sharp
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import matches
-from quanterr.pairing.alternatives import settle
+from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.plan import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -103,7 +103,7 @@ class TestHadamardMatrices:
 
     @pytest.mark.parametrize("n", [3, 18, 44, 172 * 3, 100])
     def test_of_other_sizes_are_refused(self, n):
-        with pytest.raises(Misfit, match=f"Hadamard matrix of {n}"):
+        with pytest.raises(FormatMismatch, match=f"Hadamard matrix of {n}"):
             hadamard.check_size(n)
 
 
@@ -400,7 +400,7 @@ class TestConfiguration:
         stored, values = golden("bitnet/handmade")
         config = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
         with planned(*files(tmp_path, stored, values, config)) as plan:
-            settle(plan.pairs)
+            choose_alternatives(plan.pairs)
             weight = next(pair.quantized for pair in plan.pairs if pair.name == "a.weight")
             read = dequantized(weight)
 

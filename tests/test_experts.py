@@ -9,7 +9,7 @@ from making import compared, in_memory, numbers, quantized_fp8, summed, summed_b
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.report.as_csv import values
 from quanterr.report.as_table import console, show
-from quanterr.report.shown import worst_expert, worst_layers
+from quanterr.report.formatting import worst_expert, worst_layers
 
 PLACE = "model.layers.0.mlp.experts"
 

@@ -151,7 +151,7 @@ def test_a_lost_item_that_goes_unnoticed_is_found(monkeypatch):
 
 
 def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
-    whole = quanterr.comparison.assembly.Assembly._coverage
+    whole = quanterr.comparison.assembly.ReportBuilder._coverage
 
     def without_parts(*arguments):
         coverage = whole(*arguments)

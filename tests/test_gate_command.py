@@ -16,7 +16,7 @@ import quanterr
 from quanterr.errors import Status
 from quanterr.gates.github import MAX_SUMMARY, annotations, summary
 from quanterr.gates.judging import Verdict
-from quanterr.report.verdicts import Gate, Violation
+from quanterr.report.gate_results import Gate, Violation
 
 UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 HOSTILE = [

@@ -7,7 +7,7 @@ import torch
 from making import chunk_of, compared, dequantized, planned, same_bits, store
 
 from quanterr.errors import CheckpointError
-from quanterr.pairing.alternatives import settle
+from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.tensors.chunks import Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 
@@ -49,7 +49,7 @@ def read(folder, values, arrays, config=None, name="a.weight"):
     path = folder / ("quantized" if config is not None else "quantized.safetensors")
     y = store(path, tensors_of(arrays), config=config and {"quantization_config": config})
     with planned(x, y) as plan:
-        settle(plan.pairs)
+        choose_alternatives(plan.pairs)
         assert [pair.name for pair in plan.pairs] == [name], [left.reason for left in plan.leftovers]
         weight = plan.pairs[0].quantized
         whole = dequantized(weight)
@@ -215,7 +215,7 @@ class TestZeroPointsOfGptq:
         x = store(tmp_path / "x.safetensors", {"a.weight": original})
         y = store(tmp_path / "y", tensors_of(arrays), config={"quantization_config": config})
         with planned(x, y) as plan:
-            settle(plan.pairs)
+            choose_alternatives(plan.pairs)
             weight = plan.pairs[0].quantized
 
         assert ("gptq" if stored_less_one else "gptq_v2") == weight.format

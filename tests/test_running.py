@@ -14,8 +14,8 @@ from stored import write
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.comparison import scheduler
-from quanterr.comparison.scheduler import Run, pick_device
-from quanterr.comparison.tasks import together
+from quanterr.comparison.scheduler import Scheduler, pick_device
+from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.metrics.sums import Sums, as_float
@@ -119,8 +119,8 @@ class TestMemory:
         make = Worker.__init__
         monkeypatch.setattr(Worker, "__init__", lambda self, *a: workers.append(self) or make(self, *a))
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
-            tasks = together([pair(x, y, Selection()).pairs] * candidates)
-            Run(tasks, CPU, lambda candidate, done: None, 0.01, threading.Event()).run(lambda p: None)
+            tasks = group_by_original([pair(x, y, Selection()).pairs] * candidates)
+            Scheduler(tasks, CPU, lambda candidate, done: None, 0.01, threading.Event()).run(lambda p: None)
 
         assert max(reads) <= 2 * (1 << 15)
         assert max(worker.nbytes for worker in workers) < (64 if candidates == 1 else 128) * (1 << 15)
@@ -214,8 +214,8 @@ class TestRoom:
 
         monkeypatch.setattr(Worker, method, limited)
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
-            tasks = together([pair(x, y, Selection()).pairs])
-            run = Run(tasks, DEVICE, lambda _, d: done.append(d), 0.01, threading.Event(), may_move)
+            tasks = group_by_original([pair(x, y, Selection()).pairs])
+            run = Scheduler(tasks, DEVICE, lambda _, d: done.append(d), 0.01, threading.Event(), may_move)
             run.size, run.threads = 1 << 14, 1
             run.run(lambda progress: None)
         return done[0].sums, run

@@ -10,7 +10,7 @@ import quanterr
 from quanterr import comparison
 from quanterr.checkpoints import StoredFile, open_checkpoint
 from quanterr.comparison import compare_each
-from quanterr.comparison.tasks import together
+from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
 from quanterr.pairing import pair
 from quanterr.selection import Selection
@@ -63,9 +63,9 @@ def reads(monkeypatch):
 class TestPass:
     def test_each_report_has_the_digits_of_a_comparison(self, files):
         x, candidates = files
-        together = [without_run(report) for report in compare_each(x, candidates, device="cpu")]
+        group_by_original = [without_run(report) for report in compare_each(x, candidates, device="cpu")]
 
-        assert together == [without_run(quanterr.compare(x, y, device="cpu")) for y in candidates]
+        assert group_by_original == [without_run(quanterr.compare(x, y, device="cpu")) for y in candidates]
 
     def test_the_order_of_the_candidates_changes_nothing(self, files):
         x, candidates = files
@@ -92,9 +92,9 @@ class TestPass:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
     def test_each_report_has_the_digits_of_a_comparison_on_cuda_too(self, files):
         x, candidates = files
-        together = [without_run(report) for report in compare_each(x, candidates, device="cuda")]
+        group_by_original = [without_run(report) for report in compare_each(x, candidates, device="cuda")]
 
-        assert together == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
+        assert group_by_original == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
 
     def test_of_an_incomplete_candidate_the_others_know_nothing(self, files, tmp_path):
         x, candidates = files
@@ -113,7 +113,7 @@ class TestTogether:
             for path in candidates:
                 with open_checkpoint(path) as y:
                     plans.append(pair(x, y, Selection()).pairs)
-            return together(plans)
+            return group_by_original(plans)
 
     def test_pairs_of_one_weight_of_the_original_are_one_task(self, files):
         x, candidates = files
@@ -147,4 +147,4 @@ class TestTogether:
         one = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
         other = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
 
-        assert 2 == len(together([[one], [other]]))
+        assert 2 == len(group_by_original([[one], [other]]))

@@ -25,7 +25,7 @@ from math import prod
 from struct import Struct
 from typing import NamedTuple
 
-from quanterr.checkpoints import impostors
+from quanterr.checkpoints import foreign_files
 from quanterr.checkpoints.base import (
     DTYPE_BITS,
     MAX_DIMENSION,
@@ -204,7 +204,7 @@ def _check_version(cursor: _Cursor) -> None:
         raise CheckpointError(f"{file}: empty file (0 bytes)")
     start = file.read(0, min(file.size, 256))
     if not start.startswith(MAGIC):
-        told = impostors.story(start)
+        told = foreign_files.describe(start)
         if told is None and len(start) < len(MAGIC):
             told = f"too short for a GGUF header ({len(start)} bytes)"
         raise CheckpointError(

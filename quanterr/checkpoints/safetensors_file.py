@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from quanterr.checkpoints import impostors
+from quanterr.checkpoints import foreign_files
 from quanterr.checkpoints.base import (
     DTYPE_BITS,
     MAX_DIMENSION,
@@ -88,7 +88,7 @@ def _raw_header(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[bytes,
     if file.size == 0:
         raise CheckpointError(f"{file}: empty file (0 bytes)")
     start = file.read(0, min(file.size, 256))
-    if not start[8:].startswith(b"{") and (told := impostors.story(start)):
+    if not start[8:].startswith(b"{") and (told := foreign_files.describe(start)):
         raise CheckpointError(f"{file}: {told}")
     if file.size < 8:
         raise CheckpointError(f"{file}: too short for a safetensors header ({file.size} bytes)")

@@ -216,7 +216,7 @@ def _compared(
     from quanterr.comparison import compare as run
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
-    with watching(quiet) as watch:
+    with watching(quiet) as on_progress:
         return run(
             *sides,
             layers=layers,
@@ -224,7 +224,7 @@ def _compared(
             outlier_threshold=threshold,
             importance=importance,
             lenient=lenient,
-            watch=watch,
+            on_progress=on_progress,
             on_layer=on_layer,
             stop=interrupt.stop,
             command=["quanterr", *map(unicode, sys.argv[1:])],

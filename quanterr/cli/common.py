@@ -88,7 +88,7 @@ class Interrupt:
 def warn(findings: "Iterable[Finding]") -> None:
     """Tell on stderr what is odd about the files: of that nobody may hear only in a report."""
     from quanterr.findings.files import NOTE
-    from quanterr.report.shown import sentence
+    from quanterr.report.formatting import sentence
 
     for message in dict.fromkeys(sentence(found.message) for found in findings if found.code == NOTE):
         print(f"quanterr: warning: {message}", file=sys.stderr)
@@ -99,12 +99,12 @@ def watching(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
     """Progress on stderr, unless it is to be quiet there."""
     from quanterr.cli.progress import Bar, Heartbeat
 
-    watch = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
+    on_progress = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
     try:
-        yield watch
+        yield on_progress
     finally:
-        if watch is not None:
-            watch.close()
+        if on_progress is not None:
+            on_progress.close()
 
 
 @contextmanager

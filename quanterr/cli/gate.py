@@ -131,8 +131,8 @@ def gate(
     from quanterr.gates.judging import exit_status, judge_values, needed
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.files import targets
+    from quanterr.report.formatting import sentence
     from quanterr.report.reading import read_extract
-    from quanterr.report.shown import sentence
     from quanterr.report.values import Values
 
     gc.disable()  # what is read is kept to the end, and the end is near
@@ -188,7 +188,7 @@ def prepared(
         return Prepared(lambda report: report)
 
     from quanterr.gates import judged
-    from quanterr.gates.early import first_violation
+    from quanterr.gates.fail_fast import first_violation
     from quanterr.gates.judging import needed
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.reading import read_extract

@@ -101,14 +101,14 @@ def rank(
     with Interrupt() as interrupt:
         from quanterr.comparison import rank as run
 
-        with watching(quiet) as watch:
+        with watching(quiet) as on_progress:
             ranking = run(
                 original,
                 candidates,
                 layers=layers or [],
                 device=device,
                 lenient=lenient,
-                watch=watch,
+                on_progress=on_progress,
                 stop=interrupt.stop,
                 command=["quanterr", *map(unicode, sys.argv[1:])],
             )

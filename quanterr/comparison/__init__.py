@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 import torch
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
-from quanterr.comparison.assembly import Assembly
-from quanterr.comparison.scheduler import Progress, Run, pick_device
-from quanterr.comparison.tasks import together
+from quanterr.comparison.assembly import ReportBuilder
+from quanterr.comparison.scheduler import Progress, Scheduler, pick_device
+from quanterr.comparison.tasks import group_by_original
 from quanterr.metrics import METRICS_VERSION, OUTLIER
 from quanterr.pairing import pair
-from quanterr.pairing.alternatives import settle
+from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import architecture_of, attach, read_importance
-from quanterr.pairing.plan import Finished
-from quanterr.pairing.smoothing import unfold
+from quanterr.pairing.plan import ComparedWeight
+from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.report.model import Layer, Report, RunInfo, Settings
 from quanterr.report.ranked import names_of, ranked
 from quanterr.report.ranking import Ranking
@@ -39,7 +39,7 @@ def compare(
     outlier_threshold: float = OUTLIER,
     importance: str | os.PathLike[str] | None = None,
     lenient: bool = False,
-    watch: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     on_layer: Callable[[Layer], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -74,7 +74,7 @@ def compare(
         outlier_threshold=outlier_threshold,
         importance=importance,
         lenient=lenient,
-        watch=watch,
+        on_progress=on_progress,
         on_layer=on_layer,
         stop=stop,
         command=command,
@@ -90,7 +90,7 @@ def compare_each(
     outlier_threshold: float = OUTLIER,
     importance: str | os.PathLike[str] | None = None,
     lenient: bool = False,
-    watch: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     on_layer: Callable[[Layer], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
@@ -107,26 +107,26 @@ def compare_each(
         matters = None if importance is None else read_importance(importance)
         assemblies = []
         for plan, quantized in zip(plans, after, strict=True):
-            settle(plan.pairs)
-            folded = unfold(plan.pairs)
+            choose_alternatives(plan.pairs)
+            folded = undo_smoothing(plan.pairs)
             covered = None if matters is None else attach(plan.pairs, matters, architecture_of(before, quantized))
-            assemblies.append(Assembly(plan, folded, covered))
+            assemblies.append(ReportBuilder(plan, folded, covered))
         give_back()  # the tables of names that pairing took
 
-        def finish(candidate: int, done: Finished) -> None:
+        def finish(candidate: int, done: ComparedWeight) -> None:
             layer = assemblies[candidate].add(done)
             if layer is not None and on_layer is not None:
                 on_layer(layer)
 
-        run = Run(
-            together([plan.pairs for plan in plans]),
+        run = Scheduler(
+            group_by_original([plan.pairs for plan in plans]),
             pick_device(device),
             finish,
             outlier_threshold,
             stop or threading.Event(),
             may_move=device == "auto",
         )
-        complete = run.run(watch or (lambda progress: None))
+        complete = run.run(on_progress or (lambda progress: None))
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()
         info = RunInfo(
@@ -157,7 +157,7 @@ def rank(
     layers: Iterable[str] = (),
     device: str = "auto",
     lenient: bool = False,
-    watch: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     command: Iterable[str] = (),
 ) -> Ranking:
@@ -172,7 +172,14 @@ def rank(
     """
     names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
     reports = compare_each(
-        original, candidates, layers=layers, device=device, lenient=lenient, watch=watch, stop=stop, command=command
+        original,
+        candidates,
+        layers=layers,
+        device=device,
+        lenient=lenient,
+        on_progress=on_progress,
+        stop=stop,
+        command=command,
     )
     return ranked(names, reports)
 
@@ -181,7 +188,7 @@ def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpo
     return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient))
 
 
-def _told(run: Run) -> str:
+def _told(run: Scheduler) -> str:
     device = run.device
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
     return f"{name}; cpu too, for want of memory at {display(run.moved_at)}" if run.moved_at else name

@@ -6,7 +6,7 @@ from typing import Any
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.findings import Noticed, finding, of_activations, of_folding, of_importance, of_plan
+from quanterr.findings import FindingCollector, finding, of_activations, of_folding, of_importance, of_plan
 from quanterr.findings.files import of_config, of_notes
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
@@ -14,7 +14,7 @@ from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import SIDES
 from quanterr.pairing.importance import Covered
-from quanterr.pairing.plan import Bucket, Finished, Leftover, Pair, Plan
+from quanterr.pairing.plan import Bucket, ComparedWeight, Leftover, Pair, Plan
 from quanterr.pairing.smoothing import Folded
 from quanterr.report.model import (
     Aggregate,
@@ -118,7 +118,7 @@ class Group:
         )
 
 
-class Assembly:
+class ReportBuilder:
     """Takes in finished weights and makes the report at the end."""
 
     def __init__(self, plan: Plan, folded: Sequence[Folded] = (), covered: Sequence[Covered] | None = None) -> None:
@@ -133,10 +133,10 @@ class Assembly:
         self._buckets: dict[int, Bucket] = {}
         self._refused: set[int] = set()
         self._leftovers = list(plan.leftovers)
-        self._noticed = Noticed(plan, folded)
+        self._noticed = FindingCollector(plan, folded)
         self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
 
-    def add(self, done: Finished) -> Layer | None:
+    def add(self, done: ComparedWeight) -> Layer | None:
         """Take in one finished weight; what is told of it if it differs."""
         pair, sums = self._plan.pairs[done.number], done.sums
         refusal = pair.original.refusal or pair.quantized.refusal
@@ -346,7 +346,7 @@ def _bits_per_weight(pair: Pair) -> float | None:
     return 8 * pair.quantized.nbytes / n if n else None
 
 
-def _layer(pair: Pair, done: Finished) -> Layer:
+def _layer(pair: Pair, done: ComparedWeight) -> Layer:
     measured = Measured(
         done.sums,
         8 * pair.quantized.nbytes,

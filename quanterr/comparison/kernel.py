@@ -76,15 +76,15 @@ def fast_sums(
     for chunk, room in zip(chunks, rooms, strict=True):
         x, y, y_zeros = load(chunk)
         if y_zeros is None:
-            y_zeros = torch.eq(y, 0, out=workspace.buffer("third", chunk.shape, torch.float32)).sum()
+            y_zeros = torch.eq(y, 0, out=workspace.buffer("scratch", chunk.shape, torch.float32)).sum()
         sums.zeroed += int(y_zeros)
         sides = _side_by_side(x, y, workspace, by_gemm)
         sides.e.sub_(sides.x)
         multiply(sides, room.products, workspace)
         if importance:
-            columns, third = importance(chunk).to(x.device), workspace.buffer("third", chunk.shape, torch.float32)
+            columns, scratch = importance(chunk).to(x.device), workspace.buffer("scratch", chunk.shape, torch.float32)
             for side, out in zip(sides.both, room.weighted, strict=True):
-                torch.sum(torch.mul(side, side, out=third).mul_(columns), 1, out=out)
+                torch.sum(torch.mul(side, side, out=scratch).mul_(columns), 1, out=out)
         if not _add_chunk(sides, room, workspace, outlier, sums):
             return None
 
@@ -98,7 +98,7 @@ def fast_sums(
     return sums
 
 
-class _Room(NamedTuple):
+class _RowBuffers(NamedTuple):
     """Where the sums and extremes of a chunk's rows go: parts of the room for all chunks."""
 
     sums: Tensor  # (2, r): Σx and Σe
@@ -111,16 +111,16 @@ class _Room(NamedTuple):
     products: Tensor  # (r, 4): Σx², Σxe, Σex and Σe²
 
 
-def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tensor, list[_Room]]:
+def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tensor, list[_RowBuffers]]:
     """For chunks of so many rows: ``stats`` (fields, rows), ``products`` (rows, 4), and the part of each chunk."""
     stats = workspace.buffer("rows", (len(ADDED) + len(WEIGHTED) + len(EXTREME), sum(heights)), torch.float32)
     products = workspace.buffer("products", (sum(heights), 4), torch.float32)
     sizes = list(heights)
     parts = zip(torch.split(stats, sizes, 1), torch.split(products, sizes), strict=True)
-    return stats, products, [_Room(s[:2], s[2:4], s[4], s[5], s[6:8], s[8], s[9], p) for s, p in parts]
+    return stats, products, [_RowBuffers(s[:2], s[2:4], s[4], s[5], s[6:8], s[8], s[9], p) for s, p in parts]
 
 
-class _Sides(NamedTuple):
+class _PairBuffer(NamedTuple):
     """x and y of a chunk, (r, c), as one tensor: what both need is asked for once. y becomes e."""
 
     given: tuple[Tensor, Tensor]
@@ -131,10 +131,10 @@ class _Sides(NamedTuple):
     pieces: Tensor  # (n, 2, SEGMENT), of segments of x and e; empty where they are not multiplied at once
 
 
-def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _Sides:
+def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _PairBuffer:
     """Views cost more than they look, and x and y are most often those of the chunk before."""
     key = "sides", x.shape, in_pieces
-    sides: _Sides | None = workspace.views.get(key)
+    sides: _PairBuffer | None = workspace.views.get(key)
     if sides is None or sides.given[0] is not x or sides.given[1] is not y:
         sides = _sides(x, y, workspace, in_pieces)
         workspace.views[key] = sides
@@ -144,7 +144,7 @@ def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -
     return sides
 
 
-def _sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _Sides:
+def _sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _PairBuffer:
     step = y.storage_offset() - x.storage_offset()
     one = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() and step >= x.numel()
     copied = not (one and x.is_contiguous() and y.is_contiguous())
@@ -153,10 +153,10 @@ def _sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _Side
     else:
         both = x.as_strided((2, *x.shape), (step, x.shape[1], 1))
     pieces = both.view(2, -1, SEGMENT).transpose(0, 1) if in_pieces else both[:0]
-    return _Sides((x, y), both, both[0], both[1], copied, pieces)
+    return _PairBuffer((x, y), both, both[0], both[1], copied, pieces)
 
 
-def _add_chunk(sides: _Sides, room: _Room, workspace: Workspace, outlier: float, sums: Sums) -> bool:
+def _add_chunk(sides: _PairBuffer, room: _RowBuffers, workspace: Workspace, outlier: float, sums: Sums) -> bool:
     """One chunk's part of the sums, of the histogram and of counts; whether it is tame.
 
     ``sides`` are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds them, and
@@ -177,8 +177,8 @@ def _add_chunk(sides: _Sides, room: _Room, workspace: Workspace, outlier: float,
     else:
         sums.histogram.add(histogram)
     if largest > outlier:
-        third = workspace.buffer("third", tuple(e.shape), torch.float32)
-        sums.outliers += int(torch.gt(e, outlier, out=third).sum())
+        scratch = workspace.buffer("scratch", tuple(e.shape), torch.float32)
+        sums.outliers += int(torch.gt(e, outlier, out=scratch).sum())
 
     relative = e.div_(x)
     relative_max = float(relative.amax())
@@ -195,15 +195,15 @@ def _add_chunk(sides: _Sides, room: _Room, workspace: Workspace, outlier: float,
     return True
 
 
-def _multiply(sides: _Sides, products: Tensor, workspace: Workspace) -> None:
+def _multiply(sides: _PairBuffer, products: Tensor, workspace: Workspace) -> None:
     """Σx², Σxe and Σe² of each row into its ``products``, (r, 4), one after the other; Σex stays undefined."""
-    third = workspace.buffer("third", tuple(sides.x.shape), torch.float32)
+    scratch = workspace.buffer("scratch", tuple(sides.x.shape), torch.float32)
     x_sq, xe, _, e_sq = products.unbind(1)
     for a, b, out in ((sides.x, sides.x, x_sq), (sides.x, sides.e, xe), (sides.e, sides.e, e_sq)):
-        torch.sum(torch.mul(a, b, out=third), 1, out=out)
+        torch.sum(torch.mul(a, b, out=scratch), 1, out=out)
 
 
-def _multiply_at_once(sides: _Sides, products: Tensor, workspace: Workspace) -> None:
+def _multiply_at_once(sides: _PairBuffer, products: Tensor, workspace: Workspace) -> None:
     """The same at once: a segment of a row is a matrix of x and e, which is multiplied with its own transpose."""
     n, rows = sides.pieces.shape[0], products.shape[0]
     found = workspace.buffer("pieces", (n, 2, 2), torch.float32)
@@ -236,9 +236,9 @@ def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tens
     largest = rows.amax(1).tolist()
     totals = dict(zip(ADDED, stats[: len(ADDED)].sum(1, dtype=torch.float64).tolist(), strict=True))
     totals |= zip(("x_sq", "e_sq", "e_max", "xe"), rows.sum(1).tolist(), strict=True)
-    if not isfinite(totals["relative"]) or not _tame(rows, largest, stats[ADDED.index("x_abs")]):
+    if not isfinite(totals["relative"]) or not _fits_float32(rows, largest, stats[ADDED.index("x_abs")]):
         return None
-    if not _spread(totals, sums.n) or (len(x_sq) >= LEAST_ROWS and not _even(totals, largest)):
+    if not _variance_is_safe(totals, sums.n) or (len(x_sq) >= LEAST_ROWS and not _no_row_dominates(totals, largest)):
         return None
     for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
         setattr(sums, name, exact(totals[name]))
@@ -255,7 +255,7 @@ def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tens
     return rows
 
 
-def _tame(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool:
+def _fits_float32(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool:
     """Whether float32 could hold the squares in all rows: Σx², Σe², max |e|, …, (4, r); Σ|x|, (r,)."""
     if not (largest[0] <= HIGH and largest[1] <= HIGH):
         return False
@@ -266,7 +266,7 @@ def _tame(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool:
     return bool((((x_sq >= LOW) | (x_abs == 0)) & ((e_sq >= LOW) | (e_max == 0))).all())
 
 
-def _spread(totals: Mapping[str, float], n: int) -> bool:
+def _variance_is_safe(totals: Mapping[str, float], n: int) -> bool:
     """Whether x and |e| vary enough for their variances to be differences of float32 sums (y: almost x)."""
     return all(
         totals[total] ** 2 <= (1 - SPREAD) * n * totals[energy]
@@ -275,7 +275,7 @@ def _spread(totals: Mapping[str, float], n: int) -> bool:
     )
 
 
-def _even(totals: Mapping[str, float], largest: Sequence[float]) -> bool:
+def _no_row_dominates(totals: Mapping[str, float], largest: Sequence[float]) -> bool:
     """Whether no row has so much of the energy that its own roundings are those of the whole."""
     return LEAST_ROWS * largest[0] <= totals["x_sq"] and LEAST_ROWS * largest[1] <= totals["e_sq"]
 

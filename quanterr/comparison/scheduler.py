@@ -20,7 +20,7 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import ResourceError, UsageError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
-from quanterr.pairing.plan import Finished
+from quanterr.pairing.plan import ComparedWeight
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
 from quanterr.util.text import display
 
@@ -45,7 +45,7 @@ class Progress:
     name: str = ""
 
 
-class Go(NamedTuple):
+class ChunkRange(NamedTuple):
     """Chunks ``first:stop`` of a task: what a thread takes in one go."""
 
     number: int
@@ -82,7 +82,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-class Run:
+class Scheduler:
     """Compares the pairs of tasks on a device; :meth:`run` calls back once a pair is finished.
 
     A task is the pairs of one weight of the original: one in a comparison, one a candidate in a ranking.
@@ -92,7 +92,7 @@ class Run:
         self,
         tasks: Sequence[Sequence[Job]],
         device: torch.device,
-        finish: Callable[[int, Finished], None],
+        finish: Callable[[int, ComparedWeight], None],
         outlier: float,
         stop: threading.Event,
         may_move: bool = False,
@@ -111,7 +111,7 @@ class Run:
         order = sorted(range(len(tasks)), key=lambda number: _place(self._originals[number]))
         self._large = [number for number in order if self._originals[number].n >= SMALL]
         self._small = [number for number in order if self._originals[number].n < SMALL]
-        self._large_goes, self._small_goes = self._goes(self._large), self._goes(self._small)
+        self._large_ranges, self._small_ranges = self._ranges(self._large), self._ranges(self._small)
         self._taken = 0  # of the large ones
         self._error: BaseException | None = None
         self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
@@ -120,7 +120,7 @@ class Run:
         if not self._large:
             self.threads = 1
 
-    def run(self, watch: Callable[[Progress], None]) -> bool:
+    def run(self, on_progress: Callable[[Progress], None]) -> bool:
         """Compare all, or until stopped; ``watch`` is called ten times a second.
 
         Returns whether all are compared. Raises what went wrong in a worker.
@@ -135,7 +135,7 @@ class Run:
                 started.append(thread)
             for worker in workers:
                 while worker.is_alive():
-                    watch(self.progress)
+                    on_progress(self.progress)
                     worker.join(TICK)
         finally:
             # Also when this thread is interrupted: the workers stop after their chunk.
@@ -146,32 +146,32 @@ class Run:
             torch.set_num_threads(threads_before)
         if self._error is not None:
             raise self._error
-        watch(self.progress)
+        on_progress(self.progress)
         return complete
 
-    def _chunks(self, go: Go) -> list[Chunk]:
-        return Cut(*self._originals[go.number].matrix, self.size)[go.first : go.stop]
+    def _chunks(self, chunk_range: ChunkRange) -> list[Chunk]:
+        return Cut(*self._originals[chunk_range.number].matrix, self.size)[chunk_range.first : chunk_range.stop]
 
-    def _goes(self, numbers: Iterable[int]) -> Iterator[Go]:
+    def _ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
         for number in numbers:
             n = self._n_chunks(number)
             for first in range(0, max(n, 1), CHUNKS_AT_ONCE):
-                yield Go(number, first, min(first + CHUNKS_AT_ONCE, n))
+                yield ChunkRange(number, first, min(first + CHUNKS_AT_ONCE, n))
 
     def _n_chunks(self, number: int) -> int:
         return len(Cut(*self._originals[number].matrix, self.size))
 
-    def _next_go(self, small_too: bool) -> Go | None:
+    def _next_range(self, small_too: bool) -> ChunkRange | None:
         with self._lock:
             if self._stop.is_set() or self._ended.is_set():
                 return None
-            go = next(self._small_goes, None) if small_too else None
-            if go is None:
-                go = next(self._large_goes, None)
+            chunk_range = next(self._small_ranges, None) if small_too else None
+            if chunk_range is None:
+                chunk_range = next(self._large_ranges, None)
                 self._taken += 1
-            if go is not None:
-                self.progress.name = self._tasks[go.number][0].pair.name
-            return go
+            if chunk_range is not None:
+                self.progress.name = self._tasks[chunk_range.number][0].pair.name
+            return chunk_range
 
     def _work(self, small_too: bool) -> None:
         """What a thread does. Small weights are one thread's: several would only wait for the interpreter."""
@@ -179,19 +179,19 @@ class Run:
             torch.set_num_threads(1)  # of this thread: torch's own would only wait for each other
             worker = Worker(self.device, self.size, self.outlier, max(map(len, self._tasks), default=1))
             with torch.inference_mode(), worker.stream():
-                while (go := self._next_go(small_too)) is not None:
-                    self._do(worker, go)
+                while (chunk_range := self._next_range(small_too)) is not None:
+                    self._do(worker, chunk_range)
         except BaseException as error:  # raised again by run()
             self._error = self._error or _named(error, self.progress.name)
             self._ended.set()
 
-    def _do(self, worker: Worker, go: Go) -> None:
-        jobs, chunks = self._tasks[go.number], self._chunks(go)
+    def _do(self, worker: Worker, chunk_range: ChunkRange) -> None:
+        jobs, chunks = self._tasks[chunk_range.number], self._chunks(chunk_range)
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
         sums = self._with_room(worker, name, lambda: worker.compare(pairs, self._fitting(chunks, worker.size)))
-        share = sum(chunk.n for chunk in chunks) / max(self._originals[go.number].n, 1)
-        self.progress.done_bytes += int(share * self._nbytes[go.number])
-        for place, whole in enumerate(self._merged(go, sums)):
+        share = sum(chunk.n for chunk in chunks) / max(self._originals[chunk_range.number].n, 1)
+        self.progress.done_bytes += int(share * self._nbytes[chunk_range.number])
+        for place, whole in enumerate(self._merged(chunk_range, sums)):
             job = jobs[place]
             finish = partial(worker.finish, job.number, job.pair, whole, place)
             finished = self._with_room(worker, name, finish)
@@ -222,28 +222,28 @@ class Run:
             return worker.device, max(worker.size // 2, LEAST_CUDA_CHUNK)
         return (CPU, CPU_CHUNK) if self._may_move and worker.device != CPU else None
 
-    def _merged(self, go: Go, sums: list[Sums]) -> list[Sums]:
+    def _merged(self, chunk_range: ChunkRange, sums: list[Sums]) -> list[Sums]:
         """The sums of the whole weights, once all of them is there; nothing before."""
-        n = self._n_chunks(go.number)
-        if go.first == 0 and go.stop == n:
+        n = self._n_chunks(chunk_range.number)
+        if chunk_range.first == 0 and chunk_range.stop == n:
             return sums
         with self._lock:
-            state = self._open.setdefault(go.number, _Open(-(-n // CHUNKS_AT_ONCE), [Sums() for _ in sums]))
+            state = self._open.setdefault(chunk_range.number, _Open(-(-n // CHUNKS_AT_ONCE), [Sums() for _ in sums]))
             for whole, part in zip(state.sums, sums, strict=True):
                 whole.add(part)
             state.missing -= 1
-            return [] if state.missing else self._open.pop(go.number).sums
+            return [] if state.missing else self._open.pop(chunk_range.number).sums
 
     def _read_ahead(self) -> None:
         """Tell the kernel what will be read next, a little before it is; on a warm cache this costs nothing."""
-        for n, go in enumerate(self._goes(self._large)):
+        for n, chunk_range in enumerate(self._ranges(self._large)):
             while n > self._taken + READ_AHEAD:
                 if self._ended.wait(LOOK_AGAIN):
                     return
-            chunks = Cut(*self._originals[go.number].matrix, self.size)
-            if go.stop > go.first:
-                for weight in _weights(self._tasks[go.number]):
-                    _will_need(weight, chunks[go.first], chunks[go.stop - 1])
+            chunks = Cut(*self._originals[chunk_range.number].matrix, self.size)
+            if chunk_range.stop > chunk_range.first:
+                for weight in _weights(self._tasks[chunk_range.number]):
+                    _will_need(weight, chunks[chunk_range.first], chunks[chunk_range.stop - 1])
 
 
 def usable_cores() -> int:

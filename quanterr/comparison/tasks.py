@@ -20,7 +20,7 @@ class Job(NamedTuple):
     pair: Pair
 
 
-def together(plans: Sequence[Sequence[Pair]]) -> list[tuple[Job, ...]]:
+def group_by_original(plans: Sequence[Sequence[Pair]]) -> list[tuple[Job, ...]]:
     """All pairs of all candidates, those whose original is the same numbers in the same shape side by side.
 
     Where a candidate needs the original otherwise, say transposed, its pair stands alone.
@@ -37,7 +37,7 @@ def together(plans: Sequence[Sequence[Pair]]) -> list[tuple[Job, ...]]:
 
 
 def _same_weight(a: Weight, b: Weight) -> bool:
-    return a is b or (a.shape == b.shape and a.wide == b.wide and _same(a.dequantize, b.dequantize))
+    return a is b or (a.shape == b.shape and a.needs_float64 == b.needs_float64 and _same(a.dequantize, b.dequantize))
 
 
 def _same(a: object, b: object) -> bool:

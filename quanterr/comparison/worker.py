@@ -11,7 +11,7 @@ from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums
-from quanterr.pairing.plan import Element, Finished, Pair
+from quanterr.pairing.plan import ComparedWeight, Element, Pair
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -106,7 +106,7 @@ class Worker:
         if not chunks:
             return Sums()
         matrix, sums, matrix_rows = pair.original.matrix, None, pair.original.matrix_rows
-        if not pair.original.wide and not pair.quantized.wide:
+        if not pair.original.needs_float64 and not pair.quantized.needs_float64:
             sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, pair.importance, matrix_rows)
         if sums is None:
             saturated.clear()
@@ -115,10 +115,10 @@ class Worker:
             sums.saturated = int(torch.stack(saturated).sum())
         return sums
 
-    def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> Finished:
+    def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
         """What is told of a weight besides its sums; ``place`` is that of the pair among those of its original."""
         scales = _scales(pair.quantized, self._quantized[place])
-        return Finished(number, sums, scales, self._worst(pair, sums, place))
+        return ComparedWeight(number, sums, scales, self._worst(pair, sums, place))
 
     def _worst(self, pair: Pair, sums: Sums, place: int) -> Element | None:
         """From the row with the largest |e|, read again if need be: its place costs more to remember."""

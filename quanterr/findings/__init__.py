@@ -20,7 +20,7 @@ from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import CODES, finding
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
-    Seen,
+    WeightSummary,
     below_group,
     common_factor,
     constant_scales,
@@ -33,7 +33,7 @@ from quanterr.findings.planned import of_folding, of_importance, of_plan
 from quanterr.findings.samples import diagnoses, one_factor_mends
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import of_vectors
-from quanterr.pairing.plan import Finished, Pair, Plan
+from quanterr.pairing.plan import ComparedWeight, Pair, Plan
 from quanterr.pairing.smoothing import Folded
 from quanterr.report.model import Finding
 
@@ -42,18 +42,18 @@ __all__ = ["CODES", "Noticed", "finding", "of_activations", "of_folding", "of_im
 PROOFS = 3  # weights that are read again, until one shows that a factor mends it
 
 
-class Noticed:
+class FindingCollector:
     """Takes in finished weights and tells at the end what they show."""
 
     def __init__(self, plan: Plan, folded: Sequence[Folded] = ()) -> None:
         """Nothing noticed yet; ``folded`` are the scales that were undone."""
         self._plan = plan
         self._folded = {one.source.rpartition(".")[0] for one in folded}
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, WeightSummary] = {}
         self._same: list[Pair] = []
         self._of_weights: dict[int, list[Finding]] = {}
 
-    def add(self, done: Finished) -> None:
+    def add(self, done: ComparedWeight) -> None:
         """Take in a compared weight; its sums are not kept."""
         pair = self._plan.pairs[done.number]
         if done.sums.exact:
@@ -62,7 +62,7 @@ class Noticed:
         if found := list(of_weight(pair, done)):
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
-        self._seen[done.number] = Seen(
+        self._seen[done.number] = WeightSummary(
             done.number, pair, figures, done.scales, offset_of(pair, done.sums), not done.sums.y_sq
         )
 
@@ -86,7 +86,7 @@ class Noticed:
         below = [found for found in below if found.layer not in explained]
         return [*whole, *single, *repairs, *vectors, *below]
 
-    def _common(self, seen: list[Seen]) -> tuple[list[Finding], set[int]]:
+    def _common(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """The factor that many weights have in common, if it mends one of them; the numbers of those weights."""
         found, numbers = common_factor(seen)
         for number in sorted(numbers)[:PROOFS]:

@@ -26,7 +26,7 @@ FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all: mo
 OFFSET = 0.02  # of 1, and of the scatter of a norm's errors
 
 
-class Seen(NamedTuple):
+class WeightSummary(NamedTuple):
     """A compared weight whose sides differ."""
 
     number: int
@@ -45,7 +45,7 @@ def offset_of(pair: Pair, sums: Sums) -> float | None:
     return round(mean) if abs(abs(mean) - 1) < OFFSET and square - mean * mean < OFFSET**2 else None
 
 
-def common_factor(seen: Sequence[Seen]) -> tuple[list[Finding], set[int]]:
+def common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int]]:
     """The factor that many weights have in common, as one finding; the numbers of those weights."""
     gaining = [one for one in seen if one.figures and one.figures.gains and abs(one.figures.cosine) > ALONG]
     signs = {one.figures.factor > 0 for one in gaining if one.figures}
@@ -85,9 +85,9 @@ def severity(before_db: float, after_db: float) -> str:
     return "error" if after_db - before_db > LEAST_DB else "warning"
 
 
-def below_group(seen: Iterable[Seen]) -> Iterator[Finding]:
+def below_group(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
     """Weights far below the others of their format and role."""
-    groups: dict[tuple[str, int, str], list[Seen]] = {}
+    groups: dict[tuple[str, int, str], list[WeightSummary]] = {}
     for one in seen:
         if one.figures and len(one.pair.original.shape) > 1:
             key = one.pair.quantized.format, one.figures.bits, role_of(one.pair.name)
@@ -127,7 +127,7 @@ def rows_together(single: Sequence[Finding], weights: int) -> list[Finding]:
     return [*(found for found in single if found.code != "bad_rows"), together]
 
 
-def constant_scales(seen: Iterable[Seen]) -> Iterator[Finding]:
+def constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
     """Scales that are stored and scale nothing."""
     ones = [one for one in seen if one.scales and one.scales.number and one.scales.low == one.scales.high == 1]
     if ones:
@@ -137,7 +137,7 @@ def constant_scales(seen: Iterable[Seen]) -> Iterator[Finding]:
         yield finding("scale_constant", "info", None, message, remedy, layers=names)
 
 
-def norm_offset(seen: Iterable[Seen], pairs: Iterable[Pair]) -> Iterator[Finding]:
+def norm_offset(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterator[Finding]:
     """Norms that one side stores around 0 and the other around 1: by a convention, if all their like are so."""
     off = [one for one in seen if one.offset is not None]
     if not off:
@@ -168,11 +168,11 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _by_one(one: Seen) -> str:
+def _by_one(one: WeightSummary) -> str:
     return f"{'plus' if (one.offset or 0) > 0 else 'minus'} 1"
 
 
-def _offsets(off: Sequence[Seen]) -> Iterator[Finding]:
+def _offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
     if not off:
         return
     names = [one.pair.name for one in off]
@@ -186,7 +186,7 @@ def _offsets(off: Sequence[Seen]) -> Iterator[Finding]:
     yield finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
-def lossless(seen: Sequence[Seen], same: Sequence[Pair]) -> Iterator[Finding]:
+def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair]) -> Iterator[Finding]:
     """Nothing differs: one checkpoint twice, or codes whose rounding left no trace."""
     if seen or not same:
         return

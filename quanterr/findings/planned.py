@@ -38,7 +38,7 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield finding("fp8_without_scale", "info", None, message, remedy)
     for pair in plan.pairs:
-        for doubt in pair.original.doubts + pair.quantized.doubts:
+        for doubt in pair.original.warnings + pair.quantized.warnings:
             yield finding("layout_doubt", "warning", pair.name, f"{display(pair.name)}: {doubt}")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.figures import EXACT_DB, Figures
-from quanterr.findings.layers import Seen, severity
+from quanterr.findings.layers import WeightSummary, severity
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Mended, Sample, simplest, snr_db
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
@@ -29,7 +29,9 @@ MOST_OTHERS = 64  # weights that one is held against
 ELEMENTS = 1 << 18  # of a sample
 
 
-def diagnoses(seen: Sequence[Seen], doubtful: Collection[str | None], pairs: Sequence[Pair]) -> Iterator[Finding]:
+def diagnoses(
+    seen: Sequence[WeightSummary], doubtful: Collection[str | None], pairs: Sequence[Pair]
+) -> Iterator[Finding]:
     """For the worst of the weights that are doubtful, or that a factor or their level makes so, what mends them."""
     matrices = [(one, one.figures) for one in seen if one.figures and _matrix(one.pair)]
     matrices.sort(key=lambda item: item[1].snr_db)
@@ -65,7 +67,7 @@ def _matrix(pair: Pair) -> bool:
     return pair.original.matrix[0] > 1 or pair.quantized.format != "dense"
 
 
-def _diagnosis(one: Seen, figures: Figures, workspaces: Workspaces) -> Finding | None:
+def _diagnosis(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> Finding | None:
     """The simplest repair that mends a sample of a weight."""
     pair, bits = one.pair, figures.bits
     if bits < 2:

@@ -7,7 +7,7 @@ from quanterr.findings.codes import finding
 from quanterr.findings.figures import PLAIN, bits_of, db, level_of, norm_ratio, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
-from quanterr.pairing.plan import Finished, Pair
+from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.model import Finding
 from quanterr.util.text import count, display
 
@@ -33,7 +33,7 @@ BELOW_LEVEL_FEW = 3.0
 WEAK = 4  # a row with less energy than the mean by that factor may be lost by right scales
 
 
-def of_weight(pair: Pair, done: Finished) -> Iterator[Finding]:
+def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """What one compared weight shows."""
     sums = done.sums
     for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):
@@ -129,7 +129,7 @@ def _diagnosis(ratio: float, cosine: float) -> str:
     return "outliers that one scale cannot hold, or a broken layer"
 
 
-def _of_scales(pair: Pair, done: Finished) -> Iterator[Finding]:
+def _of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     scales = done.scales
     if scales is None:
         return
@@ -145,7 +145,7 @@ def _of_scales(pair: Pair, done: Finished) -> Iterator[Finding]:
             yield finding(code, severity, pair.name, message, remedy, scales=n)
 
 
-def _saturated(pair: Pair, done: Finished) -> Iterator[Finding]:
+def _saturated(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """Codes at the end of their range; of those that a format counts."""
     sums, scales = done.sums, done.scales
     if not scales or sums.n < MANY or sums.saturated <= SATURATED[0] * sums.n + SATURATED[1] * scales.number:
@@ -181,7 +181,7 @@ def _one_sided(pair: Pair, sums: Sums) -> Iterator[Finding]:
     )
 
 
-def _bad_rows(pair: Pair, done: Finished) -> Iterator[Finding]:
+def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """Rows that were lost, or came out far worse than their weight, of the few worst that are kept."""
     rows, sums = pair.original.matrix[0], done.sums
     if rows < 2 or not sums.x_sq or not sums.e_sq or pair.quantized.format in PLAIN:
@@ -207,7 +207,7 @@ def _bad_rows(pair: Pair, done: Finished) -> Iterator[Finding]:
         yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
 
 
-def _rows_share_scales(pair: Pair, done: Finished) -> bool:
+def _rows_share_scales(pair: Pair, done: ComparedWeight) -> bool:
     if pair.quantized.block_size:
         return pair.quantized.block_size[0] > 1
     return done.scales is not None and done.scales.number < pair.original.matrix[0]

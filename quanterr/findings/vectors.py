@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
-from quanterr.findings.layers import Seen
+from quanterr.findings.layers import WeightSummary
 from quanterr.findings.repairs import BETTER, Sample, snr_db
 from quanterr.findings.samples import first_rows, one_thread, sample_of
 from quanterr.findings.sums import UNRELATED
@@ -40,7 +40,7 @@ MOST_SOUGHT = 8  # vectors whose values are looked for in others
 MOST_OTHERS = 512
 
 
-def of_vectors(seen: Sequence[Seen], folded: Collection[str], pairs: Sequence[Pair]) -> Iterator[Finding]:
+def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Sequence[Pair]) -> Iterator[Finding]:
     """What those that differ show; ``folded`` are modules that took up scales, which changes them rightly."""
     changed, sought = [], 0
     with one_thread(), on_cpu() as workspaces:

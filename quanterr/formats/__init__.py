@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats import (
     aqlm,
     asym_w4a8,
@@ -239,7 +239,7 @@ def recognize(
     belong to this weight and to no other: what no format uses among them is an error, never ignored.
 
     Raises:
-        Misfit: no format fits; says what was found, what the nearest one lacks or has over.
+        FormatMismatch: no format fits; says what was found, what the nearest one lacks or has over.
     """
     refuse_by_name(codes, hints)
     nearest, reason = (0, 0, False), ""
@@ -250,21 +250,21 @@ def recognize(
         found = gathered[key] = gathered.get(key) or _gather(format, name, codes, entries)
         try:
             if found.problem:
-                raise Misfit(found.problem)
+                raise FormatMismatch(found.problem)
             weight = format.fit(Parts(name, found.parts, hints, entries))
             if weight is not None:
                 _refuse_unused(weight, siblings)
                 return weight
-        except Misfit as misfit:
+        except FormatMismatch as mismatch:
             near = len(found.parts), found.named, not found.problem
             if near >= nearest:  # of equals the last: it needs the least
-                nearest, reason = near, str(misfit)
+                nearest, reason = near, str(mismatch)
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
     reason = refused({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config) or reason
     if reason:
-        raise Misfit(reason)
+        raise FormatMismatch(reason)
     beside = f" (beside it: {listed([entry.name for entry in siblings])})" if siblings else ""
-    raise Misfit(f"{codes} is in a layout this version does not read; see `quanterr formats`{beside}")
+    raise FormatMismatch(f"{codes} is in a layout this version does not read; see `quanterr formats`{beside}")
 
 
 class _Gathered(NamedTuple):
@@ -299,7 +299,7 @@ def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:
     unused = [e for e in siblings if e.name not in used and not is_auxiliary(e.name)]
     if unused and not (weight.format == "dense" and all(_is_one(entry) for entry in unused)):
         names = listed([entry.name for entry in unused])
-        raise Misfit(f"stored as {weight.format} ({weight.codes.dtype}), but unused: {names}")
+        raise FormatMismatch(f"stored as {weight.format} ({weight.codes.dtype}), but unused: {names}")
 
 
 def _is_one(entry: Entry) -> bool:

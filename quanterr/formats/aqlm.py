@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.config_checks import check_told
 from quanterr.formats.shared.padding import crop
@@ -35,22 +35,24 @@ def fit(parts: Parts) -> Weight:
     """The weight of the groups that there are codes for.
 
     Raises:
-        Misfit: the shapes of codes, codebooks and scales do not belong together.
+        FormatMismatch: the shapes of codes, codebooks and scales do not belong together.
     """
     codes, books, scales = parts["codes"], parts["codebooks"], parts["scales"]
     if len(codes.shape) != 3 or len(books.shape) != 4 or codes.shape[2] != books.shape[0]:
-        raise Misfit(f"AQLM has codes (rows, cols, n) and codebooks (n, 2^bits, out, in), not {codes} and {books}")
+        raise FormatMismatch(
+            f"AQLM has codes (rows, cols, n) and codebooks (n, 2^bits, out, in), not {codes} and {books}"
+        )
     n, size, out, into = books.shape
     if size & (size - 1) or not 2 <= size <= 1 << CODE_BITS[codes.dtype]:
-        raise Misfit(f"{books} should have a power of two of vectors, no more than {codes} can count")
+        raise FormatMismatch(f"{books} should have a power of two of vectors, no more than {codes} can count")
     groups = (*codes.shape[:2], out, into)
     if len(scales.shape) != 4 or any(have not in (1, full) for have, full in zip(scales.shape, groups, strict=True)):
-        raise Misfit(f"its scale {scales} should be {[codes.shape[0], 1, 1, 1]}, or up to {list(groups)}")
+        raise FormatMismatch(f"its scale {scales} should be {[codes.shape[0], 1, 1, 1]}, or up to {list(groups)}")
     bits = size.bit_length() - 1
     found = dict(zip(SETTINGS, (n, bits, out, into), strict=True))
     told = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
     other = [f"{name} {told[name]} for {found[name]}" for name in told if told[name] != found[name]]
-    doubts = (f"config.json says {', '.join(other)}, which the shapes tell",) if other else ()
+    warnings = (f"config.json says {', '.join(other)}, which the shapes tell",) if other else ()
     return Weight(
         parts.name,
         "aqlm",
@@ -58,7 +60,7 @@ def fit(parts: Parts) -> Weight:
         parts.entries,
         partial(dequantize, parts),
         evidence=(f"AQLM, {n} codebooks of {bits} bits for groups of {out} × {into}",),
-        doubts=(*check_told(parts, "aqlm"), *doubts),
+        warnings=(*check_told(parts, "aqlm"), *warnings),
     )
 
 

@@ -28,7 +28,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import INT8, check_labels
@@ -64,12 +64,12 @@ def fit(parts: Parts) -> Weight:
     """The weight, of as many bits as its shapes tell.
 
     Raises:
-        Misfit: shapes that do not belong together, or a label of another layout.
+        FormatMismatch: shapes that do not belong together, or a label of another layout.
     """
-    comfy_format, doubts = check_labels(parts, LABELS, rotates=True)
+    comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
     layout, doubt = _layout(parts)
     if parts.get("correction"):
-        doubts += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
+        warnings += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
     return Weight(
         parts.name,
@@ -80,7 +80,7 @@ def fit(parts: Parts) -> Weight:
         code_bits=layout.bits,
         block_size=(1, layout.group),
         evidence=(what,),
-        doubts=doubts + doubt,
+        warnings=warnings + doubt,
         comfy_format=comfy_format,
     )
 
@@ -91,16 +91,18 @@ def _layout(parts: Parts) -> tuple[Layout, tuple[str, ...]]:
     group = (label and label.number("group_size")) or GROUP
     rows = codes.shape[0] if len(codes.shape) == 2 else 0
     if not rows or len(s_rel.shape) != 2 or s_rel.shape[0] != rows or s_channel.shape != (rows,):
-        raise Misfit(f"its scales {s_rel} and {s_channel} should be a row of groups, and one, for each row of {codes}")
+        raise FormatMismatch(
+            f"its scales {s_rel} and {s_channel} should be a row of groups, and one, for each row of {codes}"
+        )
     cols = s_rel.shape[1] * group
     of_bits = {cols * n // 8: n for n in HALF}.get(codes.shape[1])
     if of_bits is None:
-        raise Misfit(f"{codes} with scales {s_rel} in groups of {group} are not {cols} columns of 4 or 6 bits")
+        raise FormatMismatch(f"{codes} with scales {s_rel} in groups of {group} are not {cols} columns of 4 or 6 bits")
     shapes = {"codebook": (16,), "correction": (s_rel.shape[1], rows)}
     for role, shape in shapes.items():
         part = parts.get(role)
         if part and (of_bits != 4 or part.shape != shape):
-            raise Misfit(f"{part} should be {list(shape)} beside codes of 4 bits; these are of {of_bits}")
+            raise FormatMismatch(f"{part} should be {list(shape)} beside codes of 4 bits; these are of {of_bits}")
     rotation, doubt = group_size(label, cols)
     padded = fit_padded(parts, (rows, cols), lcm(group, rotation), 1)
     return Layout(of_bits, group, rotation, padded), doubt

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_turned
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
@@ -43,11 +43,11 @@ from quanterr.formats.shared.gptq_awq_common import (
     FLOATS,
     SCALE,
     WORDS,
+    configured_group_size,
     contradictions,
     gemm_bits,
     is_gemv,
     said_bits,
-    said_size,
     turned_scale,
 )
 from quanterr.tensors.chunks import Chunk
@@ -73,7 +73,7 @@ def fit_gemm(parts: Parts) -> Weight | None:
     """The weight, if shapes are those of gemm.
 
     Raises:
-        Misfit: its blocks fit no size.
+        FormatMismatch: its blocks fit no size.
     """
     fitting, zero_point = gemm_bits(parts.codes, parts["scale"]), parts.get("zero_point")
     bits = said_bits(parts) if said_bits(parts) in fitting else next(iter(fitting), None)
@@ -81,9 +81,9 @@ def fit_gemm(parts: Parts) -> Weight | None:
         return None
     (cols, width), (n_blocks, rows) = parts.codes.shape, parts["scale"].shape
     if zero_point is not None and zero_point.shape != (n_blocks, width):
-        raise Misfit(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
+        raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
     packing = Packing("interleaved" if bits == 4 else "dense", bits)
-    blocks = fit_blocks(n_blocks, cols, said_size(parts))
+    blocks = fit_blocks(n_blocks, cols, configured_group_size(parts))
     return _weight(parts, "awq_gemm", (rows, cols), blocks, packing, partial(dequantize_gemm, parts, blocks, packing))
 
 
@@ -93,43 +93,43 @@ def fit_gemv(parts: Parts) -> Weight | None:
         return None
     (rows, width), stored = parts.codes.shape, parts["scale"].shape[1]
     cols = 8 * width
-    readings = [
+    alternatives = [
         _weight(parts, "awq_gemv", (rows, cols), blocks, NIBBLES, partial(dequantize_gemv, parts, blocks))
         for blocks in _padded_blocks(parts, cols, stored)
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def fit_fast(parts: Parts) -> Weight:
     """The weight of codes in 16 bits; other sizes of blocks that fit as further readings.
 
     Raises:
-        Misfit: the shapes of codes, scales and zero points do not belong together.
+        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
     """
     codes, scale, offset = parts.codes, parts["scale"], parts["offset"]
     if len(codes.shape) != 2 or scale.shape[1:] != (ROWS * codes.shape[0],) or scale.shape != offset.shape:
-        raise Misfit(f"{scale} and {offset} should have {ROWS} columns for each row of {codes}")
+        raise FormatMismatch(f"{scale} and {offset} should have {ROWS} columns for each row of {codes}")
     if codes.shape[1] % COLS:
-        raise Misfit(f"{codes} should have a multiple of {COLS} columns")
+        raise FormatMismatch(f"{codes} should have a multiple of {COLS} columns")
     rows, cols = ROWS * codes.shape[0], codes.shape[1]
-    readings = [
+    alternatives = [
         _weight(parts, "awq_gemv_fast", (rows, cols), blocks, NIBBLES, partial(dequantize_fast, parts, blocks))
         for blocks in _padded_blocks(parts, cols, scale.shape[0])
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def _padded_blocks(parts: Parts, cols: int, stored: int) -> list[Blocks]:
     """The blocks that fit in so many stored ones, the likeliest first.
 
     Raises:
-        Misfit: none fit.
+        FormatMismatch: none fit.
     """
-    said = said_size(parts) or 0
+    said = configured_group_size(parts) or 0
     sizes = dict.fromkeys((said if said > 0 else cols if said else 0, *SIZES, cols))
     fitting = [size for size in sizes if size and stored == _stored_blocks(cols, size)]
     if not fitting:
-        raise Misfit(f"{parts['scale']} fits no size of blocks in {cols} columns")
+        raise FormatMismatch(f"{parts['scale']} fits no size of blocks in {cols} columns")
     return [Blocks(-(-cols // size), size) for size in fitting]
 
 
@@ -155,7 +155,7 @@ def _weight(
         uniform_bits=packing.bits,
         scale=stored if stored.n == shape[0] * blocks.n else None,  # without unused ones
         evidence=(f"{packing.bits}-bit codes {parts.codes}, scales {stored}, blocks of {blocks.size} columns",),
-        doubts=(*blocks.doubts, *contradictions(parts, packing.bits, blocks.n, shape[1])),
+        warnings=(*blocks.warnings, *contradictions(parts, packing.bits, blocks.n, shape[1])),
     )
 
 

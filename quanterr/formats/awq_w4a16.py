@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
@@ -44,23 +44,23 @@ def fit(parts: Parts) -> Weight:
     """The weight with its rows in order; as a further reading, with its rows interleaved.
 
     Raises:
-        Misfit: shapes that do not belong together, or a label of another layout.
+        FormatMismatch: shapes that do not belong together, or a label of another layout.
     """
-    comfy_format, doubts = check_labels(parts, LABELS)
+    comfy_format, warnings = check_labels(parts, LABELS)
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
     groups = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == rows else 0
     if not groups or cols % (2 * groups) or zero.shape != scale.shape:
-        raise Misfit(f"its scale {scale} and zero {zero} should be [groups of columns, rows] for codes {codes}")
+        raise FormatMismatch(f"its scale {scale} and zero {zero} should be [groups of columns, rows] for codes {codes}")
     group = cols // groups
-    doubts += tuple(
+    warnings += tuple(
         f"the {label.source} says group_size {label.block[0]}, the shapes {group}; the shapes decided"
         for label in parts.hints.labels
         if label.block and label.block[0] != group
     )
     padded = fit_padded(parts, (rows, cols), group, 1)
     by_name = parts_by_name(parts.name.removesuffix(".weight"))
-    readings = [
+    alternatives = [
         Weight(
             parts.name,
             "awq_w4a16",
@@ -71,12 +71,12 @@ def fit(parts: Parts) -> Weight:
             uniform_bits=4,
             block_size=(1, group),
             evidence=(f"4-bit codes in groups of {group}, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
-            doubts=doubts,
+            warnings=warnings,
             comfy_format=comfy_format,
         )
         for n in ((1, by_name) if by_name > 1 and rows % by_name == 0 else (1,))
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:

@@ -120,21 +120,23 @@ class Weight:
     parts: Mapping[str, Entry]
     dequantize: Callable[[Chunk, Workspace], Values]
     block_size: tuple[int, int] | None = None  # (rows, cols) that share a scale, where it is a block
-    wide: bool = False  # its values need float64
+    needs_float64: bool = False  # its values need float64
     refusal: str | None = None  # why it is not compared unless both sides are equal
     code_bits: int | None = None  # of one code, without its share of the scales
     uniform_bits: int | None = None  # the same, of codes with equal steps
     scale: Entry | None = None
     evidence: tuple[str, ...] = ()  # what decided, in words
-    doubts: tuple[str, ...] = ()  # what speaks against it, in words
+    warnings: tuple[str, ...] = ()  # what speaks against it, in words
     comfy_format: str | None = None
-    share: float = 1.0  # of its parts' bytes, where they are those of several weights
-    readings: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
-    alike: bool = False  # its readings lie close to each other: the clearly nearest is right, however near the first
+    byte_share: float = 1.0  # of its parts' bytes, where they are those of several weights
+    alternatives: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
+    close_alternatives: bool = (
+        False  # its alternatives are close to each other: the clearly nearest is right, however near the first
+    )
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as further readings."""
-        return replace(self, readings=tuple(others))
+        return replace(self, alternatives=tuple(others))
 
     @property
     def n(self) -> int:
@@ -164,7 +166,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Its share of them."""
-        return int(self.share * self.stored_bytes)
+        return int(self.byte_share * self.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.config_checks import check_told
 from quanterr.tensors.chunks import Chunk
@@ -34,7 +34,7 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if there is one scale and the original has four times as many rows as are stored.
 
     Raises:
-        Misfit: the original has another shape.
+        FormatMismatch: the original has another shape.
     """
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or scale.n != 1:
@@ -42,9 +42,11 @@ def fit(parts: Parts) -> Weight | None:
     stored, cols = codes.shape
     shape = parts.hints.shape or (PER_BYTE * stored, cols)
     if len(shape) != 2 or -(-shape[0] // PER_BYTE) != stored or shape[1] != cols:
-        raise Misfit(f"{codes} with one scale is BitNet's, of {PER_BYTE * stored} × {cols} weights, not {list(shape)}")
+        raise FormatMismatch(
+            f"{codes} with one scale is BitNet's, of {PER_BYTE * stored} × {cols} weights, not {list(shape)}"
+        )
     multiplies = parts.hints.config.get("linear_class") == "autobitlinear"
-    readings = [
+    alternatives = [
         Weight(
             parts.name,
             "bitnet",
@@ -54,11 +56,11 @@ def fit(parts: Parts) -> Weight | None:
             code_bits=2,
             scale=scale,
             evidence=(f"BitNet, ternary codes {'times' if product else 'divided by'} {scale}",),
-            doubts=check_told(parts, "bitnet"),
+            warnings=check_told(parts, "bitnet"),
         )
         for product in (multiplies, not multiplies)
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) -> Values:

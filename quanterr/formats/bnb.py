@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import Blocks
@@ -106,7 +106,7 @@ def fit(kind: str, parts: Parts) -> Weight:
     """The weight, of the shape and blocks that its quant_state tells.
 
     Raises:
-        Misfit: the quant_state cannot be read, or the other tensors have not the sizes it tells.
+        FormatMismatch: the quant_state cannot be read, or the other tensors have not the sizes it tells.
     """
     state = _state(parts["state"], nested="nested_absmax" in parts.entries)
     n = prod(state.shape)
@@ -117,7 +117,7 @@ def fit(kind: str, parts: Parts) -> Weight:
     if absmax.dtype == "U8":
         nested = [parts.get(role) for role in ("nested_absmax", "nested_quant_map")]
         if not all(nested):
-            raise Misfit(f"{absmax} are codes, but nested_absmax or nested_quant_map is missing")
+            raise FormatMismatch(f"{absmax} are codes, but nested_absmax or nested_quant_map is missing")
         _check(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "values")
         above = -(-blocks // state.nested_block)
         _check(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one for each {state.nested_block}")
@@ -134,26 +134,26 @@ def fit(kind: str, parts: Parts) -> Weight:
         code_bits=4,
         block_size=(1, state.block),
         evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
-        doubts=() if usual else (doubt,),
+        warnings=() if usual else (doubt,),
     )
 
 
 def _check(entry: Entry, found: int, expected: int, of_what: str) -> None:
     if found != expected:
-        raise Misfit(f"{entry} should have {expected} {of_what}, not {found}")
+        raise FormatMismatch(f"{entry} should have {expected} {of_what}, not {found}")
 
 
 def _state(entry: Entry, nested: bool) -> State:
     if entry.nbytes > MAX_STATE:
-        raise Misfit(f"its quant_state {entry} is too large to be one")
+        raise FormatMismatch(f"its quant_state {entry} is too large to be one")
     try:
         said = strict_json.loads(entry.read())
     except strict_json.Invalid as error:
-        raise Misfit(f"its quant_state {entry} {error}") from error
+        raise FormatMismatch(f"its quant_state {entry} {error}") from error
     said = said if isinstance(said, dict) else {}
     shape = said.get("shape")
     if not isinstance(shape, list) or not shape or not all(_whole(size) for size in shape):
-        raise Misfit(f"its quant_state {entry} tells no shape")
+        raise FormatMismatch(f"its quant_state {entry} tells no shape")
     offset = said.get("nested_offset", 0.0)
     block, nested_block = said.get("blocksize"), said.get("nested_blocksize") if nested else 1
     if (
@@ -163,7 +163,7 @@ def _state(entry: Entry, nested: bool) -> State:
         or not _whole(nested_block)
         or not isinstance(offset, int | float)
     ):
-        raise Misfit(f"its quant_state {entry} tells no usable blocksize or nested_offset: {said}")
+        raise FormatMismatch(f"its quant_state {entry} tells no usable blocksize or nested_offset: {said}")
     return State(tuple(shape), block, nested_block, float(offset))
 
 
@@ -203,14 +203,16 @@ def fit_int8(parts: Parts) -> Weight:
     """The weight, if its rows are stored as they are.
 
     Raises:
-        Misfit: rows are stored in tiles, or there is not one scale a row.
+        FormatMismatch: rows are stored in tiles, or there is not one scale a row.
     """
     codes, absmax = parts.codes, parts["absmax"]
     if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
-        raise Misfit(f"its SCB {absmax} should have one number for each row of {codes}")
+        raise FormatMismatch(f"its SCB {absmax} should have one number for each row of {codes}")
     tiles = parts.get("format")
     if tiles and tiles.read() != b"\0" * tiles.nbytes:
-        raise Misfit(f"{tiles} is {tiles.read()[0]}: tiles for old GPUs (col32, turing, ampere), which are not read")
+        raise FormatMismatch(
+            f"{tiles} is {tiles.read()[0]}: tiles for old GPUs (col32, turing, ampere), which are not read"
+        )
     return Weight(
         parts.name,
         "bnb_int8",
@@ -228,7 +230,7 @@ def dequantize_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
     codes = element_types.int8(stored, workspace)
     absmax = workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
-    return Values(codes.values.mul_(absmax).mul_(INT8_UNIT), codes.at_end)
+    return Values(codes.values.mul_(absmax).mul_(INT8_UNIT), codes.saturated)
 
 
 FORMATS = (

@@ -15,7 +15,7 @@ Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/convrot_w4a4.py, backend
 
 from functools import partial
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
@@ -36,15 +36,15 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     """The weight, if its label names this layout.
 
     Raises:
-        Misfit: the codes are no matrix, there is not one scale a row, or groups do not divide a row.
+        FormatMismatch: the codes are no matrix, there is not one scale a row, or groups do not divide a row.
     """
     label = next((label for label in parts.hints.labels if label.format in LABELS), None)
     if label is None or rotated != (label.rotated or label.format in ALWAYS_ROTATED):
         return None
-    comfy_format, doubts = check_labels(parts, LABELS, rotates=True)
+    comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) != 2 or scale.shape not in ((codes.shape[0],), (codes.shape[0], 1)):
-        raise Misfit(f"its scale {scale} should be one for each row of {codes}")
+        raise FormatMismatch(f"its scale {scale} should be one for each row of {codes}")
     stored = codes.shape[0], 2 * codes.shape[1]
     size, doubt = group_size(label, stored[1]) if rotated else (2, ())
     padded = fit_padded(parts, stored, size, 1)
@@ -58,7 +58,7 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
         uniform_bits=4,
         scale=scale,
         evidence=(f"{label}, scale {scale}" + (f"; rotated in groups of {size}" if rotated else ""),),
-        doubts=(*doubts, *doubt),
+        warnings=(*warnings, *doubt),
         comfy_format=comfy_format,
     )
 

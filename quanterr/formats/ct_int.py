@@ -17,7 +17,7 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
@@ -39,7 +39,7 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if it has zero points or an order.
 
     Raises:
-        Misfit: the shapes of codes, scales and zero points do not belong together.
+        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
     """
     if parts.hints.labels or not (parts.get("zero_point") or parts.get("order")):
         return None
@@ -56,7 +56,7 @@ def fit(parts: Parts) -> Weight | None:
         uniform_bits=said(parts, "num_bits") or 8,
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}",),
-        doubts=blocks.doubts,
+        warnings=blocks.warnings,
     )
 
 
@@ -64,15 +64,17 @@ def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> Blocks:
     """The blocks of a weight of that shape, by its scale and what lies beside it.
 
     Raises:
-        Misfit: scale, zero points or order have other shapes.
+        FormatMismatch: scale, zero points or order have other shapes.
     """
     scale, zero_point, order = parts["scale"], parts.get("zero_point"), parts.get("order")
     if len(shape) not in (2, 3) or (scale.n != 1 and scale.shape[:-1] != shape[:-1]):
-        raise Misfit(f"its scale {scale} should be one, or one or more for each row of a weight of shape {list(shape)}")
+        raise FormatMismatch(
+            f"its scale {scale} should be one, or one or more for each row of a weight of shape {list(shape)}"
+        )
     if zero_point is not None and zero_point.shape != scale.shape:
-        raise Misfit(f"{zero_point} should have the shape of {scale}")
+        raise FormatMismatch(f"{zero_point} should have the shape of {scale}")
     if order is not None and order.shape != shape[1:]:
-        raise Misfit(f"{order} should have one for each column of a weight of shape {list(shape)}")
+        raise FormatMismatch(f"{order} should have one for each column of a weight of shape {list(shape)}")
     return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], said(parts, "group_size"), order)
 
 
@@ -87,7 +89,7 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
     """(code - zero point) · scale, (r, c)."""
     stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
     codes = element_types.int8(stored, workspace)
-    return Values(with_zero_points(codes.values, parts, blocks, chunk, workspace), codes.at_end)
+    return Values(with_zero_points(codes.values, parts, blocks, chunk, workspace), codes.saturated)
 
 
 def with_zero_points(codes: Tensor, parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Tensor:

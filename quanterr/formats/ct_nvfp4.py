@@ -13,7 +13,7 @@ ModelOpt's weight_scale_2 is the inverse of weight_global_scale and multiplies: 
 Reference: vllm-project/compressed-tensors compressors/nvfp4/base.py.
 """
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Weight
 from quanterr.formats.shared.microscaling import Microscaled, divided_by
 from quanterr.formats.shared.padding import unpadded
@@ -31,19 +31,19 @@ def fit(parts: Parts) -> Weight:
     """The weight, if there is a scale for each 16 columns.
 
     Raises:
-        Misfit: the shapes of codes, scales and global scale do not belong together.
+        FormatMismatch: the shapes of codes, scales and global scale do not belong together.
     """
     codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
     if len(codes.shape) not in (2, 3):
-        raise Misfit(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
+        raise FormatMismatch(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
     stored = (*codes.shape[:-1], 2 * codes.shape[-1])
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     layouts = fit_block_scales(scale, stored[-2], -(-stored[-1] // BLOCK), experts)
     if not layouts or layouts[0].tiled:
         expected = [*stored[:-1], -(-stored[-1] // BLOCK)]
-        raise Misfit(f"its scale {scale} does not fit {codes}: expected one for each 16 columns, {expected}")
+        raise FormatMismatch(f"its scale {scale} does not fit {codes}: expected one for each 16 columns, {expected}")
     if global_scale.n not in (1, experts):
-        raise Misfit(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
+        raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
     padded = unpadded(parts, stored, BLOCK)
     return Weight(
         parts.name,

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_rows
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
@@ -52,24 +52,26 @@ def fit(parts: Parts) -> Weight:
     """The weight by the packing that configuration and widths tell; others of that width as further readings.
 
     Raises:
-        Misfit: the shapes of the parts do not belong together, or no packing gives that width.
+        FormatMismatch: the shapes of the parts do not belong together, or no packing gives that width.
     """
     shape = _stored_shape(parts["shape"])
     codes, scale = parts.codes, parts["scale"]
     if len(shape) not in (2, 3) or min(shape) < 1 or codes.shape[:-1] != shape[:-1]:
-        raise Misfit(f"{parts['shape']} says {list(shape)}, but the codes are {codes}")
+        raise FormatMismatch(f"{parts['shape']} says {list(shape)}, but the codes are {codes}")
     if scale.n != 1 and scale.shape[:-1] != shape[:-1]:
-        raise Misfit(f"its scale {scale} should have one or more for each row of a weight of shape {list(shape)}")
+        raise FormatMismatch(
+            f"its scale {scale} should have one or more for each row of a weight of shape {list(shape)}"
+        )
     order = parts.get("order")
     if order is not None and order.shape != shape[1:]:
-        raise Misfit(f"{order} should have one for each column of a weight of shape {list(shape)}")
+        raise FormatMismatch(f"{order} should have one for each column of a weight of shape {list(shape)}")
     blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], said(parts, "group_size"), order)
     packings = _packings(parts, shape, blocks.n)
     told = said(parts, "num_bits")
-    doubts = blocks.doubts
+    warnings = blocks.warnings
     if told is not None and packings[0].bits != told:
-        doubts += (f"config.json says num_bits {told}, the width of {codes} tells {packings[0].bits}",)
-    readings = [
+        warnings += (f"config.json says num_bits {told}, the width of {codes} tells {packings[0].bits}",)
+    alternatives = [
         Weight(
             parts.name,
             "ct_pack",
@@ -81,11 +83,11 @@ def fit(parts: Parts) -> Weight:
             uniform_bits=packing.bits,
             scale=scale,
             evidence=(f"{packing.bits}-bit codes, {packing.name}, in {codes}, scale {scale}",),
-            doubts=doubts,
+            warnings=warnings,
         )
         for packing in packings
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def _stored_shape(entry: Entry) -> tuple[int, ...]:
@@ -98,7 +100,7 @@ def _packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packi
     """The packings that give these widths, the likeliest first.
 
     Raises:
-        Misfit: none does.
+        FormatMismatch: none does.
     """
     codes, zero_point = parts.codes, parts.get("zero_point")
     dense_first = _version(parts.hints.config) >= DENSE_SINCE
@@ -109,7 +111,7 @@ def _packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packi
     ]
     if not fitting:
         beside = f" with {zero_point}" if zero_point else ""
-        raise Misfit(f"{codes}{beside} fits no packing of 1 to 8 bits of a weight of shape {list(shape)}")
+        raise FormatMismatch(f"{codes}{beside} fits no packing of 1 to 8 bits of a weight of shape {list(shape)}")
     told = said(parts, "num_bits")
     fitting.sort(key=lambda packing: (packing.bits != told, packing.bits == told and (packing in FLOOR) == dense_first))
     return [packing for packing in fitting if packing.bits == told] or fitting

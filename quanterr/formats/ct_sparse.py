@@ -20,7 +20,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import CheckpointError, Misfit
+from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.ct_int import FLOATS, INT8, fit_row_blocks, with_zero_points
 from quanterr.formats.shared import element_types
@@ -50,11 +50,11 @@ def fit_24(parts: Parts) -> Weight:
     """The weight of which two of each four columns are stored.
 
     Raises:
-        Misfit: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
+        FormatMismatch: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
     """
     rows, cols = _shape(parts)
     if cols % 4 or parts.codes.shape != (rows, cols // 2):
-        raise Misfit(f"{parts.codes} should hold half of each row of a weight of shape {[rows, cols]}")
+        raise FormatMismatch(f"{parts.codes} should hold half of each row of a weight of shape {[rows, cols]}")
     return _weight(parts, "ct_sparse24_bitmask", (rows, cols))
 
 
@@ -62,11 +62,11 @@ def fit(parts: Parts) -> Weight:
     """The weight of which any elements are stored.
 
     Raises:
-        Misfit: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
+        FormatMismatch: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
     """
     rows, cols = _shape(parts)
     if len(parts.codes.shape) != 1 or parts["row_offsets"].shape != (rows,):
-        raise Misfit(f"{parts.codes} and {parts['row_offsets']} should be rows, the second of {rows} elements")
+        raise FormatMismatch(f"{parts.codes} and {parts['row_offsets']} should be rows, the second of {rows} elements")
     return _weight(parts, "ct_sparse_bitmask", (rows, cols))
 
 
@@ -74,7 +74,7 @@ def _shape(parts: Parts) -> tuple[int, int]:
     entry, mask = parts["shape"], parts["mask"]
     shape = torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).tolist() if entry.n == 2 else []
     if len(shape) != 2 or min(shape) < 1 or mask.shape != (shape[0], -(-shape[1] // 8)):
-        raise Misfit(f"{entry} says {shape}, which does not fit {mask}: a bit for each column")
+        raise FormatMismatch(f"{entry} says {shape}, which does not fit {mask}: a bit for each column")
     return shape[0], shape[1]
 
 
@@ -82,7 +82,7 @@ def _weight(parts: Parts, name: str, shape: tuple[int, int]) -> Weight:
     scale, are_codes = parts.get("scale"), parts.codes.dtype in CODES
     if are_codes != (scale is not None):
         beside = f"beside it {scale}" if scale else "its scale is missing"
-        raise Misfit(f"{parts.codes} is stored as {name}, but {beside}")
+        raise FormatMismatch(f"{parts.codes} is stored as {name}, but {beside}")
     blocks = fit_row_blocks(parts, shape) if scale else None
     return Weight(
         parts.name,
@@ -95,7 +95,7 @@ def _weight(parts: Parts, name: str, shape: tuple[int, int]) -> Weight:
         uniform_bits=8 if parts.codes.dtype == "I8" else None,
         scale=scale,
         evidence=(f"{parts.codes}, {parts['mask']}",),
-        doubts=blocks.doubts if blocks else (),
+        warnings=blocks.warnings if blocks else (),
     )
 
 
@@ -114,7 +114,7 @@ def dequantize(
         element_types.int8(stored, workspace) if parts.codes.dtype == "I8" else element_types.e4m3(stored, workspace)
     )
     values = codes.values.mul_(codes.unit)
-    return Values(with_zero_points(values, parts, blocks, chunk, workspace), codes.at_end)
+    return Values(with_zero_points(values, parts, blocks, chunk, workspace), codes.saturated)
 
 
 def _scattered(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Tensor:

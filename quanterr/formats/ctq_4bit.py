@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_labels
@@ -76,21 +76,23 @@ def fit(table: str, parts: Parts) -> Weight | None:
     """The weight, if its label names this table.
 
     Raises:
-        Misfit: no label names any, the shape is not known, or codes and absmax are not as many as it needs.
+        FormatMismatch: no label names any, the shape is not known, or codes and absmax are not as many as it needs.
     """
-    comfy_format, doubts = check_labels(parts, LABELS)
+    comfy_format, warnings = check_labels(parts, LABELS)
     codes, absmax = parts.codes, parts["absmax"]
     if comfy_format is None:
-        raise Misfit(f"4-bit codes {codes} with {absmax}, but no label names their table: {', '.join(sorted(LABELS))}")
+        raise FormatMismatch(
+            f"4-bit codes {codes} with {absmax}, but no label names their table: {', '.join(sorted(LABELS))}"
+        )
     if comfy_format != f"bnb_{table}":
         return None
     shape = parts.hints.shape or labelled_shape(parts)
     if shape is None:
-        raise Misfit(f"{codes} is flat, and its shape is not stored: it is known beside the original alone")
+        raise FormatMismatch(f"{codes} is flat, and its shape is not stored: it is known beside the original alone")
     block = parts.hints.labels[0].number("group_size") or BLOCK
     n = prod(shape)
     if codes.shape != (-(-n // 2),) or absmax.shape != (-(-n // block),):
-        raise Misfit(
+        raise FormatMismatch(
             f"a weight of {list(shape)} needs {-(-n // 2)} bytes and {-(-n // block)} absmax (one for {block} "
             f"elements), found {codes} and {absmax}"
         )
@@ -102,7 +104,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         partial(dequantize, parts, table, as_matrix(shape)[1], block),
         code_bits=4,
         evidence=(f"{parts.hints.labels[0]}; flat codes in blocks of {block}",),
-        doubts=doubts,
+        warnings=warnings,
         comfy_format=comfy_format,
     )
 

@@ -19,7 +19,7 @@ CODES = frozenset({"F64", "F32", "F16", "BF16"})
 def fit(parts: Parts) -> Weight:
     """Any shape fits; a label that says that the weight is quantized is wrong."""
     codes = parts["codes"]
-    doubts = tuple(
+    warnings = tuple(
         f"{label}, but the weight is stored as {codes.dtype}: read as plain numbers" for label in parts.hints.labels
     )
     return Weight(
@@ -28,8 +28,8 @@ def fit(parts: Parts) -> Weight:
         codes.shape,
         parts.entries,
         partial(dequantize, parts),
-        wide=codes.dtype == "F64",
-        doubts=doubts,
+        needs_float64=codes.dtype == "F64",
+        warnings=warnings,
     )
 
 

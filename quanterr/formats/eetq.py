@@ -18,7 +18,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_told
@@ -36,14 +36,16 @@ def fit(parts: Parts) -> Weight:
     """The weight, transposed from how its shape is stored.
 
     Raises:
-        Misfit: codes or scales have a shape that kernels do not read.
+        FormatMismatch: codes or scales have a shape that kernels do not read.
     """
     codes, scale = parts["codes"], parts["scale"]
     cols, rows = codes.shape if len(codes.shape) == 2 else (0, 0)
     if not rows or rows % 2 or not cols or cols % RUN:
-        raise Misfit(f"EETQ codes are (cols, rows), a multiple of {RUN} and an even number, not {codes}")
+        raise FormatMismatch(f"EETQ codes are (cols, rows), a multiple of {RUN} and an even number, not {codes}")
     if scale.shape != (rows,):
-        raise Misfit(f"its scale {scale} should be one for each of the {rows} rows of {codes}, which is (cols, rows)")
+        raise FormatMismatch(
+            f"its scale {scale} should be one for each of the {rows} rows of {codes}, which is (cols, rows)"
+        )
     return Weight(
         parts.name,
         "eetq",
@@ -54,7 +56,7 @@ def fit(parts: Parts) -> Weight:
         uniform_bits=8,
         scale=scale,
         evidence=(f"EETQ, codes of {rows} rows in the order of CUTLASS kernels",),
-        doubts=check_told(parts, "eetq"),
+        warnings=check_told(parts, "eetq"),
     )
 
 
@@ -68,7 +70,7 @@ def dequantize(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> V
     codes = workspace.buffer("signed", chunk.shape, torch.int8).copy_(rows[:, chunk.col : chunk.stop_col])
     found = element_types.int8(codes.bitwise_xor_(-128), workspace)  # the same as less 128
     scale = workspace.whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
-    return Values(found.values.mul_(scale), found.at_end)
+    return Values(found.values.mul_(scale), found.saturated)
 
 
 @cache

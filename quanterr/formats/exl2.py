@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
 from quanterr.formats.shared.padding import crop
@@ -65,20 +65,22 @@ def fit(parts: Parts) -> Weight:
     """The weight of the columns that the groups hold.
 
     Raises:
-        Misfit: the groups are not as many columns as are told, or the shapes do not belong together.
+        FormatMismatch: the groups are not as many columns as are told, or the shapes do not belong together.
     """
     codes, order = parts["codes"], parts["order"]
     if len(codes.shape) != 2:
-        raise Misfit(f"EXL2 codes are (packed, rows), not {codes}")
+        raise FormatMismatch(f"EXL2 codes are (packed, rows), not {codes}")
     groups = _groups(parts)
     rows, cols = codes.shape[1], sum(group.cols for group in groups)
     if order.shape != (cols,):
-        raise Misfit(f"{order} should have one for each of the {cols} columns in the groups of {parts['groups']}")
+        raise FormatMismatch(
+            f"{order} should have one for each of the {cols} columns in the groups of {parts['groups']}"
+        )
     check_permutation(order, [number & 0xFFFF for number in integers(order)])
     if rows % 8 or parts["scale"].shape != (len(groups), rows // 8):
-        raise Misfit(f"its scale {parts['scale']} should be {[len(groups), -(-rows // 8)]}, for {codes}")
+        raise FormatMismatch(f"its scale {parts['scale']} should be {[len(groups), -(-rows // 8)]}, for {codes}")
     if parts["scale_max"].shape != (len(groups),):
-        raise Misfit(f"{parts['scale_max']} should have one for each of {len(groups)} groups")
+        raise FormatMismatch(f"{parts['scale_max']} should have one for each of {len(groups)} groups")
     bits = sorted({group.bits for group in groups})
     return Weight(
         parts.name,
@@ -88,21 +90,21 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts, groups),
         code_bits=bits[0] if len(bits) == 1 else None,
         evidence=(f"EXL2, {len(groups)} groups of {', '.join(map(str, bits))} bits",),
-        doubts=check_told(parts, "exl2"),
+        warnings=check_told(parts, "exl2"),
     )
 
 
 def _groups(parts: Parts) -> tuple[Group, ...]:
     entry, packed = parts["groups"], parts.codes.shape[0]
     if entry.n % 2 or not 0 < entry.n <= 2 * packed:
-        raise Misfit(f"{entry} should hold pairs, bits and the first row of a group of {parts.codes}")
+        raise FormatMismatch(f"{entry} should hold pairs, bits and the first row of a group of {parts.codes}")
     numbers = [number & 0xFFFF for number in integers(entry)]
     firsts, groups = numbers[1::2], []
     if firsts[0] != 0:
-        raise Misfit(f"{entry}: no group begins in the first row of {parts.codes}")
+        raise FormatMismatch(f"{entry}: no group begins in the first row of {parts.codes}")
     for bits, first, stop in zip(numbers[::2], firsts, [*firsts[1:], packed], strict=True):
         if bits not in BITS or stop <= first or (stop - first) * WORD % bits:
-            raise Misfit(f"{entry}: a group of {bits} bits in rows {first} to {stop} of {parts.codes}")
+            raise FormatMismatch(f"{entry}: a group of {bits} bits in rows {first} to {stop} of {parts.codes}")
         groups.append(Group(bits, first, (stop - first) * WORD // bits))
     return tuple(groups)
 

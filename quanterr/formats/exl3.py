@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import check_told, integers
@@ -70,18 +70,18 @@ def fit(parts: Parts) -> Weight:
     """The weight, cropped to the shape of the original.
 
     Raises:
-        Misfit: the shapes of trellis and factors do not belong together, or the codebook is an unknown one.
+        FormatMismatch: the shapes of trellis and factors do not belong together, or the codebook is an unknown one.
     """
     trellis = parts["trellis"]
     if len(trellis.shape) != 3 or trellis.shape[2] % TILE or not 1 <= trellis.shape[2] // TILE <= 8:
-        raise Misfit(f"an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not {trellis}")
+        raise FormatMismatch(f"an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not {trellis}")
     cols, rows, bits = trellis.shape[0] * TILE, trellis.shape[1] * TILE, trellis.shape[2] // TILE
     if rows % BLOCK or cols % BLOCK or not rows * cols:
-        raise Misfit(f"{trellis} holds {rows} × {cols} weights, which should be multiples of {BLOCK}")
+        raise FormatMismatch(f"{trellis} holds {rows} × {cols} weights, which should be multiples of {BLOCK}")
     for role, n in (("cols", cols), ("rows", rows)):
         factors = parts[role]
         if factors.shape != ((n,) if factors.dtype == "F16" else (n // TILE,)):
-            raise Misfit(f"{factors} should have a factor, or a sign bit, for each of {n} {role}")
+            raise FormatMismatch(f"{factors} should have a factor, or a sign bit, for each of {n} {role}")
     layer = Layer(rows, cols, bits, _codebook_name(parts))
     return Weight(
         parts.name,
@@ -91,18 +91,18 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts, layer),
         code_bits=bits,
         evidence=(f"EXL3, {bits} bits, codebook {layer.codebook}",),
-        doubts=check_told(parts, "exl3"),
+        warnings=check_told(parts, "exl3"),
     )
 
 
 def _codebook_name(parts: Parts) -> str:
     markers = {name: entry for name in MULTIPLIERS if (entry := parts.get(name))}
     if len(markers) > 1:
-        raise Misfit(f"two codebooks are named: {' and '.join(map(str, markers.values()))}")
+        raise FormatMismatch(f"two codebooks are named: {' and '.join(map(str, markers.values()))}")
     for name, entry in markers.items():
         stored = integers(entry)[0] & 0xFFFFFFFF if entry.n == 1 else -1
         if stored != MULTIPLIERS[name]:
-            raise Misfit(f"{entry} should hold {MULTIPLIERS[name]:#x}, not {stored:#x}: an unknown codebook")
+            raise FormatMismatch(f"{entry} should hold {MULTIPLIERS[name]:#x}, not {stored:#x}: an unknown codebook")
         return name
     return "3inst"
 

@@ -12,7 +12,7 @@ Reference: torch.float8_e4m3fn, torch.float8_e5m2.
 
 from functools import partial
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.fp8_scaled import read_codes
 from quanterr.formats.shared.comfy_labels import FP8
@@ -24,7 +24,7 @@ def fit(parts: Parts) -> Weight:
     """Any shape fits, unless something says that there should be a scale."""
     expected = parts.hints.expects_scale or next(map(str, parts.hints.labels), None)
     if expected:
-        raise Misfit(f"its scale is missing: {expected}")
+        raise FormatMismatch(f"its scale is missing: {expected}")
     codes = parts["codes"]
     return Weight(
         parts.name,

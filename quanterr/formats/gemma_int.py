@@ -18,7 +18,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_told, matches
@@ -39,7 +39,7 @@ def fit(name: str, parts: Parts) -> Weight | None:
     """The weight, if there is a scale for each stored row.
 
     Raises:
-        Misfit: the columns of the original are not those of 2, 4 or 8 bits.
+        FormatMismatch: the columns of the original are not those of 2, 4 or 8 bits.
     """
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] != codes.shape[0]:
@@ -55,7 +55,7 @@ def fit(name: str, parts: Parts) -> Weight | None:
         n_bits = next((n for n in (2 if told == 2 else 4, 4, 2) if -(-shape[-1] * n // 8) == stored), None)
     if n_bits is None or len(shape) != 2 or shape[0] != rows or shape[1] % scale.shape[1]:
         told_shape = f"for {list(shape)}" if parts.hints.shape else "and config.json does not say their bits"
-        raise Misfit(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
+        raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
     doubt = f"config.json says num_bits {told}, but the codes have {n_bits}"
     return Weight(
         parts.name,
@@ -68,7 +68,7 @@ def fit(name: str, parts: Parts) -> Weight | None:
         uniform_bits=n_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),
-        doubts=(*check_told(parts, name, "gemma"), *((doubt,) if told not in (None, n_bits) else ())),
+        warnings=(*check_told(parts, name, "gemma"), *((doubt,) if told not in (None, n_bits) else ())),
     )
 
 
@@ -90,10 +90,10 @@ def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Wo
     first, last = chunk.col // per_byte, -(-chunk.stop_col // per_byte)
     shape = (chunk.stop_row - chunk.row, last - first)
     packed = workspace.read("codes", codes, chunk.row * codes.shape[1] + first, shape)
-    at_end = None
+    saturated = None
     if n_bits == 8:
         found = element_types.int8(packed, workspace)
-        values, at_end = found.values, found.at_end
+        values, saturated = found.values, found.saturated
     else:
         values = element_types.unpack(packed, _table(n_bits, workspace.device), workspace)
         start = chunk.col - first * per_byte
@@ -102,7 +102,7 @@ def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Wo
     scale = workspace.read("scale", stored, chunk.row * stored.shape[1], (shape[0], stored.shape[1]))
     block = cols // stored.shape[1]
     scale = scale[:, chunk.col // block : -(-chunk.stop_col // block)]
-    return Values(multiply(values, scale, chunk.col, block), at_end)
+    return Values(multiply(values, scale, chunk.col, block), saturated)
 
 
 @cache

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.ggml_blocks import (
     Layout,
@@ -116,14 +116,14 @@ def fit_nvfp4(parts: Parts) -> Weight:
     """Any shape; beside it nothing, one scale for the tensor, or one for each expert.
 
     Raises:
-        Misfit: a label, or a scale of another number.
+        FormatMismatch: a label, or a scale of another number.
     """
     weight, scale = fit(NVFP4, parts), parts.get("scale")
     if scale is None:
         return weight
     shape = parts.codes.shape
     if scale.n != 1 and not (len(shape) == 3 and scale.n == shape[0]):
-        raise Misfit(f"scale {scale} is neither one nor one for each expert of a weight of shape {list(shape)}")
+        raise FormatMismatch(f"scale {scale} is neither one nor one for each expert of a weight of shape {list(shape)}")
     return replace(weight, dequantize=partial(dequantize_scaled, parts, scale))
 
 

@@ -32,18 +32,18 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_turned
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
     ORDER,
     SCALE,
+    configured_group_size,
     contradictions,
     gemm_bits,
     is_gemv,
     said_bits,
-    said_size,
     turned_scale,
 )
 from quanterr.tensors.chunks import Chunk
@@ -92,13 +92,13 @@ def fit(name: str, parts: Parts) -> Weight | None:
     """The weight, if it is of that variant; the other variants that its tensors allow as further readings.
 
     Raises:
-        Misfit: the shapes of codes, scales and zero points do not belong together.
+        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
     """
     codes, scale, zero_point = parts.codes, parts["scale"], parts["zero_point"]
     if not _is_gptq(codes, scale, zero_point):
         if gemm_bits(codes, scale) or is_gemv(parts):
             return None
-        raise Misfit(
+        raise FormatMismatch(
             f"{codes}, {scale} and {zero_point} fit neither GPTQ (scales as wide as qweight, as high as qzeros) "
             "nor AWQ (gemm: scales 8 times as wide as qweight; gemv: as high as qweight)"
         )
@@ -106,12 +106,12 @@ def fit(name: str, parts: Parts) -> Weight | None:
     bits, cols = _bits_and_cols(parts)
     if is_gemv(parts) and parts.hints.shape not in ((rows, cols), (cols, rows)):
         return None  # in GPTQ that would be blocks of 8 columns
-    blocks = fit_blocks(scale.shape[0], cols, said_size(parts), parts.get("order"))
-    variants, told, doubts = _variants(parts, bits)
+    blocks = fit_blocks(scale.shape[0], cols, configured_group_size(parts), parts.get("order"))
+    variants, told, warnings = _variants(parts, bits)
     if variants[0].name != name:
         return None
-    doubts += blocks.doubts + contradictions(parts, bits, blocks.n, cols)
-    readings = [
+    warnings += blocks.warnings + contradictions(parts, bits, blocks.n, cols)
+    alternatives = [
         Weight(
             parts.name,
             variant.name,
@@ -123,12 +123,12 @@ def fit(name: str, parts: Parts) -> Weight | None:
             uniform_bits=bits,
             scale=scale,
             evidence=(f"{variant}: {told}" if variant is variants[0] else str(variant),),
-            doubts=doubts,
-            alike=True,
+            warnings=warnings,
+            close_alternatives=True,
         )
         for variant in variants
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:
@@ -143,7 +143,7 @@ def _bits_and_cols(parts: Parts) -> tuple[int, int]:
     """Bits of a code, from the shape of the zero points; columns, from the order, the original or the codes.
 
     Raises:
-        Misfit: no number of bits, or several, gives these shapes.
+        FormatMismatch: no number of bits, or several, gives these shapes.
     """
     codes, zero_point, order = parts.codes, parts["zero_point"], parts.get("order")
     rows, container = codes.shape[1], codes.bits
@@ -159,12 +159,12 @@ def _bits_and_cols(parts: Parts) -> tuple[int, int]:
     said = said_bits(parts)
     bits = fitting[0] if len(fitting) == 1 else said
     if bits not in fitting:
-        raise Misfit(
+        raise FormatMismatch(
             f"{codes} and {zero_point} fit {' or '.join(map(str, fitting)) or 'no number of'} bits a code"
             + (f" in {known} columns" if known is not None else "")
         )
     padding = held[bits] - known if known is not None else 0
-    return bits, known if known is not None and padding < max(WORD, said_size(parts) or 0) else held[bits]
+    return bits, known if known is not None and padding < max(WORD, configured_group_size(parts) or 0) else held[bits]
 
 
 def _original_cols(parts: Parts, rows: int) -> int | None:

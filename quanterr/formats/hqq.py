@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.flat_blocks import Blocks
 from quanterr.formats.shared.segmented_packing import Planes, pieces
@@ -89,28 +89,32 @@ def fit(parts: Parts) -> Weight:
     """The weight, by what its own small tensors say.
 
     Raises:
-        Misfit: scale or zero is quantized, an unknown packing, or sizes that do not belong together.
+        FormatMismatch: scale or zero is quantized, an unknown packing, or sizes that do not belong together.
     """
     if any(_flag(parts, name) for name in ("quant_scale", "quant_zero")):
-        raise Misfit("its scale or zero point is quantized itself (quant_scale, quant_zero), which is not read")
+        raise FormatMismatch("its scale or zero point is quantized itself (quant_scale, quant_zero), which is not read")
     packing = _text(parts["packing"])
     if packing not in PACKINGS:
-        raise Misfit(f"its packing {display(packing)} is none of {', '.join(PACKINGS)}")
+        raise FormatMismatch(f"its packing {display(packing)} is none of {', '.join(PACKINGS)}")
     dtype, code_bits, shifts = PACKINGS[packing]
     stored = {torch.uint8: "U8", torch.int32: "I32"}[dtype]
     if not (parts.codes.dtype in FLOATS if _flag(parts, "view_as_float") else parts.codes.dtype == stored):
-        raise Misfit(f"its codes {parts.codes} should be {stored}, or floating with view_as_float, for {packing}")
+        raise FormatMismatch(
+            f"its codes {parts.codes} should be {stored}, or floating with view_as_float, for {packing}"
+        )
     shape = tuple(int(size) for size in _numbers(parts["shape"]))
     if len(shape) != 2 or min(shape) < 1:
-        raise Misfit(f"its shape {parts['shape']} says {list(shape)}, not rows and columns")
+        raise FormatMismatch(f"its shape {parts['shape']} says {list(shape)}, not rows and columns")
     planes = Planes(parts.codes, dtype, code_bits, shifts)
     groups = _groups(parts, shape)
     rows = prod(shape) // groups.number if groups.axis == 0 else groups.number  # of the codes' matrix
     if planes.codes != -(-rows // len(shifts)) * len(shifts) * (prod(shape) // rows):
-        raise Misfit(f"{parts.codes} holds {planes.codes} codes of {code_bits} bits, not those of {list(shape)}")
+        raise FormatMismatch(
+            f"{parts.codes} holds {planes.codes} codes of {code_bits} bits, not those of {list(shape)}"
+        )
     nbits = _numbers(parts["nbits"])[0] if parts.get("nbits") else code_bits
     if not 1 <= nbits <= code_bits:
-        raise Misfit(f"{parts['nbits']} says {nbits} bits, but its packing is {packing}")
+        raise FormatMismatch(f"{parts['nbits']} says {nbits} bits, but its packing is {packing}")
     said = ceil(nbits)  # 1.58 bits are stored as 2
     return Weight(
         parts.name,
@@ -132,9 +136,11 @@ def _axis(parts: Parts) -> int:
     axes: dict[tuple[int, ...], int] = {(1, scale.n): 0, (scale.n, 1): 1} if scale.n > 1 else {}
     shown = axes.get(scale.shape)
     if told is None and shown is None and scale.n > 1:
-        raise Misfit(f"nothing tells the axis of its groups: {scale} is neither (1, groups) nor (groups, 1)")
+        raise FormatMismatch(f"nothing tells the axis of its groups: {scale} is neither (1, groups) nor (groups, 1)")
     if None not in (told, shown) and told != shown:
-        raise Misfit(f"{parts['axis']} says that groups lie along axis {told}, the shape of {scale} along axis {shown}")
+        raise FormatMismatch(
+            f"{parts['axis']} says that groups lie along axis {told}, the shape of {scale} along axis {shown}"
+        )
     return told if told is not None else 1 if shown is None else shown
 
 
@@ -142,11 +148,11 @@ def _groups(parts: Parts, shape: tuple[int, ...]) -> Groups:
     axis = _axis(parts)
     size = int(_numbers(parts["group_size"])[0]) if parts.get("group_size") else shape[min(max(axis, 0), 1)]
     if axis not in (0, 1) or size < 1 or prod(shape) % size:
-        raise Misfit(f"groups of {size} along axis {axis} do not divide a weight of shape {list(shape)}")
+        raise FormatMismatch(f"groups of {size} along axis {axis} do not divide a weight of shape {list(shape)}")
     number = prod(shape) // size
     for part in (parts["scale"], parts["zero"]):
         if part.n != number:
-            raise Misfit(f"{part} should have one number for each of {number} groups")
+            raise FormatMismatch(f"{part} should have one number for each of {number} groups")
     return Groups((shape[0], shape[1]), axis, size, number)
 
 
@@ -161,7 +167,7 @@ def _text(entry: Entry) -> str:
 
 def _numbers(entry: Entry) -> list[float]:
     if not 0 < entry.nbytes <= MAX_TEXT:
-        raise Misfit(f"{entry} should be one number or two")
+        raise FormatMismatch(f"{entry} should be one number or two")
     numbers: list[float] = torch.frombuffer(bytearray(entry.read()), dtype=NUMPY[entry.dtype]).tolist()
     return numbers
 

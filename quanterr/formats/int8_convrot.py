@@ -26,14 +26,14 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if its label says that it is rotated; not rotated as a further reading.
 
     Raises:
-        Misfit: the groups do not divide a row, or the scale fits no rule.
+        FormatMismatch: the groups do not divide a row, or the scale fits no rule.
     """
     labels = parts.hints.labels
     if not labels or not labels[0].rotated:
         return None
     size, doubt = group_size(labels[0], parts.codes.shape[-1])
     plain = fit_scaled(parts, "int8", None, INT8_LABELS, multiplied, uniform_bits=8, rotates=True)
-    return plain and turned_back(parts, replace(plain, doubts=plain.doubts + doubt), size).or_else([plain])
+    return plain and turned_back(parts, replace(plain, warnings=plain.warnings + doubt), size).or_else([plain])
 
 
 FORMATS = (

@@ -48,7 +48,7 @@ def fit(granularity: str, parts: Parts) -> Weight | None:
     if weight is None or len(weight.shape) != 2 or parts.hints.config:
         return weight
     rotated = (turned_back(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
-    return weight.or_else((*weight.readings, *rotated))
+    return weight.or_else((*weight.alternatives, *rotated))
 
 
 def turned_back(parts: Parts, plain: Weight, size: int) -> Weight:

@@ -40,11 +40,11 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.bit_packing import cropped
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, said_size
+from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, configured_group_size
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -80,13 +80,13 @@ def fit_dense(name: str, parts: Parts) -> Weight | None:
     """The weight, if shapes are those of Marlin.
 
     Raises:
-        Misfit: its blocks fit no size.
+        FormatMismatch: its blocks fit no size.
     """
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) != 2 or len(scale.shape) != 2 or codes.shape[1] != 2 * scale.shape[1] or scale.shape[1] % ROWS:
         return None
     shape = scale.shape[1], COLS * codes.shape[0]
-    blocks = fit_blocks(scale.shape[0], shape[1], said_size(parts))
+    blocks = fit_blocks(scale.shape[0], shape[1], configured_group_size(parts))
     return _weight(parts, name, shape, DENSE, blocks, partial(dequantize_dense, parts, blocks))
 
 
@@ -94,14 +94,14 @@ def fit_sparse(parts: Parts) -> Weight:
     """The weight whose codes are two of each four columns.
 
     Raises:
-        Misfit: the shapes of codes, scales and meta do not belong together.
+        FormatMismatch: the shapes of codes, scales and meta do not belong together.
     """
     codes, scale, meta = parts.codes, parts["scale"], parts["meta"]
     shapes = [entry.shape for entry in (codes, scale, meta)]
     rows, width = scale.shape[-1], codes.shape[-1]
     tiles = SPARSE.get(2 * width // rows) if rows and rows % ROWS == 0 == 2 * width % rows else None
     if tiles is None or any(len(shape) != 2 for shape in shapes) or meta.shape != (codes.shape[0], 2 * rows):
-        raise Misfit(
+        raise FormatMismatch(
             f"{codes}, {scale} and {meta} do not belong together: expected (cols / 32, rows · bits / 2) with 4 or 8 "
             "bits, (blocks, rows) and (cols / 32, 2 · rows), with a multiple of 64 rows"
         )
@@ -129,7 +129,7 @@ def _weight(
         uniform_bits=tiles.bits,
         scale=parts["scale"],
         evidence=(f"{tiles.bits}-bit codes {parts.codes}, scales {parts['scale']}",),
-        doubts=blocks.doubts,
+        warnings=blocks.warnings,
     )
 
 

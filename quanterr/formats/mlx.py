@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents
@@ -52,12 +52,12 @@ def fit_affine(parts: Parts) -> Weight:
     """The weight, of the bits and the group that the original's shape tells.
 
     Raises:
-        Misfit: the shapes do not belong together, or nothing tells the bits.
+        FormatMismatch: the shapes do not belong together, or nothing tells the bits.
     """
     codes, scale, bias = parts.codes, parts["scale"], parts["bias"]
     _check_rows(parts)
     if bias.shape != scale.shape:
-        raise Misfit(f"its biases {bias} should have the shape of its scales {scale}")
+        raise FormatMismatch(f"its biases {bias} should have the shape of its scales {scale}")
     code_bits, group, source = _bits_and_group(parts)
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
     told = set(_told(parts.hints.config))
@@ -72,14 +72,14 @@ def fit_affine(parts: Parts) -> Weight:
         uniform_bits=code_bits,
         block_size=(1, group),
         evidence=(f"{code_bits} bits in groups of {group}: {source}",),
-        doubts=(doubt,) if told and (code_bits, group) not in told else (),
+        warnings=(doubt,) if told and (code_bits, group) not in told else (),
     )
 
 
 def _check_rows(parts: Parts) -> None:
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) < 2 or codes.shape[:-1] != scale.shape[:-1] or 0 in (*codes.shape, *scale.shape):
-        raise Misfit(f"its scales {scale} should have the rows of its codes {codes}")
+        raise FormatMismatch(f"its scales {scale} should have the rows of its codes {codes}")
 
 
 def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
@@ -88,7 +88,7 @@ def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
     ratio = WORD * codes.shape[-1] / scale.shape[-1]  # bits · group
     possible = {scale.shape[-1] * group: (b, group) for group in GROUPS for b in BITS if b * group == ratio}
     if not possible:
-        raise Misfit(f"codes {codes} and scales {scale} fit no group of 32, 64 or 128 columns of 1 to 8 bits")
+        raise FormatMismatch(f"codes {codes} and scales {scale} fit no group of 32, 64 or 128 columns of 1 to 8 bits")
     for cols in _columns(parts):
         if cols in possible:
             return *possible[cols], f"the original's {cols} columns"
@@ -98,7 +98,9 @@ def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
         return *(own or everywhere)[0], "config.json"
     if len(possible) > 1:
         found = " or ".join(f"{b} bits in groups of {group}" for b, group in possible.values())
-        raise Misfit(f"codes {codes} and scales {scale} could be {found}; only the original or config.json tells")
+        raise FormatMismatch(
+            f"codes {codes} and scales {scale} could be {found}; only the original or config.json tells"
+        )
     return *next(iter(possible.values())), "the shapes"
 
 
@@ -153,13 +155,13 @@ def fit_float(format: str, element: Element, group: int, scale_of: ScaleOf, part
     """The weight, if it has codes of that kind.
 
     Raises:
-        Misfit: the shapes belong to no kind.
+        FormatMismatch: the shapes belong to no kind.
     """
     codes, scale = parts.codes, parts["scale"]
     _check_rows(parts)
     ratio = WORD * codes.shape[-1] / scale.shape[-1]
     if ratio not in (4 * 32, 4 * 16, 8 * 32):
-        raise Misfit(f"codes {codes} and scales {scale} are neither MXFP4 nor NVFP4 nor MXFP8")
+        raise FormatMismatch(f"codes {codes} and scales {scale} are neither MXFP4 nor NVFP4 nor MXFP8")
     if ratio != CODE_BITS[element] * group:
         return None
     shape = (*codes.shape[:-1], scale.shape[-1] * group)

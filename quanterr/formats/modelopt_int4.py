@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.tensors.chunks import Chunk
@@ -34,7 +34,7 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if there are twice as many rows of scales as of codes.
 
     Raises:
-        Misfit: blocks fit no size, or the input's scales are not one a column.
+        FormatMismatch: blocks fit no size, or the input's scales are not one a column.
     """
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or len(scale.shape) != len(codes.shape):
@@ -44,7 +44,7 @@ def fit(parts: Parts) -> Weight | None:
         return None
     pre_quant_scale = parts.get("pre_quant_scale")
     if pre_quant_scale and pre_quant_scale.n != shape[-1]:
-        raise Misfit(f"{pre_quant_scale} should have one for each of {shape[-1]} columns")
+        raise FormatMismatch(f"{pre_quant_scale} should have one for each of {shape[-1]} columns")
     size = parts.hints.config.get("group_size")
     blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
     return Weight(
@@ -58,7 +58,7 @@ def fit(parts: Parts) -> Weight | None:
         uniform_bits=4,
         scale=scale,
         evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),
-        doubts=blocks.doubts,
+        warnings=blocks.warnings,
     )
 
 

@@ -25,7 +25,7 @@ gpt_oss/torch/weights.py; transformers integrations/mxfp4.py and integrations/fi
 from functools import partial
 from math import prod
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Weight
 from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
@@ -49,11 +49,11 @@ def fit_mxfp4(parts: Parts) -> Weight:
     """The weight, if there is an exponent for each 32 columns.
 
     Raises:
-        Misfit: the shapes of codes and scale do not belong together.
+        FormatMismatch: the shapes of codes and scale do not belong together.
     """
     codes = parts.codes
     if len(codes.shape) not in (2, 3):
-        raise Misfit(f"MXFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
+        raise FormatMismatch(f"MXFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
     cols = codes.shape[-1] if codes.dtype == "F4" else 2 * codes.shape[-1]
     return _fit("mxfp4", parts, "e2m1", (*codes.shape[:-1], cols))
 
@@ -62,37 +62,37 @@ def fit_packed(format: str, element: Element, parts: Parts) -> Weight | None:
     """The weight of compressed-tensors, if it has codes of that kind.
 
     Raises:
-        Misfit: the shapes of codes and scale belong to neither kind.
+        FormatMismatch: the shapes of codes and scale belong to neither kind.
     """
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
-        raise Misfit(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")
+        raise FormatMismatch(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")
     kinds = {kind: codes.shape[-1] * 8 // CODE_BITS[kind] for kind in ("e2m1", "e2m3")}
     fitting = [kind for kind, cols in kinds.items() if scale.shape == (*codes.shape[:-1], -(-cols // BLOCK))]
     if not fitting:
-        raise Misfit(
+        raise FormatMismatch(
             f"its scale {scale} has an exponent for each 32 columns neither of MXFP4 nor of MXFP6 in {codes}: "
             f"expected {' or '.join(str([*codes.shape[:-1], -(-cols // BLOCK)]) for cols in kinds.values())}"
         )
     if element not in fitting:
         return None
     old = format == "ct_mxfp4" and str(parts.hints.config.get("version", "")).startswith(OLD_EXPONENTS)
-    doubts = (
+    warnings = (
         "written by compressed-tensors 0.13, whose MXFP4 exponents are 2 too small: readers get a quarter of "
         "each weight; quantize it again with a later version",
     )
-    return _fit(format, parts, element, (*codes.shape[:-1], kinds[element]), doubts if old else ())
+    return _fit(format, parts, element, (*codes.shape[:-1], kinds[element]), warnings if old else ())
 
 
 def fit_gpt_oss(parts: Parts) -> Weight:
     """The weight, [experts, out, in].
 
     Raises:
-        Misfit: the shapes of blocks and scales do not belong together.
+        FormatMismatch: the shapes of blocks and scales do not belong together.
     """
     codes = parts.codes
     if len(codes.shape) < 3 or codes.shape[-1] != BLOCK // 2 or parts["scale"].shape != codes.shape[:-1]:
-        raise Misfit(
+        raise FormatMismatch(
             f"its blocks {codes} should be (experts, rows, cols / 32, 16), "
             f"and its scales {parts['scale']} the same without the last axis"
         )
@@ -101,15 +101,17 @@ def fit_gpt_oss(parts: Parts) -> Weight:
     return _weight("gpt_oss_mxfp4", parts, "e2m1", unpadded(parts, shape, BLOCK), scales)
 
 
-def _fit(format: str, parts: Parts, element: Element, stored: tuple[int, ...], doubts: tuple[str, ...] = ()) -> Weight:
+def _fit(
+    format: str, parts: Parts, element: Element, stored: tuple[int, ...], warnings: tuple[str, ...] = ()
+) -> Weight:
     experts = stored[0] if len(stored) == 3 else 1
     layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // BLOCK), experts)
     if not layouts or layouts[0].tiled:
-        raise Misfit(
+        raise FormatMismatch(
             f"its scale {parts['scale']} does not fit {parts.codes}: expected an exponent for each 32 columns, "
             f"{[*stored[:-1], -(-stored[-1] // BLOCK)]}"
         )
-    return _weight(format, parts, element, unpadded(parts, stored, BLOCK), layouts[0], doubts)
+    return _weight(format, parts, element, unpadded(parts, stored, BLOCK), layouts[0], warnings)
 
 
 def _weight(
@@ -118,7 +120,7 @@ def _weight(
     element: Element,
     padded: Padded,
     scales: BlockScales,
-    doubts: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
 ) -> Weight:
     return Weight(
         parts.name,
@@ -130,7 +132,7 @@ def _weight(
         block_size=(1, BLOCK),
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, exponents {parts['scale']}",),
-        doubts=doubts,
+        warnings=warnings,
     )
 
 

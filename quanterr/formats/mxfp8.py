@@ -38,7 +38,7 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if there is an exponent for each 32 columns.
 
     Raises:
-        Misfit: a label names another layout; the original's shape is not that of the codes, less padding.
+        FormatMismatch: a label names another layout; the original's shape is not that of the codes, less padding.
     """
     codes, scale = parts.codes, parts["scale"]
     stored_rows, stored_cols = codes.shape[-2:] if len(codes.shape) > 1 else (0, 0)
@@ -46,11 +46,11 @@ def fit(parts: Parts) -> Weight | None:
     layouts = fit_block_scales(scale, stored_rows, -(-stored_cols // BLOCK), experts)
     if not layouts:
         return None
-    comfy_format, doubts = check_labels(parts, LABELS)
+    comfy_format, warnings = check_labels(parts, LABELS)
     if comfy_format is not None:
         layouts = layouts[::-1]  # in tiles
     padded = fit_padded(parts, codes.shape, BLOCK)
-    readings = [
+    alternatives = [
         Weight(
             parts.name,
             "mxfp8",
@@ -60,12 +60,12 @@ def fit(parts: Parts) -> Weight | None:
             code_bits=8,
             block_size=(1, BLOCK),
             evidence=(f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}",),
-            doubts=doubts,
+            warnings=warnings,
             comfy_format=comfy_format,
         )
         for layout in layouts
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def dequantize(parts: Parts, padded: Padded, scales: BlockScales, chunk: Chunk, workspace: Workspace) -> Values:
@@ -80,7 +80,7 @@ def _block(parts: Parts, scales: BlockScales, chunk: Chunk, workspace: Workspace
     exponents = scales.read(chunk.row, chunk.stop_row, workspace)
     left, right = chunk.col // BLOCK, -(-chunk.stop_col // BLOCK)
     scale = element_types.e8m0(exponents[:, left:right].contiguous())
-    return Values(multiply(codes.values.mul_(codes.unit), scale, chunk.col, BLOCK), codes.at_end)
+    return Values(multiply(codes.values.mul_(codes.unit), scale, chunk.col, BLOCK), codes.saturated)
 
 
 FORMATS = (

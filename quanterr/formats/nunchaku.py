@@ -35,7 +35,7 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.lowrank_branch import add_branch
@@ -96,7 +96,7 @@ def fit(codes: str, parts: Parts) -> Weight | None:
     """The weight, without its padding, if its codes are of that kind.
 
     Raises:
-        Misfit: a part of another shape, or one that integers do not have.
+        FormatMismatch: a part of another shape, or one that integers do not have.
     """
     if codes != ("nvfp4" if parts["scale"].dtype == "F8_E4M3" else "int4"):
         return None
@@ -115,7 +115,7 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         code_bits=4,
         block_size=(1, layout.group),
         evidence=(told,),
-        doubts=tuple(_doubts(codes, parts)),
+        warnings=tuple(_doubts(codes, parts)),
     )
 
 
@@ -123,7 +123,7 @@ def _layout(codes: str, parts: Parts) -> Layout:
     stored, scale = parts.codes, parts["scale"]
     rows, cols = (stored.shape[0], 2 * stored.shape[1]) if len(stored.shape) == 2 else (0, 0)
     if not rows or not cols or rows % TILE or cols % TILE:
-        raise Misfit(f"Nunchaku codes are (rows, cols / 2), both in multiples of {TILE}, not {stored}")
+        raise FormatMismatch(f"Nunchaku codes are (rows, cols / 2), both in multiples of {TILE}, not {stored}")
     group = GROUPS[codes]
     scaled = scale.n // rows * group  # columns: the scales of the last may not be padded as far as the codes
     rank = parts["down"].shape[-1] if parts["down"].shape else 0
@@ -138,16 +138,16 @@ def _layout(codes: str, parts: Parts) -> Layout:
     for role, shape in expected.items():
         part = parts.get(role)
         if part and part.shape != shape:
-            raise Misfit(f"{part} should be {list(shape)} beside codes {stored}")
+            raise FormatMismatch(f"{part} should be {list(shape)} beside codes {stored}")
     if not cols - TILE < scaled <= cols or (scaled // group) % (TILE // 64 if codes == "int4" else 4):
-        raise Misfit(f"{scale} should be [{cols // group}, {rows}] beside codes {stored}")
+        raise FormatMismatch(f"{scale} should be [{cols // group}, {rows}] beside codes {stored}")
     for role in ("tensor_scale", "row_scale"):
         if codes == "int4" and (part := parts.get(role)):
-            raise Misfit(f"{part} is not known beside int4 codes")
+            raise FormatMismatch(f"{part} is not known beside int4 codes")
     if rank % 16 or not rank:
-        raise Misfit(f"{parts['down']} should have a rank in multiples of 16")
+        raise FormatMismatch(f"{parts['down']} should have a rank in multiples of 16")
     if (tensor_scale := parts.get("tensor_scale")) and tensor_scale.n != 1:
-        raise Misfit(f"{tensor_scale} should be one number")
+        raise FormatMismatch(f"{tensor_scale} should be one number")
     padded = fit_padded(parts, (rows, scaled), group, TILE)
     return Layout(group, padded, _is_folded(parts["smooth"], parts.get("smooth_orig")), _v_factors(parts, padded))
 
@@ -169,7 +169,7 @@ def _v_factors(parts: Parts, padded: Padded) -> Entry | None:
         smooth, smooth_orig = stored
         if smooth and smooth_orig and smooth.dtype in HALVES and _is_folded(smooth, smooth_orig):
             if padded.rows % 3 or not 0 <= smooth_orig.n - padded.rows // 3 < TILE:
-                raise Misfit(f"{smooth_orig} is folded into rows of it that cannot be told: {padded.rows} rows")
+                raise FormatMismatch(f"{smooth_orig} is folded into rows of it that cannot be told: {padded.rows} rows")
             return smooth_orig
     return None
 

@@ -22,7 +22,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.awq_w4a16 import of_rows
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
@@ -45,18 +45,22 @@ def fit(parts: Parts) -> Weight:
     """The weight with its rows as its name tells; as further readings, in other orders.
 
     Raises:
-        Misfit: shapes that do not belong together.
+        FormatMismatch: shapes that do not belong together.
     """
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (4 * codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
     if not rows or not cols or cols % GROUP:
-        raise Misfit(f"Nunchaku's AWQ codes are (rows / 4, cols / 2), cols in multiples of {GROUP}, not {codes}")
+        raise FormatMismatch(
+            f"Nunchaku's AWQ codes are (rows / 4, cols / 2), cols in multiples of {GROUP}, not {codes}"
+        )
     groups = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == rows else 0
     if groups < cols // GROUP or zero.shape != scale.shape:
-        raise Misfit(f"its scale {scale} and zero {zero} should be [{cols // GROUP} or more, {rows}] for {codes}")
+        raise FormatMismatch(
+            f"its scale {scale} and zero {zero} should be [{cols // GROUP} or more, {rows}] for {codes}"
+        )
     padded = fit_padded(parts, (rows, cols), GROUP, 1)
     by_name = parts_by_name(parts.name.removesuffix(".weight"))
-    readings = [
+    alternatives = [
         Weight(
             parts.name,
             "nunchaku_awq",
@@ -71,7 +75,7 @@ def fit(parts: Parts) -> Weight:
         for n in dict.fromkeys((by_name, 1, 6, 3))
         if rows % n == 0
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:

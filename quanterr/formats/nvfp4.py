@@ -22,7 +22,7 @@ pre_quant_scale.
 
 from functools import partial
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, NVFP4_LABELS, check_labels
@@ -46,23 +46,25 @@ def fit(parts: Parts) -> Weight:
     """The weight by the dialect that label and shapes tell; the other dialects as further readings.
 
     Raises:
-        Misfit: the shapes of codes, scales and global scale do not belong together.
+        FormatMismatch: the shapes of codes, scales and global scale do not belong together.
     """
     codes = parts.codes
     if len(codes.shape) not in (2, 3):
-        raise Misfit(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
-    comfy_format, doubts = check_labels(parts, NVFP4_LABELS)
+        raise FormatMismatch(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
+    comfy_format, warnings = check_labels(parts, NVFP4_LABELS)
     stored = (*codes.shape[:-1], codes.shape[-1] * (1 if codes.dtype == "F4" else 2))
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     block, layouts = _layouts(parts, stored, experts)
     if parts["global_scale"].n not in (1, experts):
-        raise Misfit(f"its global scale {parts['global_scale']} should be one, or one for each of {experts} experts")
+        raise FormatMismatch(
+            f"its global scale {parts['global_scale']} should be one, or one for each of {experts} experts"
+        )
     padded = fit_padded(parts, stored, block, MULTIPLE)
     pre_quant_scale = parts.get("pre_quant_scale")
     if pre_quant_scale and pre_quant_scale.n not in (padded.cols, padded.stored_cols):
-        raise Misfit(f"{pre_quant_scale} should have one for each of {padded.cols} columns")
+        raise FormatMismatch(f"{pre_quant_scale} should have one for each of {padded.cols} columns")
     tiled_first, high_first = _dialect(parts, comfy_format)
-    readings = [
+    alternatives = [
         Weight(
             parts.name,
             "nvfp4",
@@ -72,13 +74,13 @@ def fit(parts: Parts) -> Weight:
             code_bits=4,
             block_size=(1, block),
             evidence=(_told(layout, high),),
-            doubts=doubts,
+            warnings=warnings,
             comfy_format=comfy_format,
         )
         for layout in sorted(layouts, key=lambda layout: layout.tiled != tiled_first)
         for high in (high_first, not high_first)
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
@@ -87,7 +89,7 @@ def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, 
         layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts)
         if layouts:
             return block, layouts
-    raise Misfit(
+    raise FormatMismatch(
         f"its scale {parts['scale']} fits codes {list(parts.codes.shape)} neither in rows nor in tiles: "
         f"expected {[*stored[:-1], -(-stored[-1] // 16)]}, or that rounded up to multiples of 128 × 4"
     )

@@ -19,7 +19,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats import nvfp4
 from quanterr.formats.base import Format, Parts, Values, Weight
 from quanterr.formats.shared import element_types
@@ -35,7 +35,7 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if its scales lie below each other.
 
     Raises:
-        Misfit: its global scale is neither one nor one an expert; or what :func:`unpadded` says.
+        FormatMismatch: its global scale is neither one nor one an expert; or what :func:`unpadded` says.
     """
     codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
     if codes.dtype != "U8" or len(codes.shape) != 3 or parts.get("pre_quant_scale"):
@@ -44,7 +44,7 @@ def fit(parts: Parts) -> Weight | None:
     if pairs % (BLOCK // 2) or scale.shape != (experts, 2 * pairs // BLOCK, cols):
         return None
     if global_scale.n not in (1, experts):
-        raise Misfit(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
+        raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
     padded = unpadded(parts, (experts, 2 * pairs, cols), 1)
     return Weight(
         parts.name,

@@ -28,7 +28,7 @@ from math import prod
 
 import torch
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import Blocks
@@ -55,11 +55,11 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
     """The weight of codes of a byte.
 
     Raises:
-        Misfit: the scale is neither one nor one a row.
+        FormatMismatch: the scale is neither one nor one a row.
     """
     grid = fit_grid(parts["scale"], parts.codes.shape, [])
     if grid.granularity == "block":
-        raise Misfit(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
+        raise FormatMismatch(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
     return Weight(
         parts.name,
         format,
@@ -87,14 +87,16 @@ def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
     Of one or two groups codes of both sizes take a row: config.json tells which it is, or the original.
 
     Raises:
-        Misfit: the sizes do not belong together, or not to the original's shape.
+        FormatMismatch: the sizes do not belong together, or not to the original's shape.
     """
     codes, scale, shift = parts.codes, parts["scale"], parts["shift"]
     if len(codes.shape) < 2 or scale.n != shift.n or not scale.n:
-        raise Misfit(f"{scale} and {shift} should have one number for each group of {codes}")
+        raise FormatMismatch(f"{scale} and {shift} should have one number for each group of {codes}")
     fitting = [size for size in PACKED_BITS if codes.shape[0] == -(-scale.n * size // 8)]
     if not fitting:
-        raise Misfit(f"{codes} should have a half or a quarter of {scale.n} rows, as many as {scale} has groups")
+        raise FormatMismatch(
+            f"{codes} should have a half or a quarter of {scale.n} rows, as many as {scale} has groups"
+        )
     told = TOLD.get(str(parts.hints.config.get("weights")))
     first, *others = [told] if told in fitting else fitting
     if code_bits != first:
@@ -108,7 +110,7 @@ def _packed(code_bits: int, parts: Parts) -> Weight:
     n = scale.n * group
     shape = parts.hints.shape or (scale.n, group)
     if prod(shape) != n or as_matrix(shape)[1] % group:
-        raise Misfit(
+        raise FormatMismatch(
             f"{codes} and {scale} hold {n} elements in groups of {group}, "
             f"but the shape should be {list(shape)}, as the original has it"
         )

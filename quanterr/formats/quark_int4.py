@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_turned
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
@@ -56,11 +56,11 @@ def fit(parts: Parts) -> Weight:
     """The weight, as its scale and the configuration tell; what they leave open as further readings.
 
     Raises:
-        Misfit: the shapes of codes, scales and zero points do not belong together.
+        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
     """
     codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
     if len(codes.shape) != 2 or len(scale.shape) not in (1, 2):
-        raise Misfit(_unfitting(parts))
+        raise FormatMismatch(_unfitting(parts))
     transposed = len(scale.shape) == 2
     rows = scale.shape[-1]
     n_blocks, cols = (scale.shape[0], codes.shape[0]) if transposed else (1, _cols(parts, codes.shape[1]))
@@ -68,12 +68,12 @@ def fit(parts: Parts) -> Weight:
     expected = (cols, packed_rows) if transposed else (rows, -(-cols // 8))
     zeros_shape = (n_blocks, packed_rows) if transposed else (packed_rows,)
     if codes.shape != expected or (zero_point is not None and zero_point.shape != zeros_shape):
-        raise Misfit(_unfitting(parts))
+        raise FormatMismatch(_unfitting(parts))
     said = _said(parts.hints.config)
     size = said.get("group_size")
     blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
     dequantize = dequantize_blocks if transposed else dequantize_rows
-    readings = [
+    alternatives = [
         Weight(
             parts.name,
             "quark_int4",
@@ -85,11 +85,11 @@ def fit(parts: Parts) -> Weight:
             uniform_bits=4,
             scale=scale,
             evidence=(f"{coding}, in {codes}, scale {scale}",),
-            doubts=blocks.doubts,
+            warnings=blocks.warnings,
         )
         for coding in _codings(parts, said.get("dtype"))
     ]
-    return readings[0].or_else(readings[1:])
+    return alternatives[0].or_else(alternatives[1:])
 
 
 def _unfitting(parts: Parts) -> str:

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import FUSED, Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import check_told, integers
@@ -91,28 +91,28 @@ def fit(parts: Parts) -> Weight:
     """The weight of as many rows and columns as there are factors.
 
     Raises:
-        Misfit: an unknown codebook, shapes that do not belong together, or a size without Hadamard matrix.
+        FormatMismatch: an unknown codebook, shapes that do not belong together, or a size without Hadamard matrix.
     """
     codes, identity = parts["codes"], parts["codebook"]
     numbers = integers(identity) if identity.n == 1 else [-1]
     codebook = CODEBOOKS.get(numbers[0])
     if codebook is None:
         known = ", ".join(f"{number} ({book.name})" for number, book in CODEBOOKS.items())
-        raise Misfit(f"{identity} names no codebook that is read, which are {known}, but {numbers[0]}")
+        raise FormatMismatch(f"{identity} names no codebook that is read, which are {known}, but {numbers[0]}")
     rows, cols = parts["rows"].n, parts["cols"].n
     if rows % 16 or cols % 64 or codes.shape != (rows, cols * codebook.bits // 64):
-        raise Misfit(
+        raise FormatMismatch(
             f"{codes} in {codebook.bits} bits should be {[rows, cols * codebook.bits // 64]}, for the {rows} rows of "
             f"{parts['rows']}, a multiple of 16, and the {cols} columns of {parts['cols']}, a multiple of 64"
         )
     for n in (rows, cols):
         hadamard.check_size(n)
     if parts["global_scale"].n != 1:
-        raise Misfit(f"its global scale {parts['global_scale']} should be one")
+        raise FormatMismatch(f"its global scale {parts['global_scale']} should be one")
     if (rescaled := parts.get("rescaled")) and rescaled.n != cols:
-        raise Misfit(f"{rescaled} should have one for each of {cols} columns")
+        raise FormatMismatch(f"{rescaled} should have one for each of {cols} columns")
     if rescaled is None and parts.hints.config.get("rescale_WH") is True:
-        raise Misfit("config.json says rescale_WH true, but scaleWH is missing")
+        raise FormatMismatch("config.json says rescale_WH true, but scaleWH is missing")
     told = parts.hints.config.get("resid_scale_override")
     residual = float(told) if isinstance(told, int | float) and told > 0 else codebook.residual
     return Weight(
@@ -124,7 +124,7 @@ def fit(parts: Parts) -> Weight:
         code_bits=codebook.bits,
         refusal=OF_WHICH_ROWS if parts.get(FUSED) else None,
         evidence=(f"QuIP#, codebook {codebook.name}",),
-        doubts=check_told(parts, "quip_sharp", "quip#", "quip"),
+        warnings=check_told(parts, "quip_sharp", "quip#", "quip"),
     )
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.errors import CheckpointError, Misfit
+from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
 from quanterr.formats.shared.padding import crop
@@ -55,24 +55,26 @@ def fit(parts: Parts) -> Weight:
     """The weight of the original's shape; without one of the shape that the order of the columns tells.
 
     Raises:
-        Misfit: the shapes do not belong together, or config.json speaks of other tiles or bits.
+        FormatMismatch: the shapes do not belong together, or config.json speaks of other tiles or bits.
     """
     for name, value in CONFIG.items():
         if parts.hints.config.get(name, value) != value:
-            raise Misfit(f"config.json says {name} {parts.hints.config[name]}, but only SpQR with {value} is read")
+            raise FormatMismatch(
+                f"config.json says {name} {parts.hints.config[name]}, but only SpQR with {value} is read"
+            )
     codes, offsets = parts["codes"], parts["offsets"]
     order = parts.get("order") if parts.get("order") and parts["order"].n else None
     rows, cols = parts.hints.shape if parts.hints.shape and len(parts.hints.shape) == 2 else _shape(parts, order)
     layer = Layer(rows, cols, -(-cols // TILE), offsets.n != rows + 1)
     tall = -(-rows // TILE)
     if codes.shape != (tall * layer.across * TILE,):
-        raise Misfit(f"{codes} should be {[tall * layer.across * TILE]}: tiles of 16 × 16 for {rows} × {cols}")
+        raise FormatMismatch(f"{codes} should be {[tall * layer.across * TILE]}: tiles of 16 × 16 for {rows} × {cols}")
     if offsets.shape != ((tall + 1,) if layer.interleaved else (rows + 1,)):
-        raise Misfit(f"{offsets} should have {rows + 1}, or {tall + 1}, for {rows} rows")
+        raise FormatMismatch(f"{offsets} should have {rows + 1}, or {tall + 1}, for {rows} rows")
     _check_offsets(parts)
     if order:
         if order.shape != (cols // 2,) or cols % 2:
-            raise Misfit(f"{order} should have half as many as the {cols} columns")
+            raise FormatMismatch(f"{order} should have half as many as the {cols} columns")
         check_permutation(order, [half for word in integers(order) for half in (word & 0xFFFF, word >> 16 & 0xFFFF)])
     kind = "of tiles" if layer.interleaved else "of rows"
     return Weight(
@@ -83,14 +85,14 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts, layer),
         code_bits=BITS,
         evidence=(f"SpQR, tiles of 16 × 16, {parts['outliers'].n} outliers by offsets {kind}",),
-        doubts=check_told(parts, "spqr"),
+        warnings=check_told(parts, "spqr"),
     )
 
 
 def _shape(parts: Parts, order: object) -> tuple[int, int]:
     """Without an original: whole tiles are assumed."""
     if not order:
-        raise Misfit("SpQR does not store the shape of a weight: it takes an original, or an in_perm")
+        raise FormatMismatch("SpQR does not store the shape of a weight: it takes an original, or an in_perm")
     cols = 2 * parts["order"].n
     return parts["codes"].n // -(-cols // TILE), cols
 
@@ -98,7 +100,9 @@ def _shape(parts: Parts, order: object) -> tuple[int, int]:
 def _check_offsets(parts: Parts) -> None:
     numbers = integers(parts["offsets"])
     if numbers[0] != 0 or numbers[-1] != parts["outliers"].n or sorted(numbers) != numbers:
-        raise Misfit(f"{parts['offsets']} should rise from 0 to the {parts['outliers'].n} of {parts['outliers']}")
+        raise FormatMismatch(
+            f"{parts['offsets']} should rise from 0 to the {parts['outliers'].n} of {parts['outliers']}"
+        )
 
 
 def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:

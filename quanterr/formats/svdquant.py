@@ -31,7 +31,7 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
@@ -60,9 +60,9 @@ def fit(parts: Parts) -> Weight:
     """The weight, in order or in tiles as its codes' shape tells.
 
     Raises:
-        Misfit: a part of another shape, a label of another layout, or a basis that is not known.
+        FormatMismatch: a part of another shape, a label of another layout, or a basis that is not known.
     """
-    comfy_format, doubts = check_labels(parts, LABELS)
+    comfy_format, warnings = check_labels(parts, LABELS)
     tiled = len(parts.codes.shape) == 4
     rows, cols = _shape(parts.codes)
     rank = parts["down"].shape[-1] if parts["down"].shape else 0
@@ -75,7 +75,7 @@ def fit(parts: Parts) -> Weight:
     }
     for role, shape in expected.items():
         if parts[role].shape != shape:
-            raise Misfit(f"{parts[role]} should be {list(shape)} beside codes {parts.codes}")
+            raise FormatMismatch(f"{parts[role]} should be {list(shape)} beside codes {parts.codes}")
     smoothed = _smoothed(parts)
     padded = fit_padded(parts, (rows, cols), GROUP, 1)
     lies = "in tiles" if tiled else "in order"
@@ -88,7 +88,7 @@ def fit(parts: Parts) -> Weight:
         code_bits=4,
         block_size=(1, GROUP),
         evidence=(f"4-bit codes {lies}, a branch of rank {rank}" + (", all of it smoothed" if smoothed else ""),),
-        doubts=doubts,
+        warnings=warnings,
         comfy_format=comfy_format,
     )
 
@@ -100,7 +100,9 @@ def _shape(codes: Entry) -> tuple[int, int]:
         return shape[0] * TILE_ROWS, shape[1] * GROUP
     if len(shape) == 2 and 2 * shape[1] % GROUP == 0:
         return shape[0], 2 * shape[1]
-    raise Misfit(f"SVDQuant codes are (rows, cols / 2) with cols in groups of {GROUP}, or in tiles of {TILE}: {codes}")
+    raise FormatMismatch(
+        f"SVDQuant codes are (rows, cols / 2) with cols in groups of {GROUP}, or in tiles of {TILE}: {codes}"
+    )
 
 
 def _smoothed(parts: Parts) -> bool:
@@ -108,7 +110,9 @@ def _smoothed(parts: Parts) -> bool:
     label = next(iter(parts.hints.labels), None)
     basis = label.fields.get("lowrank_branch_input_basis") if label else None
     if basis not in BASES:
-        raise Misfit(f"its label's lowrank_branch_input_basis {display(str(basis))} is neither raw nor post_smoothing")
+        raise FormatMismatch(
+            f"its label's lowrank_branch_input_basis {display(str(basis))} is neither raw nor post_smoothing"
+        )
     return BASES[basis]
 
 

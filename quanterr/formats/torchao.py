@@ -32,7 +32,7 @@ from math import prod
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents, times
@@ -71,24 +71,24 @@ def fit(format: str, parts: Parts) -> Weight | None:
     """The weight, if the header says that it is of that format.
 
     Raises:
-        Misfit: the header says nothing of it, or a type that is not read; its parts contradict what it says.
+        FormatMismatch: the header says nothing of it, or a type that is not read; its parts contradict what it says.
     """
     text = parts.hints.metadata.get(parts.name)
     if text is None:
-        raise Misfit(
+        raise FormatMismatch(
             f"{parts.codes} is of torchao, but the header (__metadata__) does not describe {display(parts.name)}: "
             "save the checkpoint again with its metadata"
         )
     kind, said, listed = described(text)
     if kind not in KINDS:
-        raise Misfit(f"the header says {display(kind)}, which is not read: {', '.join(KINDS)} are")
+        raise FormatMismatch(f"the header says {display(kind)}, which is not read: {', '.join(KINDS)} are")
     name, needed, optional, read = KINDS[kind]
     if name != format:
         return None
     if missing := [role for role in needed if role not in parts.entries]:
-        raise Misfit(f"its {missing[0]} is missing, which a torchao {kind} needs")
+        raise FormatMismatch(f"its {missing[0]} is missing, which a torchao {kind} needs")
     if lost := [part for part in listed if part != CODES and part not in parts.entries]:
-        raise Misfit(f"its {display(lost[0])} is missing, which the header lists (_tensor_data_names)")
+        raise FormatMismatch(f"its {display(lost[0])} is missing, which the header lists (_tensor_data_names)")
     used = {role: entry for role, entry in parts.entries.items() if role in ("codes", *needed, *optional, *ACTIVATIONS)}
     return read(format, Parts(parts.name, used, parts.hints), said)
 
@@ -96,18 +96,20 @@ def fit(format: str, parts: Parts) -> Weight | None:
 def _fit_integers(format: str, parts: Parts, said: Described) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype != "I8" or len(codes.shape) not in (2, 3):
-        raise Misfit(f"codes of {format} are I8 (rows, cols), not {codes}")
+        raise FormatMismatch(f"codes of {format} are I8 (rows, cols), not {codes}")
     *front, group = block_size(parts, said)
     cols = codes.shape[-1]
     one = (*front, group) == codes.shape
     if cols % group or not (one or set(front) == {1}):
-        raise Misfit(f"the header says block_size {[*front, group]} of {codes}: neither groups of columns nor all")
+        raise FormatMismatch(
+            f"the header says block_size {[*front, group]} of {codes}: neither groups of columns nor all"
+        )
     number = 1 if one else codes.n // group
     for part in (scale, parts.get("zero_point")):
         if part and part.n != number:
-            raise Misfit(f"{part} should have {number} numbers: one for each {group} of the columns of {codes}")
+            raise FormatMismatch(f"{part} should have {number} numbers: one for each {group} of the columns of {codes}")
     if scale.dtype not in FLOATS:
-        raise Misfit(f"its scale {scale} should be floating")
+        raise FormatMismatch(f"its scale {scale} should be floating")
     target = said.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
     code_bits = whole(named.removeprefix("int")) or 8
@@ -148,7 +150,7 @@ class Integers:
             groups.sub_(self._of_groups("zero_point", chunk, workspace))
         groups.mul_(self._of_groups("scale", chunk, workspace))
         values = pre_scaled(codes.values, self.pre_scale, chunk, workspace)
-        return Values(values, codes.at_end if self.counted else None)
+        return Values(values, codes.saturated if self.counted else None)
 
     def _of_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
         """The numbers of a chunk's groups, (r, groups, 1), or the one number, (1, 1, 1), as float32."""
@@ -163,7 +165,7 @@ class Integers:
 def _fit_float8(format: str, parts: Parts, said: Described) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype not in ("F8_E4M3", "F8_E5M2") or scale.dtype not in FLOATS:
-        raise Misfit(f"codes of {format} are FP8 and its scale floating, not {codes} and {scale}")
+        raise FormatMismatch(f"codes of {format} are FP8 and its scale floating, not {codes} and {scale}")
     *_, rows, cols = (1, *block_size(parts, said))
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
     return Weight(
@@ -176,7 +178,7 @@ def _fit_float8(format: str, parts: Parts, said: Described) -> Weight:
         block_size=grid.block if grid.granularity == "block" else None,
         scale=scale,
         evidence=(f"the header; scale {scale}: {grid.reason}",),
-        doubts=(grid.doubt,) if grid.doubt else (),
+        warnings=(grid.doubt,) if grid.doubt else (),
     )
 
 
@@ -195,7 +197,7 @@ def _fit_mx(format: str, parts: Parts, said: Described) -> Weight:
     named = str(given.get("_data") if isinstance(given, dict) else given)
     element, block = MX_ELEMENTS.get(named), said.get("block_size")
     if element is None or not isinstance(block, int) or block < 1:
-        raise Misfit(f"the header says elements {display(named)} in blocks of {block}, which is not read")
+        raise FormatMismatch(f"the header says elements {display(named)} in blocks of {block}, which is not read")
     return _microscaled(format, parts, said, element, block, exponents)
 
 
@@ -203,7 +205,7 @@ def _fit_nvfp4(format: str, parts: Parts, said: Described) -> Weight:
     codes, per_tensor = parts.codes, parts.get("per_tensor_scale")
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     if per_tensor and per_tensor.n not in (1, experts):
-        raise Misfit(f"{per_tensor} should be one number, or one for each of {experts} experts")
+        raise FormatMismatch(f"{per_tensor} should be one number, or one for each of {experts} experts")
     scale_of = times(per_tensor, codes.shape[-2]) if per_tensor else e4m3
     return _microscaled(format, parts, said, "e2m1", 16, scale_of)
 
@@ -213,14 +215,16 @@ def _microscaled(format: str, parts: Parts, said: Described, element: Element, b
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}[element]
     kind = "F8_E8M0" if scale_of is exponents else "F8_E4M3"
     if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
-        raise Misfit(f"codes of {format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}")
+        raise FormatMismatch(f"codes of {format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}")
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" else 1))
     tiled = said.get("is_swizzled_scales") is True
     rows, blocks = prod(shape[:-1]), shape[-1] // block
     stored = -(-rows // TILE_ROWS) * TILE_ROWS * -(-blocks // TILE_COLS) * TILE_COLS if tiled else rows * blocks
     if shape[-1] % block or scale.n != stored:
         way = "in tiles" if tiled else "in rows"
-        raise Misfit(f"its scale {scale} should have {stored} numbers, {way}: one for each {block} columns of {codes}")
+        raise FormatMismatch(
+            f"its scale {scale} should have {stored} numbers, {way}: one for each {block} columns of {codes}"
+        )
     scales = BlockScales(scale, rows, blocks, 1, tiled)
     return Weight(
         parts.name,

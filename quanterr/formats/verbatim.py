@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -24,14 +24,16 @@ def fit(parts: Parts) -> Weight:
     """Any shape fits, without a label."""
     codes = parts["codes"]
     if parts.hints.labels:
-        raise Misfit(f"{parts.hints.labels[0]}, but the codes are {codes.dtype}")
+        raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {codes.dtype}")
     return verbatim(parts.name, codes, f"{codes.dtype} that differ: integers, or codes of an unknown layout")
 
 
 def verbatim(name: str, codes: Entry, refusal: str) -> Weight:
     """Any entry of whole bytes; ``refusal`` is why it is not compared where it differs."""
     parts = Parts(name, {"codes": codes})
-    return Weight(name, "verbatim", codes.shape, parts.entries, partial(dequantize, parts), wide=True, refusal=refusal)
+    return Weight(
+        name, "verbatim", codes.shape, parts.entries, partial(dequantize, parts), needs_float64=True, refusal=refusal
+    )
 
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:

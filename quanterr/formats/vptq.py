@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import CheckpointError, Misfit
+from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats.base import WEIGHT_SUFFIX, Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
 from quanterr.formats.shared.padding import crop
@@ -89,20 +89,22 @@ def fit(parts: Parts) -> Weight:
     """The weight of the shape that the original or config.json tells.
 
     Raises:
-        Misfit: neither tells it, the shapes do not belong together, or vectors of several lengths fit.
+        FormatMismatch: neither tells it, the shapes do not belong together, or vectors of several lengths fit.
     """
     settings = _settings(parts)
     rows, cols = _shape(parts, settings)
     for name, value in READ.items():
         if settings.get(name, value) != value:
-            raise Misfit(f"config.json says {name} {settings[name]}, but only VPTQ with {value} is read")
+            raise FormatMismatch(f"config.json says {name} {settings[name]}, but only VPTQ with {value} is read")
     _check_promised(parts, settings)
     for one, other in (("outlier_indices", "outlier_centroids"), ("scale", "bias")):
         if (parts.get(one) is None) != (parts.get(other) is None):
-            raise Misfit(f"{parts.get(one) or parts.get(other)} has no {other if parts.get(one) else one} beside it")
+            raise FormatMismatch(
+                f"{parts.get(one) or parts.get(other)} has no {other if parts.get(one) else one} beside it"
+            )
     for role in ("order", "scale", "bias"):
         if (entry := parts.get(role)) and entry.shape != (cols,):
-            raise Misfit(f"{entry} should have one for each of {cols} columns")
+            raise FormatMismatch(f"{entry} should have one for each of {cols} columns")
     if order := parts.get("order"):
         check_permutation(order, [number & MASKS[order.dtype] for number in integers(order)])
     layer = _layer(parts, settings, rows, cols)
@@ -116,7 +118,7 @@ def fit(parts: Parts) -> Weight:
         evidence=(
             f"VPTQ, {' and '.join(books)} of {layer.main.rows} rows in each of {layer.main.entry.shape[0]} groups",
         ),
-        doubts=check_told(parts, "vptq"),
+        warnings=check_told(parts, "vptq"),
     )
 
 
@@ -137,7 +139,7 @@ def _check_promised(parts: Parts, settings: Mapping[str, Any]) -> None:
         told, stored = settings.get(name), parts.get(role) is not None
         number = told[1] if isinstance(told, list) and len(told) == 2 else told  # of two the first is of outliers
         if isinstance(number, int) and (number > 0) != stored:
-            raise Misfit(
+            raise FormatMismatch(
                 f"config.json says {name} {told}, but {NEEDS[role].names[0].removeprefix('{module}.')} is "
                 + ("stored" if stored else "missing")
             )
@@ -146,7 +148,7 @@ def _check_promised(parts: Parts, settings: Mapping[str, Any]) -> None:
 def _shape(parts: Parts, settings: Mapping[str, Any]) -> tuple[int, int]:
     shape = parts.hints.shape or (settings.get("out_features"), settings.get("in_features"))
     if len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise Misfit(
+        raise FormatMismatch(
             "VPTQ pads rows and columns: without an original config.json must say out_features and in_features"
         )
     return int(shape[0] or 0), int(shape[1] or 0)
@@ -155,17 +157,19 @@ def _shape(parts: Parts, settings: Mapping[str, Any]) -> tuple[int, int]:
 def _layer(parts: Parts, settings: Mapping[str, Any], rows: int, cols: int) -> Layer:
     indices, centroids, res_centroids = parts["indices"], parts["centroids"], parts.get("res_centroids")
     if len(indices.shape) != 3 or not indices.n:
-        raise Misfit(f"VPTQ indices are (groups, vectors, words), not {indices}")
+        raise FormatMismatch(f"VPTQ indices are (groups, vectors, words), not {indices}")
     packed = indices.dtype == "I32"
     if (res_centroids is not None and not packed) != (parts.get("res_indices") is not None):
-        raise Misfit(f"{indices}: residual indices are stored alone if the others are, as I16, and else with them")
+        raise FormatMismatch(
+            f"{indices}: residual indices are stored alone if the others are, as I16, and else with them"
+        )
     outliers = _outliers(parts, settings, rows)
     groups, main_cols = indices.shape[0], cols - (parts["outlier_indices"].shape[2] if outliers else 0)
     told = settings.get("group_size")
     group_cols = told if isinstance(told, int) and told > 0 else -(-main_cols // groups)
     group_cols = group_cols if packed else indices.shape[2]
     if not (groups - 1) * group_cols < main_cols <= groups * group_cols:
-        raise Misfit(f"{indices}: {groups} groups of {group_cols} columns are not {main_cols} columns")
+        raise FormatMismatch(f"{indices}: {groups} groups of {group_cols} columns are not {main_cols} columns")
     books = [centroids, res_centroids] if res_centroids else [centroids]
     found = [
         fitting
@@ -174,7 +178,7 @@ def _layer(parts: Parts, settings: Mapping[str, Any], rows: int, cols: int) -> L
     ]
     main, *residual = _only(found, indices, rows, _told_rows(settings, 1))
     if parts.get("res_indices") and parts["res_indices"].shape != indices.shape:
-        raise Misfit(f"{parts['res_indices']} should be of the shape of {indices}")
+        raise FormatMismatch(f"{parts['res_indices']} should be of the shape of {indices}")
     return Layer(rows, cols, group_cols, main, residual[0] if residual else None, outliers)
 
 
@@ -183,7 +187,7 @@ def _outliers(parts: Parts, settings: Mapping[str, Any], rows: int) -> Codebook 
     if indices is None:
         return None
     if len(indices.shape) != 3 or indices.shape[0] != 1 or not indices.n:
-        raise Misfit(f"outlier indices are (1, vectors, columns), not {indices}")
+        raise FormatMismatch(f"outlier indices are (1, vectors, columns), not {indices}")
     found = _codebooks(indices, rows, 1, [parts["outlier_centroids"]], _told_rows(settings, 0))
     return _only(found, indices, rows, _told_rows(settings, 0))[0]
 
@@ -201,7 +205,7 @@ def _codebooks(
     """The codebooks as vectors of each length that fits rows and shapes."""
     for book in books:
         if len(book.shape) != 2 or book.shape[0] != groups:
-            raise Misfit(f"{book} should have a row for each of {groups} groups")
+            raise FormatMismatch(f"{book} should have a row for each of {groups} groups")
     n = indices.shape[1]
     most = (rows - 1) // (n - 1) if n > 1 else books[0].shape[1]
     for length in range(-(-rows // n), most + 1):
@@ -215,12 +219,12 @@ def _only(found: Iterable[tuple[Codebook, ...]], indices: Entry, rows: int, told
     candidates = list(found)
     if len(candidates) != 1:
         if told:
-            raise Misfit(
+            raise FormatMismatch(
                 f"{indices}: config.json says vectors of {told} rows (vector_lens), which do not fit {rows} rows"
             )
         lengths = " and ".join(str(books[0].rows) for books in candidates)
         fitting = f"vectors of {lengths} rows fit" if candidates else "no length of vectors fits"
-        raise Misfit(f"{indices}: {fitting}, for {rows} rows; config.json should tell it (vector_lens)")
+        raise FormatMismatch(f"{indices}: {fitting}, for {rows} rows; config.json should tell it (vector_lens)")
     return candidates[0]
 
 

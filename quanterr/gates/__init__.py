@@ -4,7 +4,7 @@
     expression.py    the language of their conditions
     values.py        what they see of a report
     judging.py       which hold, and by how much
-    early.py         what a single layer violates, while others are still to come
+    fail_fast.py      what a single layer violates, while others are still to come
     baseline.py      against an older report
     as_text.py       what is told of them; github.py: on GitHub
 

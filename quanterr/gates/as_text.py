@@ -1,7 +1,7 @@
 """What is told of gates on standard error."""
 
-from quanterr.report.shown import sentence, violation_line
-from quanterr.report.verdicts import Gate
+from quanterr.report.formatting import sentence, violation_line
+from quanterr.report.gate_results import Gate
 from quanterr.util.text import MAX_LINE, count, display
 
 MAX_VIOLATIONS = 5  # of a gate

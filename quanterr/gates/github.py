@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from quanterr.report.formatting import LONG, sentence, violation_line
+from quanterr.report.gate_results import Gate
 from quanterr.report.markdown import code
-from quanterr.report.shown import LONG, sentence, violation_line
-from quanterr.report.verdicts import Gate
 from quanterr.util.text import no_command, unrounded
 
 if TYPE_CHECKING:

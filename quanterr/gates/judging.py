@@ -13,9 +13,9 @@ from quanterr.errors import Status
 from quanterr.gates.expression import OF_BASELINE, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import check_patterns, dead_pattern, decider, selector
+from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.same_original import NORM, change, check_baseline
 from quanterr.report.values import Values, Weight
-from quanterr.report.verdicts import Gate, Violation
 from quanterr.util.text import count, display, unrounded
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import PREFIXES
-from quanterr.errors import CheckpointError, Misfit
+from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
 from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.fusing import Composer, plain_naming, swapped
@@ -98,7 +98,7 @@ def _pair_weights(
             _leave(plan, original, own, own, Bucket.FILTERED_OUT, "not selected")
             if other:
                 _leave(plan, quantized, own, other, Bucket.FILTERED_OUT, "not selected")
-        elif translation and translation.made(own):
+        elif translation and translation.is_derived(own):
             _leave(plan, original, own, own, Bucket.CONSUMED, "worked out by the converter")
         elif other is None:
             _compose(plan, original, quantized, composer, translation, shared, own)
@@ -111,7 +111,7 @@ def _pair_weights(
         _pair_tied(plan, original, quantized, embedding, head, head)
         composer.used.add(head)
     for shared, own in extra.items():
-        if translation and translation.made(own):
+        if translation and translation.is_derived(own):
             _leave(plan, quantized, shared, own, Bucket.CONSUMED, "worked out by the converter")
         elif own not in composer.used:
             _leave(plan, quantized, shared, own, *_why_extra(shared, quantized.codes[own], names, there, selection))
@@ -163,8 +163,8 @@ def _compose(
         else:
             configs = [side.checkpoint.config.get(name) for side in (original, quantized) for name in WITH_HEADS]
             x, y = in_one_order(x, y, [config for config in configs if isinstance(config, dict)])
-    except Misfit as misfit:
-        _refuse(plan, original, quantized, own, y, Bucket.UNSUPPORTED, str(misfit))
+    except FormatMismatch as mismatch:
+        _refuse(plan, original, quantized, own, y, Bucket.UNSUPPORTED, str(mismatch))
         return
     holders = listed(quantized.owners(y), 3)
     _add(plan, original, quantized, own, x, replace(y, evidence=(*y.evidence, f"held by {holders}")))
@@ -208,8 +208,8 @@ def _pair_tied(plan: Plan, original: Side, quantized: Side, own: str, there: str
     try:
         x = original.recognized(own)
         y = _cropped(x, quantized.recognized(there, x.shape))
-    except Misfit as misfit:
-        _leave(plan, original, name, own, Bucket.UNSUPPORTED, str(misfit))
+    except FormatMismatch as mismatch:
+        _leave(plan, original, name, own, Bucket.UNSUPPORTED, str(mismatch))
         return
     if x.shape != y.shape:
         reason = f"shape {list(x.shape)} of {own} in the original, {list(y.shape)} of {there} in the quantized"
@@ -280,16 +280,16 @@ def _pair_weight(plan: Plan, original: Side, quantized: Side, own: str, there: s
         x = original.recognized(own)
         y = _cropped(x, _recognized(quantized, there, x))
         x, y = _turned_to(x, y)
-    except Misfit as misfit:
+    except FormatMismatch as mismatch:
         alone = not any(
             side.siblings.get(name) or side.labels.of(name) for side, name in ((original, own), (quantized, there))
         )
         if alone and _same_kind(*entries):  # what nobody can read may still be the same
-            x, y = (verbatim(own, entry, str(misfit)) for entry in entries)
+            x, y = (verbatim(own, entry, str(mismatch)) for entry in entries)
         else:
             bucket = Bucket.ERROR if any(entry.dtype in CODE_DTYPES for entry in entries) else Bucket.UNSUPPORTED
-            _leave(plan, original, own, own, bucket, str(misfit))
-            _leave(plan, quantized, own, there, bucket, str(misfit))
+            _leave(plan, original, own, own, bucket, str(mismatch))
+            _leave(plan, quantized, own, there, bucket, str(mismatch))
             return
     if "verbatim" in (x.format, y.format) and not _same_kind(x.codes, y.codes):
         reason = f"{x.codes.dtype} in the original, {y.codes.dtype} in the quantized: not comparable"
@@ -308,12 +308,12 @@ def _recognized(quantized: Side, there: str, x: Weight) -> Weight:
     """The quantized weight, told the original's shape, or that shape with its last axes swapped."""
     try:
         return quantized.recognized(there, x.shape)
-    except Misfit:
+    except FormatMismatch:
         if swapped(x.shape) == x.shape:
             raise
         try:
             return quantized.recognized(there, swapped(x.shape))
-        except Misfit:
+        except FormatMismatch:
             pass
         raise
 
@@ -334,7 +334,7 @@ def _cropped(x: Weight, y: Weight) -> Weight:
     if not padded or role_of(x.name) not in ("embedding", "head"):
         return y
     cropped = rows_of(y, 0, x.shape)
-    return replace(cropped, doubts=(*y.doubts, f"{extra} rows more than the original has were left out as padding"))
+    return replace(cropped, warnings=(*y.warnings, f"{extra} rows more than the original has were left out as padding"))
 
 
 def _same_kind(x: Entry, y: Entry) -> bool:

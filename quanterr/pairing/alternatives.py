@@ -18,12 +18,12 @@ from quanterr.pairing.views import transposed
 CLEARLY = 1.2
 
 
-def settle(pairs: list[Pair]) -> None:
+def choose_alternatives(pairs: list[Pair]) -> None:
     """Replace, in place, each pair that another reading of its tensors brings much closer together."""
     told = {_is_turned(pair) for pair in pairs if may_be_turned(pair.name, pair.original.shape) and not _square(pair)}
     with on_cpu() as workspaces:
         for number, pair in enumerate(pairs):
-            if pair.quantized.readings:
+            if pair.quantized.alternatives:
                 pairs[number] = replace(pair, quantized=_settled(pair, workspaces))
             if _may_be_turned(pair) and told != {False}:
                 pairs[number] = _turned(pairs[number], workspaces, sure=True in told)
@@ -32,18 +32,18 @@ def settle(pairs: list[Pair]) -> None:
 def _settled(pair: Pair, workspaces: Workspaces) -> Weight:
     first = pair.quantized
     error = relative_error(pair.original, first, workspaces)
-    if error <= SUSPICIOUS and not first.alike:
+    if error <= SUSPICIOUS and not first.close_alternatives:
         return first
-    errors = [(relative_error(pair.original, weight, workspaces), weight) for weight in first.readings]
+    errors = [(relative_error(pair.original, weight, workspaces), weight) for weight in first.alternatives]
     least, best = min(errors, key=lambda found: found[0])
-    if not least < error or (CLEARLY if first.alike else BETTER) * least > error:
+    if not least < error or (CLEARLY if first.close_alternatives else BETTER) * least > error:
         return first
     told = f"{error:.3g}" if isfinite(error) else "not finite"
     doubt = (
         f"read as {best.evidence[0]}: relative error {least:.3g} on a sample; "
         f"as label and shapes tell ({first.evidence[0]}) it is {told}"
     )
-    return replace(best, doubts=(*first.doubts, doubt))
+    return replace(best, warnings=(*first.warnings, doubt))
 
 
 def _square(pair: Pair) -> bool:
@@ -74,5 +74,7 @@ def _turned(pair: Pair, workspaces: Workspaces, sure: bool) -> Pair:
     said = f"the original is stored [in, out]: relative error {error:.3g} on a sample when it is transposed"
     quantized = replace(pair.quantized, evidence=(*pair.quantized.evidence, said))
     if not sure:
-        quantized = replace(quantized, doubts=(*quantized.doubts, f"{said}, and no weight that is not square tells so"))
+        quantized = replace(
+            quantized, warnings=(*quantized.warnings, f"{said}, and no weight that is not square tells so")
+        )
     return replace(pair, original=turned, quantized=quantized)

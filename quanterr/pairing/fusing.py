@@ -10,12 +10,12 @@ from math import prod
 
 import torch
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.formats.base import FUSED
-from quanterr.pairing.names import IN_TURN, Atoms, atoms_of, columns_of, heads_of, in_halves, is_bias
+from quanterr.pairing.names import INTERLEAVED_GATE_UP, Atoms, atoms_of, columns_of, heads_of, in_halves, is_bias
 from quanterr.pairing.side import Side
-from quanterr.pairing.views import added, flipped, in_turn, reshaped, rows_of, scaled, side_by_side, stacked
+from quanterr.pairing.views import added, flipped, interleaved_halves, reshaped, rows_of, scaled, side_by_side, stacked
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display, listed
 
@@ -63,7 +63,7 @@ class Composer:
         The result may have its last two axes swapped.
 
         Raises:
-            Misfit: two weights could hold it, or it may belong to another weight of the original; what holds it
+            FormatMismatch: two weights could hold it, or it may belong to another weight of the original; what holds it
                 cannot be read or has another shape.
         """
         if columns := columns_of(name):
@@ -75,38 +75,38 @@ class Composer:
         if not found:
             return None
         self._check_claims(wanted, found)
-        problem: Misfit | None = None
+        problem: FormatMismatch | None = None
         for turned in (False, True):
             try:
                 weight = self._stacked(found, wanted, shape, turned)
-            except Misfit as misfit:
-                problem = problem or misfit
+            except FormatMismatch as mismatch:
+                problem = problem or mismatch
                 continue
             self.used.update(found)
-            return self._perhaps_in_turn(name, weight, found)
+            return self._perhaps_interleaved(name, weight, found)
         raise problem or AssertionError
 
-    def _perhaps_in_turn(self, name: str, weight: Weight, holders: list[str]) -> Weight:
+    def _perhaps_interleaved(self, name: str, weight: Weight, holders: list[str]) -> Weight:
         """Gate and up that the quantized checkpoint stores apart: where they are fused, their rows may alternate."""
         if not in_halves(name) or not set(holders[::2]).isdisjoint(holders[1::2]):
             return weight
         run = weight.shape[-1 if is_bias(name) else -2]
         if run % 2:
             return weight
-        alternate = in_turn(weight, run)
+        alternate = interleaved_halves(weight, run)
         alternate = replace(alternate, evidence=("rows of gate and up in turn", *alternate.evidence))
         below = replace(weight, evidence=("rows of gate, then those of up", *weight.evidence))
         config = self.quantized.checkpoint.config.get("config.json")
-        known = isinstance(config, dict) and config.get("model_type") in IN_TURN
+        known = isinstance(config, dict) and config.get("model_type") in INTERLEAVED_GATE_UP
         first, second = (alternate, below) if known else (below, alternate)
-        return first.or_else((*first.readings, replace(second, readings=())))
+        return first.or_else((*first.alternatives, replace(second, alternatives=())))
 
     def _holders(self, atoms: Sequence[str]) -> list[str]:
         """What holds each of the atoms; empty where nothing holds any."""
         found = {atom: self._holder(atom) for atom in atoms}
         missing = [atom for atom, holder in found.items() if holder is None]
         if 0 < len(missing) < len(found):
-            raise Misfit(f"only a part of it is stored: nothing holds {display(missing[0])}")
+            raise FormatMismatch(f"only a part of it is stored: nothing holds {display(missing[0])}")
         return [holder for atom in atoms if (holder := found[atom])]
 
     def _check_claims(self, atoms: Sequence[str], holders: Sequence[str]) -> None:
@@ -114,12 +114,14 @@ class Composer:
         for atom, holder in zip(atoms, holders, strict=True):
             claims = self.claims.get(atom, [])
             if len(claims) > 1:
-                raise Misfit(f"{display(holder)} may be {display(claims[0])} or {display(claims[1])} of the original")
+                raise FormatMismatch(
+                    f"{display(holder)} may be {display(claims[0])} or {display(claims[1])} of the original"
+                )
 
     def _holder(self, atom: str) -> str | None:
         holders = self.holders.get(atom, [])
         if len(holders) > 1:
-            raise Misfit(f"two weights could hold it: {display(holders[0])} and {display(holders[1])}")
+            raise FormatMismatch(f"two weights could hold it: {display(holders[0])} and {display(holders[1])}")
         return holders[0] if holders else None
 
     def _stacked(self, holders: list[str], wanted: tuple[str, ...], shape: Shape, turned: bool) -> Weight:
@@ -133,7 +135,7 @@ class Composer:
         long = len(shape) > 1 and any(piece.shape[-1] != shape[-1] for piece in pieces)
         if long or sum(prod(piece.shape) for piece in pieces) != prod(shape):
             shapes = " + ".join(str(list(piece.shape)) for piece in pieces[:4])
-            raise Misfit(f"shape {list(shape)} in the original, {shapes} in {display(holders[0])}")
+            raise FormatMismatch(f"shape {list(shape)} in the original, {shapes} in {display(holders[0])}")
         return stacked(pieces, shape)
 
     def _piece(self, holder: str, atoms: list[str], wanted: tuple[str, ...], shape: Shape, turned: bool) -> Weight:
@@ -146,7 +148,7 @@ class Composer:
             return whole
         first = held.names.index(atoms[0])
         if list(held.names[first : first + len(atoms)]) != atoms:
-            raise Misfit(f"{display(holder)} holds its parts in another order")
+            raise FormatMismatch(f"{display(holder)} holds its parts in another order")
         rows = self._rows(held, whole)
         begin, end = sum(rows[:first]), sum(rows[: first + len(atoms)])
         return rows_of(whole, begin, (end - begin, *whole.shape[-1:]) if len(whole.shape) > 1 else (end - begin,))
@@ -155,7 +157,9 @@ class Composer:
         """A weight of several layers, of which each has a factor of its own."""
         entry, rows = whole.parts[FUSED], self._rows(held, whole)
         if entry.n != len(rows):
-            raise Misfit(f"{entry} should have a number for each of {len(rows)} layers: {listed(list(held.names))}")
+            raise FormatMismatch(
+                f"{entry} should have a number for each of {len(rows)} layers: {listed(list(held.names))}"
+            )
         stored = torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).float()
         told = f"rows of {len(rows)} layers times {entry.name.rpartition('.')[2]}"
         factored = scaled(whole, stored.repeat_interleave(torch.tensor(rows)), 0)
@@ -171,7 +175,9 @@ class Composer:
                 return rows
         if held.even and total % len(held.names) == 0:
             return [total // len(held.names)] * len(held.names)
-        raise Misfit(f"the rows of {display(whole.name)} that hold it cannot be told from the shapes of the original")
+        raise FormatMismatch(
+            f"the rows of {display(whole.name)} that hold it cannot be told from the shapes of the original"
+        )
 
     def _recognized(self, holder: str, held: Atoms, wanted: tuple[str, ...], shape: Shape, turned: bool) -> Weight:
         return self.quantized.recognized(holder, self._expected(holder, held, wanted, shape, turned))
@@ -198,14 +204,14 @@ class Composer:
         first, rest = (self.quantized.recognized(holder) for holder in holders)
         told = f"shape {list(shape)} in the original, {list(first.shape)} and {list(rest.shape)} in the quantized"
         if {len(first.shape), len(rest.shape)} != {3} or first.shape[0] != rest.shape[0]:
-            raise Misfit(told)
+            raise FormatMismatch(told)
         if any(weight.matrix[1] != weight.shape[2] for weight in (first, rest)):  # taken for a convolution
-            raise Misfit(f"{told}: heads of so few columns are not read")
+            raise FormatMismatch(f"{told}: heads of so few columns are not read")
         first = flipped(first)
         n, rows, cols = first.shape
         more = rest.shape[1]
         if (n * (rows + more), cols) != shape or rest.shape[2] != cols:
-            raise Misfit(told)
+            raise FormatMismatch(told)
         self.used.update(holders)
         pieces = [rows_of(w, head * r, (r, cols)) for head in range(n) for w, r in ((first, rows), (rest, more))]
         return stacked(pieces, shape)
@@ -218,13 +224,13 @@ class Composer:
             biases = [self.quantized.recognized(holder, shape) for holder in holders]
             if any(bias.shape != shape for bias in biases):
                 told = " + ".join(str(list(bias.shape)) for bias in biases)
-                raise Misfit(f"shape {list(shape)} in the original, {told} in the quantized")
+                raise FormatMismatch(f"shape {list(shape)} in the original, {told} in the quantized")
             self.used.update(holders)
             return added(biases)
         weights = [self.quantized.recognized(holder) for holder in holders]
         if sum(weight.shape[-1] for weight in weights) != shape[-1]:
             told = " + ".join(str(list(weight.shape)) for weight in weights)
-            raise Misfit(f"shape {list(shape)} in the original, {told} side by side in the quantized")
+            raise FormatMismatch(f"shape {list(shape)} in the original, {told} side by side in the quantized")
         self.used.update(holders)
         return side_by_side(weights, shape)
 

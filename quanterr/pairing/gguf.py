@@ -17,7 +17,7 @@ from functools import cache
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.pairing.gguf_names import architectures, names_of
 from quanterr.pairing.names import Atoms, atoms_of, canonical
@@ -29,16 +29,16 @@ from quanterr.pairing.views import minus_exp, plus, unpaired
 PAIRED = frozenset(
     {"llama", "deci", "granite", "granitemoe", "granitehybrid", "llada", "nanbeige", "arcee", "smollm3", "minicpm3"}
 )
-AS_THEY_ARE = frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"})
+IN_HALVES = frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"})
 
 # Architectures whose converter adds one to all norms, and some of those where none is.
 PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3", "nemotron"})
-PLAIN = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3"})
+NOT_PLUS_ONE = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3"})
 
 EXPERTS = "_exps"
 
 # Tensors that a converter works out from the configuration.
-MADE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+DERIVED = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Translation:
         stored = frozenset(_path(name)[0] for name in checkpoint.entries)
         return cls(metadata, metadata.architecture, stored, side)
 
-    def made(self, name: str) -> bool:
+    def is_derived(self, name: str) -> bool:
         """Whether a tensor of the GGUF file was worked out from the configuration."""
-        return _path(name)[0] in MADE
+        return _path(name)[0] in DERIVED
 
     def atoms(self, side: int, name: str, shape: tuple[int, ...]) -> Atoms:
         """What a weight of a side holds, in llama.cpp's names."""
@@ -102,9 +102,11 @@ class Translation:
         found = _nearest(other, (more, "stored plus one"), gguf)
         changed = found is not other
         if self.architecture in PLUS_ONE and not changed and _nearest(more, (other, ""), gguf) is not more:
-            raise Misfit(f"stored as in the original, without the one that llama.cpp expects of {self.architecture}")
-        if self.architecture in PLAIN and changed:
-            raise Misfit(f"stored plus one, which llama.cpp does not expect of {self.architecture}")
+            raise FormatMismatch(
+                f"stored as in the original, without the one that llama.cpp expects of {self.architecture}"
+            )
+        if self.architecture in NOT_PLUS_ONE and changed:
+            raise FormatMismatch(f"stored plus one, which llama.cpp does not expect of {self.architecture}")
         return found
 
     def _unpaired(self, gguf: Weight, other: Weight, path: str, word: str) -> Weight:
@@ -118,11 +120,11 @@ class Translation:
             undone = replace(halves, evidence=(*halves.evidence, told))
             found = _nearest(undone, (gguf, "rows of heads as they are"), other)
             if found is not undone and not in_pairs(other.codes.name):
-                raise Misfit(f"rows of heads are as in the original, not in the pairs that {self._expected}")
+                raise FormatMismatch(f"rows of heads are as in the original, not in the pairs that {self._expected}")
             return found
         found = _nearest(gguf, (halves, told), other)
-        if found is not gguf and self.architecture in AS_THEY_ARE:
-            raise Misfit(f"rows of heads are in pairs, not in the halves that {self._expected}")
+        if found is not gguf and self.architecture in IN_HALVES:
+            raise FormatMismatch(f"rows of heads are in pairs, not in the halves that {self._expected}")
         return found
 
     @property

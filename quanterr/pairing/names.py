@@ -87,7 +87,7 @@ HALVES = frozenset({"gate_up_proj", "upgate_proj"})  # fused of parts of one siz
 SIDE_BY_SIDE = ((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),)
 
 # gpt-oss: rows of gate and up in turn in the fused weight, where all others have one below the other.
-IN_TURN = frozenset({"gpt_oss"})  # model_type of config.json
+INTERLEAVED_GATE_UP = frozenset({"gpt_oss"})  # model_type of config.json
 
 # Last word of a path: what MLX makes of it, a stack of heads each: the first part of a head's rows with
 # inputs and outputs swapped, and the rest of them.

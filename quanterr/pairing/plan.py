@@ -73,7 +73,7 @@ class Element(NamedTuple):
     y: float
 
 
-class Finished(NamedTuple):
+class ComparedWeight(NamedTuple):
     """A compared pair."""
 
     number: int

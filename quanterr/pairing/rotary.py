@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.pairing.views import unpaired
 from quanterr.util.text import display
@@ -30,7 +30,7 @@ def in_one_order(x: Weight, y: Weight, configs: Iterable[Mapping[str, Any]]) -> 
     """Two weights of one name, rows of heads in halves in both; ``configs`` are the files beside both checkpoints.
 
     Raises:
-        Misfit: the order differs, and nothing tells how many heads there are.
+        FormatMismatch: the order differs, and nothing tells how many heads there are.
     """
     sides = [x, y]
     paired = [_PAIRED.fullmatch(side.codes.name) for side in sides]
@@ -41,15 +41,15 @@ def in_one_order(x: Weight, y: Weight, configs: Iterable[Mapping[str, Any]]) -> 
     stored, heads = sides[side], _number_of_heads(word, configs)
     both = f"{display(x.codes.name)} and {display(y.codes.name)} have the rows of each head in another order"
     if not heads:
-        raise Misfit(f"{both}, and no config.json or params.json tells how many heads there are")
+        raise FormatMismatch(f"{both}, and no config.json or params.json tells how many heads there are")
     if stored.shape[0] % (2 * heads):
-        raise Misfit(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
+        raise FormatMismatch(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
     halves = unpaired(stored, heads)
     halves = replace(halves, evidence=(*halves.evidence, f"rows of {heads} heads put back from pairs to halves"))
     sides[side] = halves
     if side == 1:  # a file whose names alone are Mistral's
         as_stored = replace(stored, evidence=("rows of heads as they are stored", *stored.evidence))
-        sides[1] = halves.or_else((*halves.readings, as_stored))
+        sides[1] = halves.or_else((*halves.alternatives, as_stored))
     return sides[0], sides[1]
 
 

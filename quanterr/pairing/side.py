@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats import CODE_DTYPES, Hints, Weight, anchored_weight, part_names, recognize
 from quanterr.formats.shared.scale_grid import CONFIG, common_block
 from quanterr.util.text import display
 
-PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # what no format keeps codes in
+NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes in which no format stores codes
 
 
 class Side:
@@ -72,7 +72,7 @@ class Side:
         ``elsewhere`` are names that the other checkpoint has too: those are no parts, unless known as such. An
         original of floats alone has no parts at all: there a q_scale is a parameter like any other.
         """
-        plain = self.side == "original" and all(entry.dtype in PLAIN for entry in self.entries.values())
+        plain = self.side == "original" and all(entry.dtype in NEVER_CODES for entry in self.entries.values())
         owners = {}
         for name, entry in self.entries.items():
             module, _, last = name.rpartition(".")
@@ -101,14 +101,18 @@ class Side:
         """The weight of that name; ``shape`` is that of the original, where there is one.
 
         Raises:
-            Misfit: no format fits.
+            FormatMismatch: no format fits.
         """
         if self.labels.divides:
-            raise Misfit("config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet")
+            raise FormatMismatch(
+                "config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet"
+            )
         siblings = self.siblings.get(weight, ())
         for entry in (self.codes[weight], *siblings):
             if entry.unknown:
-                raise Misfit(entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}")
+                raise FormatMismatch(
+                    entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}"
+                )
         return recognize(weight, self.codes[weight], self.entries, siblings, self._hints_of(weight, shape))
 
     def _hints_of(self, weight: str, shape: tuple[int, ...] | None) -> Hints:

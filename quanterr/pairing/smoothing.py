@@ -42,7 +42,7 @@ class Folded:
     without: tuple[str, ...] = ()  # names of weights that should have the factors as well, and clearly do not
 
 
-def unfold(pairs: list[Pair]) -> list[Folded]:
+def undo_smoothing(pairs: list[Pair]) -> list[Folded]:
     """Replace, in place, the quantized weights whose scales were folded away, by what they stand for."""
     places = {canonical(pair.name): number for number, pair in enumerate(pairs)}
     with on_cpu() as workspaces:

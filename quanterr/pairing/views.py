@@ -45,8 +45,8 @@ def stacked(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
     """Several weights with rows of one length on top of each other; 1-D ones end to end."""
     if len(weights) == 1:
         return reshaped(weights[0], shape)
-    others = zip(*(weight.readings for weight in weights), strict=False)
-    return _stack(weights, shape).or_else(_stack(readings, shape) for readings in others)
+    others = zip(*(weight.alternatives for weight in weights), strict=False)
+    return _stack(weights, shape).or_else(_stack(alternatives, shape) for alternatives in others)
 
 
 def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
@@ -62,12 +62,12 @@ def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
         shape=shape,
         parts={f"{n}.{role}": entry for n, weight in enumerate(weights) for role, entry in weight.parts.items()},
         dequantize=partial(_stacked, weights, starts, axis),
-        wide=any(weight.wide for weight in weights),
+        needs_float64=any(weight.needs_float64 for weight in weights),
         scale=None,
         evidence=tuple(dict.fromkeys(said for weight in weights for said in weight.evidence)),
-        doubts=tuple(dict.fromkeys(said for weight in weights for said in weight.doubts)),
-        readings=(),
-        share=sum(weight.nbytes for weight in weights) / max(sum(weight.stored_bytes for weight in weights), 1),
+        warnings=tuple(dict.fromkeys(said for weight in weights for said in weight.warnings)),
+        alternatives=(),
+        byte_share=sum(weight.nbytes for weight in weights) / max(sum(weight.stored_bytes for weight in weights), 1),
     )
 
 
@@ -77,7 +77,7 @@ def _stacked(weights: Sequence[Weight], starts: Sequence[int], axis: int, chunk:
     if len(inside) == 1:
         n = inside[0]
         return weights[n].dequantize(_shifted(chunk, axis, begin - starts[n], end - starts[n]), workspace)
-    dtype = torch.float64 if any(weight.wide for weight in weights) else torch.float32
+    dtype = torch.float64 if any(weight.needs_float64 for weight in weights) else torch.float32
     whole = workspace.buffer("stacked", chunk.shape, dtype)
     counts = []
     for n in inside:
@@ -145,16 +145,16 @@ def _reordered(weight: Weight, order: Tensor, chunk: Chunk, workspace: Workspace
     return Values(torch.index_select(values.weight, axis, places.to(values.weight.device), out=out))
 
 
-def in_turn(weight: Weight, run: int) -> Weight:
+def interleaved_halves(weight: Weight, run: int) -> Weight:
     """Rows of each run alternately from its first and its second half: 0, run/2, 1, run/2 + 1, …
 
     Of a 1-D weight its elements, of a stack of biases, (n, run), its columns.
     """
     axis = 1 if weight.shape[-1] == run and len(weight.shape) < 3 else 0
-    return _each(weight, lambda one: _view(one, one.shape, partial(_in_turn, one, run, axis)))
+    return _each(weight, lambda one: _view(one, one.shape, partial(_interleaved_halves, one, run, axis)))
 
 
-def _in_turn(weight: Weight, run: int, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
+def _interleaved_halves(weight: Weight, run: int, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
     begin, end = (chunk.row, chunk.stop_row) if axis == 0 else (chunk.col, chunk.stop_col)
     out = workspace.buffer("in_turn", chunk.shape, torch.float32)
     for top in range(begin // run * run, end, run):
@@ -244,7 +244,7 @@ def _scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk, workspace:
 
 def _each(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
     """The view of a weight, with the same view of each of its readings."""
-    return view(weight).or_else(map(view, weight.readings))
+    return view(weight).or_else(map(view, weight.alternatives))
 
 
 def _view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, share: float = 1.0) -> Weight:
@@ -252,7 +252,7 @@ def _view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, share:
         weight,
         shape=shape,
         dequantize=dequantize,
-        share=weight.share * share,
+        byte_share=weight.byte_share * share,
         scale=weight.scale if share == 1.0 else None,
-        readings=(),
+        alternatives=(),
     )

@@ -14,8 +14,8 @@ from dataclasses import fields
 from typing import IO, Any
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
+from quanterr.report.formatting import worst_expert
 from quanterr.report.model import Layer, Report
-from quanterr.report.shown import worst_expert
 from quanterr.util.text import display
 
 MAX_NAME = 4096  # characters

@@ -16,8 +16,7 @@ from string import Template
 from typing import IO
 
 from quanterr.report import html_data
-from quanterr.report.model import Aggregate, BucketSize, Finding, NotCompared, Report, Side
-from quanterr.report.shown import (
+from quanterr.report.formatting import (
     BUCKETS,
     cosine,
     coverage_line,
@@ -30,7 +29,8 @@ from quanterr.report.shown import (
     usual,
     violation_line,
 )
-from quanterr.report.verdicts import Gate
+from quanterr.report.gate_results import Gate
+from quanterr.report.model import Aggregate, BucketSize, Finding, NotCompared, Report, Side
 from quanterr.util.text import count, display, size
 
 FOLDER = Path(__file__).parent / "html"

@@ -9,9 +9,9 @@ from typing import IO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from quanterr.report.formatting import BUCKETS, LONG, coverage_line, exactly, gate_words, sentence, violation_line
+from quanterr.report.gate_results import Gate
 from quanterr.report.model import Report
-from quanterr.report.shown import BUCKETS, LONG, coverage_line, exactly, gate_words, sentence, violation_line
-from quanterr.report.verdicts import Gate
 from quanterr.util.text import count, display
 
 MAX_CASES = 1000  # of a kind

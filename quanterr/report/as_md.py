@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO
 
 from quanterr.errors import UsageError
-from quanterr.report.markdown import code, prose
-from quanterr.report.model import Report, Side
-from quanterr.report.shown import (
+from quanterr.report.formatting import (
     BUCKETS,
     cosine,
     coverage_line,
@@ -21,6 +19,8 @@ from quanterr.report.shown import (
     usual,
     worst_layers,
 )
+from quanterr.report.markdown import code, prose
+from quanterr.report.model import Report, Side
 from quanterr.util.text import count, size
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quanterr.report.block_map import block_maps
-from quanterr.report.model import Aggregate, Finding, Report
-from quanterr.report.shown import (
+from quanterr.report.formatting import (
     SORTS,
     cosine,
     coverage_line,
@@ -27,6 +26,7 @@ from quanterr.report.shown import (
     usual,
     worst_layers,
 )
+from quanterr.report.model import Aggregate, Finding, Report
 from quanterr.util.text import count, display, size
 
 BAR = 12  # characters

@@ -15,8 +15,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from quanterr.report.formatting import db
 from quanterr.report.model import Report
-from quanterr.report.shown import db
 from quanterr.roles import place_of
 from quanterr.util.text import count, display
 

@@ -13,8 +13,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from quanterr.metrics import METRICS
+from quanterr.report.formatting import sentence, sort_layers
 from quanterr.report.model import Finding, Report
-from quanterr.report.shown import sentence, sort_layers
 from quanterr.roles import place_of, role_of
 from quanterr.util.text import display
 

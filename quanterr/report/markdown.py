@@ -6,7 +6,7 @@ in entities; of sentences everything that is markup, a mention or a link is writ
 
 import re
 
-from quanterr.report.shown import sentence
+from quanterr.report.formatting import sentence
 from quanterr.util.text import MAX_SHOWN, display
 
 _SPLIT = "\u200b"  # of no width: splits what would be a mention, an issue or a link

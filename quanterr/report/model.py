@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import LISTS, SCHEMA
-from quanterr.report.verdicts import Gate
+from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
 SCHEMA_VERSION = "1.0"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.shared.scale_grid import by_block
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -37,7 +37,7 @@ class Blocks:
         return (1, self.size) if self.n > 1 else None
 
     @property
-    def doubts(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """What speaks against the size, in words."""
         return (self.doubt,) if self.doubt else ()
 
@@ -75,7 +75,7 @@ def fit_blocks(n: int, cols: int, said: int | None = None, order: Entry | None =
     """The blocks of a weight's columns, given their number, and what the configuration says of their size.
 
     Raises:
-        Misfit: no size gives that many; the order names blocks that are not there.
+        FormatMismatch: no size gives that many; the order names blocks that are not there.
     """
     if order is not None and (found := _fit_order(order, n, cols)):
         return found
@@ -86,7 +86,7 @@ def fit_blocks(n: int, cols: int, said: int | None = None, order: Entry | None =
     powers = [size for size in SIZES if -(-cols // size) == n]
     sizes = powers + [cols // n for _ in range(1) if n and cols % n == 0 and cols // n not in powers]
     if not sizes:
-        raise Misfit(f"{n} blocks of columns fit no size in {cols} columns")
+        raise FormatMismatch(f"{n} blocks of columns fit no size in {cols} columns")
     doubt = f"blocks of {sizes[0]} columns are told from shapes alone; {sizes[1]} fit as well" if sizes[1:] else None
     return Blocks(n, sizes[0], doubt=doubt)
 
@@ -94,13 +94,13 @@ def fit_blocks(n: int, cols: int, said: int | None = None, order: Entry | None =
 def _fit_order(entry: Entry, n: int, cols: int) -> Blocks | None:
     """The blocks by a stored order; None where it is not used."""
     if entry.shape != (cols,) or not cols:
-        raise Misfit(f"{entry} should have one for each of {cols} columns")
+        raise FormatMismatch(f"{entry} should have one for each of {cols} columns")
     order = torch.frombuffer(bytearray(entry.read()), dtype=torch.int32)
     if bool((order == -1).all()):
         return None
     low, high = (int(bound) for bound in torch.aminmax(order))
     if low < 0 or high >= n:
-        raise Misfit(f"{entry} names block {low if low < 0 else high}, but there are {n}, from 0 on")
+        raise FormatMismatch(f"{entry} names block {low if low < 0 else high}, but there are {n}, from 0 on")
     size = int((order == 0).sum())
     plain = size and torch.equal(order, torch.arange(len(order), dtype=torch.int32) // size)
     return Blocks(n, size if plain else -(-cols // n), None if plain else entry)

@@ -10,7 +10,7 @@ silveroxides/ComfyUI-QuantOps; silveroxides/convert_to_quant comfy/quant_ops.py.
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import HEADER, Label
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Hints, Parts
 from quanterr.formats.shared.convrot import DEFAULT_GROUP
 from quanterr.util.text import display
@@ -37,7 +37,7 @@ INT8_GRANULARITY = {
 }
 FP8_LABELS, INT8_LABELS = frozenset(FP8_GRANULARITY), frozenset(INT8_GRANULARITY)
 MXFP8_LABELS, NVFP4_LABELS = frozenset({"mxfp8", "hybrid_mxfp8"}), frozenset({"nvfp4"})
-PLAIN = FP8_LABELS | INT8_LABELS | MXFP8_LABELS | NVFP4_LABELS
+INTERCHANGEABLE = FP8_LABELS | INT8_LABELS | MXFP8_LABELS | NVFP4_LABELS
 ALWAYS_ROTATED = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "asym_w4a8_int8"})
 
 # Layouts that are known and not read, and what to do.
@@ -52,7 +52,7 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
     """Refuse the layouts of :data:`REFUSED`, whatever their tensors look like.
 
     Raises:
-        Misfit: a label, or config.json beside codes, names one of them; says what to do.
+        FormatMismatch: a label, or config.json beside codes, names one of them; says what to do.
     """
     method = hints.config.get("quant_method")
     told = [(label.format, str(label)) for label in hints.labels[:1]]
@@ -60,7 +60,7 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
         told.append((method, f"config.json says quant_method {display(method)}"))
     for name, says in told:
         if name in REFUSED:
-            raise Misfit(f"{says}: a layout that is not read; {REFUSED[name]}")
+            raise FormatMismatch(f"{says}: a layout that is not read; {REFUSED[name]}")
 
 
 def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
@@ -71,29 +71,31 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     while headers are often made anew.
 
     Raises:
-        Misfit: the first label names another layout, or a rotation that this format does not undo.
+        FormatMismatch: the first label names another layout, or a rotation that this format does not undo.
     """
     labels = parts.hints.labels
     if not labels:
         return None, ()
-    doubts = []
+    warnings = []
     first = next((label for label in labels if label.format), labels[0])
     stored = f"{parts.codes.dtype} {list(parts.codes.shape)}"
     other = first.format is not None and first.format not in names
-    if other and (first.format not in PLAIN or not names <= PLAIN):
-        raise Misfit(f"{first}, but the codes are {stored}")
+    if other and (first.format not in INTERCHANGEABLE or not names <= INTERCHANGEABLE):
+        raise FormatMismatch(f"{first}, but the codes are {stored}")
     if other or _is_other_fp8(first.format, parts.codes.dtype):
-        doubts.append(f"{first}, but the codes are {stored}: read as what is stored")
+        warnings.append(f"{first}, but the codes are {stored}: read as what is stored")
     if labels[0].rotated and not rotates:
-        raise Misfit(f"{labels[0].source} says the codes are rotated (convrot), but they are {parts.codes.dtype}")
+        raise FormatMismatch(
+            f"{labels[0].source} says the codes are rotated (convrot), but they are {parts.codes.dtype}"
+        )
     disagreeing = next((label for label in labels[1:] if _disagree(labels[0], label)), None)
     if disagreeing is not None:
         doubt = (
             f"labels disagree: the {labels[0].source} says {_told(labels[0])} and the {disagreeing.source} says "
             f"{_told(disagreeing)}; the {labels[0].source} and the scale's shape decided"
         )
-        doubts.append(doubt + (", while ComfyUI obeys the header" if disagreeing.source == HEADER else ""))
-    return first.format, tuple(doubts)
+        warnings.append(doubt + (", while ComfyUI obeys the header" if disagreeing.source == HEADER else ""))
+    return first.format, tuple(warnings)
 
 
 def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) -> tuple[str, ...]:

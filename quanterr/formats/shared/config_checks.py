@@ -4,7 +4,7 @@ import re
 import struct
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
 from quanterr.util.text import display
 
@@ -18,10 +18,10 @@ def check_told(parts: Parts, *names: str) -> tuple[str, ...]:
     """A doubt, where quant_method of config.json is none of the names of the layout that is stored.
 
     Raises:
-        Misfit: ComfyUI, whose labels know none of these layouts, labels it.
+        FormatMismatch: ComfyUI, whose labels know none of these layouts, labels it.
     """
     if parts.hints.labels:
-        raise Misfit(f"{parts.hints.labels[0]}, but its tensors are those of {names[0]}")
+        raise FormatMismatch(f"{parts.hints.labels[0]}, but its tensors are those of {names[0]}")
     method = parts.hints.config.get("quant_method")
     if not isinstance(method, str) or method.lower() in names:
         return ()
@@ -48,7 +48,7 @@ def check_permutation(entry: Entry, numbers: list[int]) -> None:
     """Refuse what is no order of as many columns.
 
     Raises:
-        Misfit: a number is missing, or there twice.
+        FormatMismatch: a number is missing, or there twice.
     """
     if sorted(numbers) != list(range(len(numbers))):
-        raise Misfit(f"{entry} should hold each number from 0 to {len(numbers) - 1} once")
+        raise FormatMismatch(f"{entry} should hold each number from 0 to {len(numbers) - 1} once")

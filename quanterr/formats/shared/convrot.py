@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.labels import Label
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.tensors.workspace import Workspace
 
 DEFAULT_GROUP = 256
@@ -34,12 +34,12 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     """Columns of a group, as the label says or else 256, and what is odd about it.
 
     Raises:
-        Misfit: no matrix of that size, or it does not divide a row.
+        FormatMismatch: no matrix of that size, or it does not divide a row.
     """
     size = (label and label.number("convrot_groupsize")) or DEFAULT_GROUP
     if size & (size - 1) or size < 2 or cols % size:
         says = f"{label.source} says rotated" if label else "rotated, without a label,"
-        raise Misfit(f"{says} in groups of {size}, which must be a power of two and divide {cols}")
+        raise FormatMismatch(f"{says} in groups of {size}, which must be a power of two and divide {cols}")
     if is_power_of_four(size):
         return size, ()
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: undone by a Sylvester matrix",)

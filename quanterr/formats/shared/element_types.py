@@ -25,7 +25,7 @@ class Codes(NamedTuple):
     values: Tensor  # (r, c) float32
     unit: float
     zeros: Tensor  # 0-d: how many are zero
-    at_end: Tensor  # 0-d: how many have the largest finite magnitude
+    saturated: Tensor  # 0-d: how many have the largest finite magnitude
 
 
 def e4m3(codes: Tensor, workspace: Workspace) -> Codes:

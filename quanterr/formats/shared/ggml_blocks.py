@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -62,7 +62,7 @@ def block_formats(specification: str | None, layouts: Iterable[Layout]) -> tuple
 def fit(layout: Layout, parts: Parts) -> Weight:
     """Any shape fits: the file's reader has seen to it that rows are whole blocks."""
     if parts.hints.labels:
-        raise Misfit(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
+        raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
     n, n_bytes = BLOCKS[layout.dtype]
     return Weight(
         parts.name,

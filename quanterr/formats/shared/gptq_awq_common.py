@@ -37,20 +37,20 @@ def said_bits(parts: Parts) -> int | None:
     return said(parts.hints.config, "bits", "w_bit")
 
 
-def said_size(parts: Parts) -> int | None:
+def configured_group_size(parts: Parts) -> int | None:
     """Columns of a block, as the configuration says; -1 for a whole row."""
     return said(parts.hints.config, "group_size", "q_group_size")
 
 
 def contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tuple[str, ...]:
     """Where the configuration says something else than the tensors, which are believed."""
-    doubts = []
+    warnings = []
     if (told := said_bits(parts)) and told != bits:
-        doubts.append(f"config.json says {told} bits, the shape of {parts.codes} {bits}")
-    size = said_size(parts)
+        warnings.append(f"config.json says {told} bits, the shape of {parts.codes} {bits}")
+    size = configured_group_size(parts)
     if size and (1 if size < 0 else -(-cols // size)) != n_blocks:
-        doubts.append(f"config.json says group_size {size}, {parts['scale']} has {n_blocks} blocks of {cols} columns")
-    return tuple(doubts)
+        warnings.append(f"config.json says group_size {size}, {parts['scale']} has {n_blocks} blocks of {cols} columns")
+    return tuple(warnings)
 
 
 def gemm_bits(codes: Entry, scale: Entry) -> list[int]:

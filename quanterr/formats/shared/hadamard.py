@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 
 FACTOR = 16  # largest size of the factors of Sylvester's matrices: the fewest operations that torch does fast
 PALEY_1 = frozenset({12, 20, 60, 108, 140})
@@ -75,12 +75,14 @@ def check_size(n: int) -> None:
     """Refuse a size of which no matrix is known.
 
     Raises:
-        Misfit: ``n`` is not one of the tables' sizes, or 1, times a power of two.
+        FormatMismatch: ``n`` is not one of the tables' sizes, or 1, times a power of two.
     """
     rest = n // _table_size(n)
     if n < 1 or rest & (rest - 1):
         sizes = ", ".join(str(size) for size in sorted(SIZES))
-        raise Misfit(f"rotated by a Hadamard matrix of {n}, which is no power of two, nor one of {sizes} times one")
+        raise FormatMismatch(
+            f"rotated by a Hadamard matrix of {n}, which is no power of two, nor one of {sizes} times one"
+        )
 
 
 def _table_size(n: int) -> int:

@@ -75,7 +75,7 @@ class Microscaled:
             )
         cast = element_types.e4m3 if self.element == "e4m3" else element_types.e5m2
         codes: Codes = cast(stored.view(torch.int8), workspace)
-        return codes.values, codes.unit, codes.at_end
+        return codes.values, codes.unit, codes.saturated
 
 
 def exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:

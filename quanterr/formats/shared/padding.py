@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts, Values
 from quanterr.tensors.chunks import KERNEL_WIDTH, Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
@@ -72,7 +72,7 @@ def unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
     """A weight of that shape, (rows, cols) or (experts, rows, cols), which is stored as it is.
 
     Raises:
-        Misfit: experts are so narrow that they could be the kernels of a convolution.
+        FormatMismatch: experts are so narrow that they could be the kernels of a convolution.
     """
     _check_width(parts, shape)
     return Padded(shape, shape[-2], shape[-1], shape[-2], shape[-1], step)
@@ -80,7 +80,7 @@ def unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
 
 def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
     if as_matrix(shape)[1] != shape[-1]:
-        raise Misfit(f"{parts.codes}: experts of fewer than {KERNEL_WIDTH} columns are not read")
+        raise FormatMismatch(f"{parts.codes}: experts of fewer than {KERNEL_WIDTH} columns are not read")
 
 
 def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
@@ -90,14 +90,14 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
     A shape of the original that fits neither is left to be told as a mismatch.
 
     Raises:
-        Misfit: as :func:`unpadded`; the label's orig_shape is not the original's shape.
+        FormatMismatch: as :func:`unpadded`; the label's orig_shape is not the original's shape.
     """
     as_stored = unpadded(parts, stored, step)
     multiple = multiple or step
     labelled = labelled_shape(parts)
     shape = parts.hints.shape or labelled or stored
     if labelled and labelled != shape:
-        raise Misfit(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
+        raise FormatMismatch(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
     if not _fits(shape, stored, multiple):
         return as_stored
     _check_width(parts, shape)
@@ -108,11 +108,11 @@ def check_unpadded(parts: Parts) -> None:
     """Hold the label's orig_shape against codes that are stored without padding.
 
     Raises:
-        Misfit: it is not their shape; names both.
+        FormatMismatch: it is not their shape; names both.
     """
     labelled, stored = labelled_shape(parts), parts.codes.shape
     if labelled and labelled != stored:
-        raise Misfit(f"the label's orig_shape is {list(labelled)}, but the codes are {parts.codes}")
+        raise FormatMismatch(f"the label's orig_shape is {list(labelled)}, but the codes are {parts.codes}")
 
 
 def labelled_shape(parts: Parts) -> tuple[int, ...] | None:

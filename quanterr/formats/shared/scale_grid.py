@@ -30,7 +30,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import HEADER, TENSOR
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
@@ -84,7 +84,7 @@ class Grid:
         else:
             multiply(values, scale * unit, chunk.col, self.block[1])
         # A product of codes that are not zero may underflow to zero only if the scale is tiny.
-        return Values(values, codes.at_end, codes.zeros if smallest > TINY else None)
+        return Values(values, codes.saturated, codes.zeros if smallest > TINY else None)
 
     def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Scales of a chunk as float32, (1 or r, blocks of columns)."""
@@ -183,23 +183,23 @@ def fit_scaled(
     Where the scale fits no rule and all codes are zero, which is read then, the weight is zeros.
 
     Raises:
-        Misfit: a label that changes what the codes mean or names another shape, or a scale that fits no rule.
+        FormatMismatch: a label that changes what the codes mean or names another shape, or a scale that fits no rule.
     """
     codes, scale = parts["codes"], parts["scale"]
-    comfy_format, doubts = check_labels(parts, labels, rotates)
+    comfy_format, warnings = check_labels(parts, labels, rotates)
     check_unpadded(parts)
     edges = _dividing(scale, codes.shape)
     divided = [(edges, f"the scale's shape {list(scale.shape)}")] if edges else []
     told = hints(parts, divided if comfy_format else [])
     try:
         grid = fit_grid(scale, codes.shape, told)
-    except Misfit:
+    except FormatMismatch:
         if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
-        return _zeros(parts, family, comfy_format, doubts) if granularity in (None, "tensor") else None
+        return _zeros(parts, family, comfy_format, warnings) if granularity in (None, "tensor") else None
     if granularity not in (None, grid.granularity):
         return None
-    doubts += check_granularity(parts, comfy_format, grid.granularity)
+    warnings += check_granularity(parts, comfy_format, grid.granularity)
     weight = Weight(
         parts.name,
         f"{family}_{grid.granularity}",
@@ -211,7 +211,7 @@ def fit_scaled(
         uniform_bits=uniform_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
-        doubts=(*doubts, grid.doubt) if grid.doubt else doubts,
+        warnings=(*warnings, grid.doubt) if grid.doubt else warnings,
         comfy_format=comfy_format,
     )
     known = any(block == grid.block for block, _ in told)
@@ -224,11 +224,13 @@ def fit_scaled(
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
     )
-    first = replace(weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), alike=True)
+    first = replace(
+        weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), close_alternatives=True
+    )
     return first.or_else([alternative])
 
 
-def _zeros(parts: Parts, family: str, comfy_format: str | None, doubts: tuple[str, ...]) -> Weight:
+def _zeros(parts: Parts, family: str, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
     """A weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
     doubt = (
         f"all its codes are zero and its scale {parts['scale']} fits no rule: read as zeros; ComfyUI does not load it"
@@ -241,7 +243,7 @@ def _zeros(parts: Parts, family: str, comfy_format: str | None, doubts: tuple[st
         lambda chunk, workspace: Values(workspace.buffer("values", chunk.shape, torch.float32).zero_()),
         code_bits=8,
         evidence=("all codes are zero",),
-        doubts=(*doubts, doubt),
+        warnings=(*warnings, doubt),
         comfy_format=comfy_format,
     )
 
@@ -282,14 +284,14 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     ``hints`` are edges of blocks with the place that says so, the most trustworthy first.
 
     Raises:
-        Misfit: no rule fits, or two do; names both shapes.
+        FormatMismatch: no rule fits, or two do; names both shapes.
     """
     rows, cols = as_matrix(shape)
     stored = entry.shape
     if entry.n == 1:
         return Grid(entry, "tensor", max(rows, 1), 1, 1, (max(rows, 1), max(cols, 1)), "one scale")
     if entry.n == 0 or len(shape) < 2:
-        raise Misfit(_no_rule(entry, shape))
+        raise FormatMismatch(_no_rule(entry, shape))
     if len(shape) == 2:
         return _fit_matrix(entry, rows, cols, 1, _matrix_scale(stored, rows), hints, shape)
     if prod(stored) == stored[0] == shape[0]:  # one for each leading index, trailing ones or not
@@ -297,7 +299,7 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
         return Grid(entry, "row", each, 1, 1, (each, cols), f"one scale for each of {shape[0]}")
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked, and no 1-D convolution
         return _fit_matrix(entry, shape[1], shape[2], shape[0], _expert_scale(stored, shape), hints, shape)
-    raise Misfit(_no_rule(entry, shape))
+    raise FormatMismatch(_no_rule(entry, shape))
 
 
 def _dividing(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
@@ -356,7 +358,7 @@ def _fit_matrix(
     shape: tuple[int, ...],
 ) -> Grid:
     if not grid:
-        raise Misfit(_no_rule(entry, shape))
+        raise FormatMismatch(_no_rule(entry, shape))
     grid_rows, grid_cols = grid
     if grid == (rows, 1):
         return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale a row")
@@ -376,7 +378,7 @@ def _fit_matrix(
             reason = f"block size from {source}; the scale has more blocks than the weight needs"
             return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason)
     if inferred is None:
-        raise Misfit(_no_rule(entry, shape))
+        raise FormatMismatch(_no_rule(entry, shape))
     reason = f"block size from the scale's shape {list(entry.shape)}"
     doubt = _against(wrong, inferred)
     if doubt is None and not usual:
@@ -394,7 +396,7 @@ def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     """Edges of the blocks from sizes and numbers of blocks alone; None where nothing fits.
 
     Raises:
-        Misfit: several fit; names them.
+        FormatMismatch: several fit; names them.
     """
     needed = tuple(-(-n // edge) for n, edge in zip(sizes, DEEPSEEK_BLOCK, strict=True))
     if entry.name.endswith(OF_DEEPSEEK) and needed == blocks:
@@ -407,7 +409,7 @@ def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     square = pairs if free else [pair for pair in pairs if pair[0] == pair[1]]
     if len(square or pairs) > 1:
         found = " and ".join(f"{r} × {c}" for r, c in square or pairs)
-        raise Misfit(
+        raise FormatMismatch(
             f"scale {entry} fits blocks of {found} in a weight of {sizes[0]} × {sizes[1]}; say which in config.json "
             "beside it (quantization_config.weight_block_size) or in a .comfy_quant label (group_size)"
         )

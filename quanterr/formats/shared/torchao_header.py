@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -27,12 +27,12 @@ def described(text: str) -> tuple[str, Described, tuple[str, ...]]:
     """The type and the attributes of a tensor, and what its parts are called.
 
     Raises:
-        Misfit: the text is no JSON.
+        FormatMismatch: the text is no JSON.
     """
     try:
         said = strict_json.loads(text.encode())
     except strict_json.Invalid as error:
-        raise Misfit(f"its description in the header {error}") from error
+        raise FormatMismatch(f"its description in the header {error}") from error
     said = said if isinstance(said, dict) else {}
     data, names = said.get("_data"), said.get("_tensor_data_names")
     listed = tuple(map(str, names)) if isinstance(names, list) else ()
@@ -43,11 +43,11 @@ def block_size(parts: Parts, said: Described) -> tuple[int, ...]:
     """Sizes of a block along each axis of the codes.
 
     Raises:
-        Misfit: the header tells none.
+        FormatMismatch: the header tells none.
     """
     block, shape = said.get("block_size"), parts.codes.shape
     if not isinstance(block, list) or len(block) != len(shape) or not all(isinstance(b, int) and b > 0 for b in block):
-        raise Misfit(f"the header says block_size {block} of {parts.codes}")
+        raise FormatMismatch(f"the header says block_size {block} of {parts.codes}")
     return tuple(block)
 
 
@@ -55,11 +55,11 @@ def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
     """What the layer multiplies its input with, where it does.
 
     Raises:
-        Misfit: it has not as many numbers as the weight has columns.
+        FormatMismatch: it has not as many numbers as the weight has columns.
     """
     entry = parts.get("act_pre_scale")
     if entry and entry.n not in (1, cols):
-        raise Misfit(f"{entry} should have one number for each of {cols} columns")
+        raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
     return entry
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import Misfit
+from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, unpadded
@@ -74,18 +74,20 @@ def fit_plain(format: str, parts: Parts, said: Described) -> Weight:
     """The weight of an Int4Tensor.
 
     Raises:
-        Misfit: scale and zero point have not the shapes that block_size tells.
+        FormatMismatch: scale and zero point have not the shapes that block_size tells.
     """
     codes = parts.codes
     if codes.dtype not in ("I8", "U8") or len(codes.shape) not in (2, 3):
-        raise Misfit(f"codes of an Int4Tensor are I8 (rows, cols / 2), not {codes}")
+        raise FormatMismatch(f"codes of an Int4Tensor are I8 (rows, cols / 2), not {codes}")
     *stack, rows, cols = *codes.shape[:-1], 2 * codes.shape[-1]
     *front, group = block_size(parts, said)
     if set(front) != {1} or cols % group or group % 2:
-        raise Misfit(f"the header says block_size {[*front, group]} of {codes}, which is not groups of columns")
+        raise FormatMismatch(f"the header says block_size {[*front, group]} of {codes}, which is not groups of columns")
     for part in (parts["scale"], parts["zero_point"]):
         if part.shape != (*stack, cols // group, rows):
-            raise Misfit(f"{part} should have the shape {[*stack, cols // group, rows]}: groups of {group} columns")
+            raise FormatMismatch(
+                f"{part} should have the shape {[*stack, cols // group, rows]}: groups of {group} columns"
+            )
     shape = (*stack, rows, cols)
     plain = Plain(parts, unpadded(parts, shape, group), fit_pre_scale(parts, cols))
     return _weight(format, parts, shape, plain, group)
@@ -134,20 +136,20 @@ def fit_tiles(format: str, parts: Parts, said: Described) -> Weight:
     """The weight of an Int4TilePackedTo4dTensor.
 
     Raises:
-        Misfit: codes and scales have not the shapes that shape and block_size tell.
+        FormatMismatch: codes and scales have not the shapes that shape and block_size tell.
     """
     codes, scales, shape, block = parts.codes, parts["scale_and_zero"], said.get("shape"), said.get("block_size")
     if codes.dtype != "I32" or len(codes.shape) != 4 or codes.shape[2:] != (32, 4):
-        raise Misfit(f"codes of an Int4TilePackedTo4dTensor are I32 (rows / 8, cols / 128, 32, 4), not {codes}")
+        raise FormatMismatch(f"codes of an Int4TilePackedTo4dTensor are I32 (rows / 8, cols / 128, 32, 4), not {codes}")
     pairs = [pair for pair in (shape, block) if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) != 2 or not all(isinstance(size, int) and size > 0 for pair in pairs for size in pair):
-        raise Misfit(f"the header says shape {shape} and block_size {block}, not two sizes each")
+        raise FormatMismatch(f"the header says shape {shape} and block_size {block}, not two sizes each")
     (rows, cols), (one, group) = pairs
     stored_rows, stored_cols = codes.shape[0] * TILE_ROWS, codes.shape[1] * TILE_COLS
     if one != 1 or stored_cols % group or rows > stored_rows or cols > stored_cols:
-        raise Misfit(f"the header says shape {shape} and block_size {block}, which {codes} cannot hold")
+        raise FormatMismatch(f"the header says shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
-        raise Misfit(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
+        raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
     return _weight(format, parts, (rows, cols), Tiles(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)
 
 

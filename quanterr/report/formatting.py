@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quanterr.report.verdicts import Gate, Violation
+from quanterr.report.gate_results import Gate, Violation
 from quanterr.roles import Place, place_of
 from quanterr.util.text import count, display, unrounded
 

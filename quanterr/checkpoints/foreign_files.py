@@ -11,7 +11,7 @@ STORIES = (
 )
 
 
-def story(start: bytes) -> str | None:
+def describe(start: bytes) -> str | None:
     """The end of a sentence about the file that starts with these bytes; None where nothing is known of it."""
     for magic, told in STORIES:
         if start.startswith(magic):
