@@ -2,5 +2,5 @@
 
 import os
 
-for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS"):  # COLUMNS is set by pytest-xdist
     os.environ.pop(variable, None)

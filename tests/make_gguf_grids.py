@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gguf import quants
 
-FILE = Path(__file__).resolve().parent.parent / "quanterr" / "formats" / "gguf_grids.py"
+FILE = Path(__file__).resolve().parent.parent / "quanterr" / "formats" / "shared" / "ggml_grids.py"
 WIDTH = 100  # characters of a line
 NAMES = ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 

@@ -17,6 +17,7 @@ from quanterr.formats import Values, Weight
 from quanterr.metrics import OUTLIER
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import pair
+from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.model import Report
 from quanterr.selection import Selection
@@ -93,7 +94,7 @@ def quantized_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 def planned(original: Path, quantized: Path, layers: Iterable[str] = ()) -> Iterator[Plan]:
     """The plan of a comparison, while its files are open."""
     with open_checkpoint(original) as x, open_checkpoint(quantized) as y:
-        yield pair(x, y, Selection(layers))
+        yield choose_alternatives(pair(x, y, Selection(layers)))
 
 
 def compared(
@@ -147,7 +148,7 @@ def in_memory(values: Tensor, wide: bool = False) -> Weight:
         piece = matrix[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
         return Values(piece.to(torch.float64 if wide else torch.float32, copy=True).contiguous())
 
-    return Weight("weight", "dense", tuple(values.shape), {}, dequantize, wide=wide)
+    return Weight("weight", "dense", tuple(values.shape), {}, dequantize, needs_float64=wide)
 
 
 def pair_of(x: Tensor, y: Tensor, wide: bool = False) -> Pair:

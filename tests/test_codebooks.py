@@ -16,7 +16,6 @@ from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import exl3, quip_sharp
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import matches
-from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.plan import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -374,14 +373,14 @@ class TestConfiguration:
         weight, read = weight_of(tmp_path, stored, values, {"quant_method": "gptq"})
         method = case.partition("/")[0]
 
-        assert f"config.json says quant_method gptq, but its tensors are those of {method}" in weight.doubts
+        assert f"config.json says quant_method gptq, but its tensors are those of {method}" in weight.warnings
         assert bool(((read - values).abs() <= 1e-6 * values.abs().max()).all())
 
     def test_of_aqlm_that_the_shapes_contradict_is_a_doubt(self, tmp_path):
         config = {"quant_method": "aqlm", "num_codebooks": 3, "nbits_per_codebook": 8, "in_group_size": 8}
         weight, _ = weight_of(tmp_path, *golden("aqlm/handmade"), config)
 
-        assert weight.doubts == (
+        assert weight.warnings == (
             "config.json says nbits_per_codebook 8 for 5, in_group_size 8 for 4, which the shapes tell",
         )
 
@@ -394,18 +393,17 @@ class TestConfiguration:
         weight, read = weight_of(tmp_path, stored, expected, config)
 
         assert same_bits(expected + 0.0, read)
-        assert weight.doubts == ()
+        assert weight.warnings == ()
 
     def test_of_bitnet_that_the_original_contradicts_is_not_believed(self, tmp_path):
         stored, values = golden("bitnet/handmade")
         config = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
         with planned(*files(tmp_path, stored, values, config)) as plan:
-            choose_alternatives(plan.pairs)
             weight = next(pair.quantized for pair in plan.pairs if pair.name == "a.weight")
             read = dequantized(weight)
 
         assert same_bits(values, read)
-        assert "BitNet, ternary codes divided by a.weight_scale" in weight.doubts[0]
+        assert "BitNet, ternary codes divided by a.weight_scale" in weight.warnings[0]
 
     @pytest.mark.parametrize(
         ("config", "doubts"),
@@ -421,7 +419,7 @@ class TestConfiguration:
         weight, read = weight_of(tmp_path, stored, values, {"quant_method": "gemma", **config})
 
         assert weight.code_bits == 4
-        assert len(weight.doubts) == doubts
+        assert len(weight.warnings) == doubts
         assert same_bits(values, read)
 
     @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_taken_is(tmp_path, format, tensors, shape):
     weight = recognized(tmp_path, tensors, shape)
 
     assert (format, shape) == (weight.format, weight.shape)
-    assert weight.doubts == ()
+    assert weight.warnings == ()
 
 
 def test_an_inspected_checkpoint_tells_that_flat_codes_have_no_shape(tmp_path):
@@ -327,26 +327,26 @@ class TestDoubts:
     def test_of_a_correction_that_comfyui_leaves_out(self, tmp_path):
         weight = recognized(tmp_path, w4a8(**{"a.weight_correction": torch.ones(4, 4)}), (4, 64))
 
-        assert [doubt for doubt in weight.doubts if "ComfyUI 0.30 leaves it out" in doubt]
+        assert [doubt for doubt in weight.warnings if "ComfyUI 0.30 leaves it out" in doubt]
 
     def test_of_a_group_size_that_the_shapes_contradict(self, tmp_path):
         said = label(format="awq_w4a16", group_size=32)
         weight = recognized(tmp_path, awq(**{"a.comfy_quant": said}), (4, 128))
 
-        assert ("the comfy_quant tensor says group_size 32, the shapes 64; the shapes decided",) == weight.doubts
+        assert ("the comfy_quant tensor says group_size 32, the shapes 64; the shapes decided",) == weight.warnings
 
     def test_of_a_header_that_names_other_codes_than_nunchakus_scales_are_of(self, tmp_path):
         config = {"quantization_config": json.dumps({"method": "svdquant", "weight": {"dtype": "fp4_e2m1_all"}})}
         weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata=config)
 
-        assert 1 == len(weight.doubts)
-        assert "says fp4_e2m1_all, but a.wscales (BF16 [2, 128]) is of int4" in weight.doubts[0]
+        assert 1 == len(weight.warnings)
+        assert "says fp4_e2m1_all, but a.wscales (BF16 [2, 128]) is of int4" in weight.warnings[0]
 
     @pytest.mark.parametrize("text", ['{"weight": {"dtype": "int4"}}', "{", "[]", '{"weight": 4}', "{}"])
     def test_not_of_a_header_that_says_the_same_or_nothing(self, tmp_path, text):
         weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata={"quantization_config": text})
 
-        assert weight.doubts == ()
+        assert weight.warnings == ()
 
 
 def hadamard(size):

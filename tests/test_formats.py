@@ -473,7 +473,7 @@ class TestBlocks:
         tensors = {"a.weight": fp8_codes(140, 136), "a.weight_scale": torch.ones(2, 2)}
         config = {"quantization_config": {"weight_block_size": [64, 64]}}
         with planned(original, store(tmp_path / "quantized", tensors, config=config)) as plan:
-            (doubt,) = plan.pairs[0].quantized.doubts
+            (doubt,) = plan.pairs[0].quantized.warnings
 
         assert "config.json says blocks of 64 × 64, read as 128 × 128, as the scale's shape has it" == doubt
 
@@ -758,7 +758,7 @@ def test_a_label_may_name_the_other_fp8_than_is_stored(tmp_path, dtype):
         actual = dequantized(weight)
 
     assert same_bits(codes.float() * ONE, actual)
-    assert (dtype == torch.float8_e5m2) == ("but the codes are F8_E5M2 [4, 40]" in " ".join(weight.doubts))
+    assert (dtype == torch.float8_e5m2) == ("but the codes are F8_E5M2 [4, 40]" in " ".join(weight.warnings))
 
 
 @pytest.mark.parametrize("fields", [{"format": "float8_e4m3fn"}, {"format": "nvfp4"}, {"convrot": True}], ids=str)

@@ -158,7 +158,7 @@ def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
         coverage.quantized.pop("consumed", None)
         return coverage
 
-    monkeypatch.setattr("quanterr.comparison.assembly.Assembly._coverage", without_parts)
+    monkeypatch.setattr("quanterr.comparison.assembly.ReportBuilder._coverage", without_parts)
 
     assert isinstance(first_defect("compare", 40), Defect)
 

@@ -7,7 +7,6 @@ import torch
 from making import chunk_of, compared, dequantized, planned, same_bits, store
 
 from quanterr.errors import CheckpointError
-from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.tensors.chunks import Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 
@@ -49,7 +48,6 @@ def read(folder, values, arrays, config=None, name="a.weight"):
     path = folder / ("quantized" if config is not None else "quantized.safetensors")
     y = store(path, tensors_of(arrays), config=config and {"quantization_config": config})
     with planned(x, y) as plan:
-        choose_alternatives(plan.pairs)
         assert [pair.name for pair in plan.pairs] == [name], [left.reason for left in plan.leftovers]
         weight = plan.pairs[0].quantized
         whole = dequantized(weight)
@@ -100,7 +98,7 @@ class TestGptq:
         weight, actual = read(tmp_path, made.values, gptq(made, less_one=less_one), config)
 
         assert same_bits(made.values, actual)
-        assert (bits, (1, 32), ()) == (weight.code_bits, weight.block_size, weight.doubts)
+        assert (bits, (1, 32), ()) == (weight.code_bits, weight.block_size, weight.warnings)
 
     @pytest.mark.parametrize("bits", [3, 5, 6, 7])
     def test_reads_planes(self, tmp_path, bits):
@@ -119,7 +117,7 @@ class TestGptq:
         weight, actual = read(tmp_path, made.values, arrays, GPTQ_V1 if less_one else GPTQ_V2)
 
         assert same_bits(made.values, actual)
-        assert () == weight.doubts
+        assert () == weight.warnings
 
     @pytest.mark.parametrize(
         ("rows", "cols", "size"),
@@ -132,7 +130,7 @@ class TestGptq:
         weight, actual = read(tmp_path, made.values, gptq(made), config)
 
         assert same_bits(made.values, actual)
-        assert (None if size == cols else (1, size), ()) == (weight.block_size, weight.doubts)
+        assert (None if size == cols else (1, size), ()) == (weight.block_size, weight.warnings)
 
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
     @pytest.mark.parametrize("plain", [True, False])
@@ -196,8 +194,8 @@ class TestZeroPointsOfGptq:
         made = Made(64, 96, 32, 4, symmetric=True)
         weight, _ = read(tmp_path, torch.zeros(64, 96), gptq(made), GPTQ_V1)
 
-        assert len(weight.doubts) == 1
-        assert "config.json says checkpoint_format gptq, but all its zero points are 8" in weight.doubts[0]
+        assert len(weight.warnings) == 1
+        assert "config.json says checkpoint_format gptq, but all its zero points are 8" in weight.warnings[0]
 
     def test_that_are_equal_in_one_block_alone_tell_nothing(self, tmp_path):
         made = Made(64, 96, 32, 4)
@@ -215,11 +213,10 @@ class TestZeroPointsOfGptq:
         x = store(tmp_path / "x.safetensors", {"a.weight": original})
         y = store(tmp_path / "y", tensors_of(arrays), config={"quantization_config": config})
         with planned(x, y) as plan:
-            choose_alternatives(plan.pairs)
             weight = plan.pairs[0].quantized
 
         assert ("gptq" if stored_less_one else "gptq_v2") == weight.format
-        assert ["relative error" in doubt and "packing_format" in doubt for doubt in weight.doubts] == [True]
+        assert ["relative error" in doubt and "packing_format" in doubt for doubt in weight.warnings] == [True]
 
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])
@@ -236,7 +233,7 @@ class TestZeroPointsOfGptq:
         other = 0.02 * torch.randn(64, 256, generator=torch.Generator().manual_seed(5))
         weight, _ = read(tmp_path, other, arrays, AUTO_V1)
 
-        assert ("gptq", ()) == (weight.format, weight.doubts)
+        assert ("gptq", ()) == (weight.format, weight.warnings)
 
 
 def rounded(rows, cols, size, bits, less_one):
@@ -278,7 +275,7 @@ class TestAwq:
         config = AWQ | {"version": "gemm", "bits": bits, "group_size": -1 if size == cols else size}
         weight, actual = read(tmp_path, made.values, awq_gemm(made), config)
 
-        assert ("awq_gemm", bits, ()) == (weight.format, weight.code_bits, weight.doubts)
+        assert ("awq_gemm", bits, ()) == (weight.format, weight.code_bits, weight.warnings)
         assert same_bits(made.values, actual)
 
     def test_gemm_without_zero_points_has_them_in_the_middle(self, tmp_path):
@@ -385,7 +382,7 @@ class TestCtPack:
         made = Made(rows, cols, size, bits, symmetric=not zeros)
         weight, actual = read(tmp_path, made.values, ct_pack(made, zeros=zeros), ct_config(bits, size))
 
-        assert ("ct_pack", bits, ()) == (weight.format, weight.code_bits, weight.doubts)
+        assert ("ct_pack", bits, ()) == (weight.format, weight.code_bits, weight.warnings)
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("bits", [3, 5, 6, 7])
@@ -395,7 +392,7 @@ class TestCtPack:
         arrays = ct_pack(made, "floor", zeros)
         weight, actual = read(tmp_path, made.values, arrays, ct_config(bits, 32, version="0.13.0"))
 
-        assert (bits, ()) == (weight.code_bits, weight.doubts)
+        assert (bits, ()) == (weight.code_bits, weight.warnings)
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("bits", [1, *BITS])
@@ -422,7 +419,7 @@ class TestCtPack:
         config["config_groups"]["group_1"] = ct_config(8, 32, targets=["re:.*b$"])["config_groups"]["group_0"]
         weight, actual = read(tmp_path, torch.zeros(40, 192), ct_pack(made, "floor"), config)
 
-        assert (7, ()) == (weight.code_bits, weight.doubts)
+        assert (7, ()) == (weight.code_bits, weight.warnings)
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:.*.*.*.*b", "re:(", "re:a{9999999999}", "re:" + 600 * "a"])
@@ -440,7 +437,7 @@ class TestCtPack:
         made = Made(40, 192, 32, 4)
         weight, actual = read(tmp_path, made.values, ct_pack(made), ct_config(3, 32))
 
-        assert ["num_bits 3" in doubt for doubt in weight.doubts] == [True]
+        assert ["num_bits 3" in doubt for doubt in weight.warnings] == [True]
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("zeros", [True, False])
@@ -496,7 +493,7 @@ class TestCtInt:
         }
         weight, actual = read(tmp_path, made.values, arrays, ct_config(8, size))
 
-        assert ("ct_int", ()) == (weight.format, weight.doubts)
+        assert ("ct_int", ()) == (weight.format, weight.warnings)
         assert same_bits(made.values, actual)
 
     def test_reads_one_zero_point(self, tmp_path):
@@ -645,7 +642,7 @@ class TestQuark:
         config = {"quant_method": "quark", "global_quant_config": {"weight": weight}, "export": {"pack_method": method}}
         found, actual = read(tmp_path, made.values, arrays, config)
 
-        assert ("quark_int4", ()) == (found.format, found.doubts)
+        assert ("quark_int4", ()) == (found.format, found.warnings)
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize(("rows", "cols"), [(16, 64), (72, 100)])
@@ -888,7 +885,7 @@ class TestTold:
     def test_is_a_configuration_that_contradicts_the_tensors(self, tmp_path, config, says):
         weight, actual = read(tmp_path, MADE.values, GPTQ, GPTQ_V2 | config)
 
-        assert (says,) == weight.doubts
+        assert (says,) == weight.warnings
         assert same_bits(MADE.values, actual)
 
     @pytest.mark.parametrize("key", ["dynamic", "extra_config"])
@@ -896,12 +893,12 @@ class TestTold:
         config = GPTQ_V2 | {"bits": 8, "group_size": 64, key: {"a": {"bits": 4, "group_size": 32}}}
         weight, _ = read(tmp_path, MADE.values, GPTQ, config)
 
-        assert () == weight.doubts
+        assert () == weight.warnings
 
     def test_are_blocks_of_two_possible_sizes(self, tmp_path):
         """100 columns in 4 blocks are 32 + 32 + 32 + 4 or 4 · 25."""
         made = Made(40, 100, 32, 4)
         weight, actual = read(tmp_path, made.values, ct_pack(made))
 
-        assert ("blocks of 32 columns are told from shapes alone; 25 fit as well",) == weight.doubts
+        assert ("blocks of 32 columns are told from shapes alone; 25 fit as well",) == weight.warnings
         assert same_bits(made.values, actual)

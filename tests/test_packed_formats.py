@@ -8,7 +8,7 @@ import torch
 from making import chunk_of, compared, dequantized, fp8_codes, numbers, planned, same_bits, store
 
 import quanterr
-from quanterr.formats import bnb
+from quanterr.formats import bnb_4bit
 from quanterr.formats.shared import bit_stream, element_types
 from quanterr.inspection import inspect
 from quanterr.pairing.plan import Bucket
@@ -88,19 +88,19 @@ class TestMLX:
         weight = weight_of(tmp_path, (4, 256), mlx(code_bits, group))
 
         assert (weight.code_bits, weight.block_size, weight.shape) == (code_bits, (1, group), (4, 256))
-        assert weight.doubts == ()
+        assert weight.warnings == ()
 
     def test_bits_and_group_are_not_believed_to_config_json_against_the_original(self, tmp_path):
         weight = weight_of(tmp_path, (4, 256), mlx(8, 32), config=mlx_config(bits=4, group_size=64))
 
         assert (weight.code_bits, weight.block_size) == (8, (1, 32))
-        assert "config.json speaks of no layer of 8 bits in groups of 32" in weight.doubts[0]
+        assert "config.json speaks of no layer of 8 bits in groups of 32" in weight.warnings[0]
 
     def test_a_layer_that_config_json_calls_otherwise_is_no_doubt(self, tmp_path):
         said = mlx_config(bits=4, group_size=64, **{"language_model.model.a": {"bits": 8, "group_size": 32}})
         weight = weight_of(tmp_path, (4, 256), mlx(8, 32), config=said)
 
-        assert weight.doubts == ()
+        assert weight.warnings == ()
 
     def test_an_original_that_is_turned_has_its_columns_in_front(self, tmp_path):
         name = "transformer.h.0.attn.c_attn"
@@ -146,7 +146,7 @@ class TestCompressedTensors:
         config = {"quantization_config": {"quant_method": "compressed-tensors", "version": version}}
         weight = weight_of(tmp_path, (4, 64), self.PARTS, config=config)
 
-        assert [doubted] == ["a quarter of each weight" in doubt for doubt in weight.doubts or ("",)]
+        assert [doubted] == ["a quarter of each weight" in doubt for doubt in weight.warnings or ("",)]
 
     def test_a_global_scale_divides(self, tmp_path):
         codes, scale = random_bytes(1, 8), torch.ones(1, 1).to(F8)
@@ -188,10 +188,10 @@ def nf4(**changed):
 
 @pytest.mark.parametrize(("kind", "doubted"), [("nf4", False), ("fp4", True)])
 def test_a_table_of_bitsandbytes_that_runtimes_do_not_have_is_doubted(tmp_path, kind, doubted):
-    parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb.TABLES[kind])}
+    parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES[kind])}
     weight = weight_of(tmp_path, (6, 40), parts)
 
-    assert ["is not that of nf4" in doubt for doubt in weight.doubts] == [True] * doubted
+    assert ["is not that of nf4" in doubt for doubt in weight.warnings] == [True] * doubted
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])

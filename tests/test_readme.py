@@ -30,16 +30,6 @@ def test_what_the_program_makes_is_up_to_date(part):
     assert make_readme.PARTS[part]() == make_readme.between(README, part)
 
 
-def test_every_module_of_the_tree_exists_and_every_module_is_in_the_tree():
-    tree = README.split("```\nquanterr/\n", 1)[1].split("```", 1)[0]
-    shown = {line.split()[0].rstrip("/").removesuffix(".py") for line in tree.splitlines()}
-    there = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    left_out = {"__init__", "__main__", "errors", "text", "roles", "selection", "tensors", "histogram"}
-    left_out |= {"progress", "measuring", "strict_json"}
-
-    assert there - left_out == shown
-
-
 def test_the_make_targets_exist():
     targets = set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
     makefile = (make_readme.ROOT / "Makefile").read_text()

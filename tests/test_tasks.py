@@ -63,9 +63,9 @@ def reads(monkeypatch):
 class TestPass:
     def test_each_report_has_the_digits_of_a_comparison(self, files):
         x, candidates = files
-        group_by_original = [without_run(report) for report in compare_each(x, candidates, device="cpu")]
+        together = [without_run(report) for report in compare_each(x, candidates, device="cpu")]
 
-        assert group_by_original == [without_run(quanterr.compare(x, y, device="cpu")) for y in candidates]
+        assert together == [without_run(quanterr.compare(x, y, device="cpu")) for y in candidates]
 
     def test_the_order_of_the_candidates_changes_nothing(self, files):
         x, candidates = files
@@ -77,7 +77,7 @@ class TestPass:
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Worker, "_worst", lambda *_: None)  # reads a row again
-            patch.setattr(comparison, "settle", lambda pairs: None)  # looks at samples beforehand
+            patch.setattr(comparison, "choose_alternatives", lambda plan: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnoses", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()
             compare_each(checkpoint, candidates, device="cpu")
@@ -92,9 +92,9 @@ class TestPass:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
     def test_each_report_has_the_digits_of_a_comparison_on_cuda_too(self, files):
         x, candidates = files
-        group_by_original = [without_run(report) for report in compare_each(x, candidates, device="cuda")]
+        together = [without_run(report) for report in compare_each(x, candidates, device="cuda")]
 
-        assert group_by_original == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
+        assert together == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
 
     def test_of_an_incomplete_candidate_the_others_know_nothing(self, files, tmp_path):
         x, candidates = files
@@ -109,10 +109,10 @@ class TestPass:
 class TestTogether:
     def jobs(self, original, *candidates):
         with open_checkpoint(original) as x:
-            plans = []
+            plans, recognized = [], {}
             for path in candidates:
                 with open_checkpoint(path) as y:
-                    plans.append(pair(x, y, Selection()).pairs)
+                    plans.append(pair(x, y, Selection(), recognized).pairs)
             return group_by_original(plans)
 
     def test_pairs_of_one_weight_of_the_original_are_one_task(self, files):

@@ -17,9 +17,9 @@ from quanterr.comparison.tasks import group_by_original
 from quanterr.metrics import METRICS_VERSION, OUTLIER
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
-from quanterr.pairing.importance import architecture_of, attach, read_importance
+from quanterr.pairing.importance import architecture_of, read_importance, with_importance
 from quanterr.pairing.plan import ComparedWeight
-from quanterr.pairing.smoothing import undo_smoothing
+from quanterr.pairing.side import Recognized
 from quanterr.report.model import Layer, Report, RunInfo, Settings
 from quanterr.report.ranked import names_of, ranked
 from quanterr.report.ranking import Ranking
@@ -103,18 +103,20 @@ def compare_each(
     with ExitStack() as stack:
         before, *after = (_opened(side, lenient, stack) for side in (original, *candidates))
         selection = Selection(layers)
-        plans = [pair(before, quantized, selection) for quantized in after]
-        matters = None if importance is None else read_importance(importance)
-        assemblies = []
-        for plan, quantized in zip(plans, after, strict=True):
-            choose_alternatives(plan.pairs)
-            folded = undo_smoothing(plan.pairs)
-            covered = None if matters is None else attach(plan.pairs, matters, architecture_of(before, quantized))
-            assemblies.append(ReportBuilder(plan, folded, covered))
+        recognized: Recognized | None = {} if len(after) > 1 else None
+        plans = [choose_alternatives(pair(before, quantized, selection, recognized)) for quantized in after]
+        if importance is not None:
+            means = read_importance(importance)
+            plans = [
+                with_importance(plan, means, architecture_of(before, quantized))
+                for plan, quantized in zip(plans, after, strict=True)
+            ]
+        del recognized
+        builders = [ReportBuilder(plan) for plan in plans]
         give_back()  # the tables of names that pairing took
 
         def finish(candidate: int, done: ComparedWeight) -> None:
-            layer = assemblies[candidate].add(done)
+            layer = builders[candidate].add(done)
             if layer is not None and on_layer is not None:
                 on_layer(layer)
 
@@ -145,8 +147,8 @@ def compare_each(
             metrics_version=METRICS_VERSION,
         )
         return [
-            assembly.report(before, quantized, selection.patterns, settings, complete, info)
-            for assembly, quantized in zip(assemblies, after, strict=True)
+            builder.report(before, quantized, selection.patterns, settings, complete, info)
+            for builder, quantized in zip(builders, after, strict=True)
         ]
 
 

@@ -1,6 +1,6 @@
 """From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,9 +13,7 @@ from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluat
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums
 from quanterr.pairing import SIDES
-from quanterr.pairing.importance import Covered
 from quanterr.pairing.plan import Bucket, ComparedWeight, Leftover, Pair, Plan
-from quanterr.pairing.smoothing import Folded
 from quanterr.report.model import (
     Aggregate,
     BucketSize,
@@ -121,9 +119,9 @@ class Group:
 class ReportBuilder:
     """Takes in finished weights and makes the report at the end."""
 
-    def __init__(self, plan: Plan, folded: Sequence[Folded] = (), covered: Sequence[Covered] | None = None) -> None:
-        """Prepare the groups of a plan; ``covered`` tells for which weights an importance matrix was given."""
-        self._plan, self._folded, self._covered = plan, folded, covered
+    def __init__(self, plan: Plan) -> None:
+        """Prepare the groups of a plan."""
+        self._plan = plan
         self._all = Group()
         self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
         self._batch, self._batch_keys = Group(), NO_GROUPS  # layers of the same groups, one after the other
@@ -133,7 +131,7 @@ class ReportBuilder:
         self._buckets: dict[int, Bucket] = {}
         self._refused: set[int] = set()
         self._leftovers = list(plan.leftovers)
-        self._noticed = FindingCollector(plan, folded)
+        self._noticed = FindingCollector(plan)
         self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
 
     def add(self, done: ComparedWeight) -> Layer | None:
@@ -199,8 +197,8 @@ class ReportBuilder:
             *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
             *of_plan(self._plan),
             *of_activations(self._plan),
-            *of_folding(self._folded),
-            *of_importance(self._covered),
+            *of_folding(self._plan.folded),
+            *of_importance(self._plan.covered),
             *self._noticed.findings(complete),
             *self._on_the_whole(),
         ]

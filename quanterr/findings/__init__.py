@@ -14,8 +14,6 @@ A finding of severity error makes the result inconclusive: it says that the numb
 rounding. So errors need proof, a repair that works or a level that no right weight has.
 """
 
-from collections.abc import Sequence
-
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import CODES, finding
 from quanterr.findings.figures import figures_of
@@ -34,7 +32,6 @@ from quanterr.findings.samples import diagnoses, one_factor_mends
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import of_vectors
 from quanterr.pairing.plan import ComparedWeight, Pair, Plan
-from quanterr.pairing.smoothing import Folded
 from quanterr.report.model import Finding
 
 __all__ = ["CODES", "Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
@@ -45,10 +42,10 @@ PROOFS = 3  # weights that are read again, until one shows that a factor mends i
 class FindingCollector:
     """Takes in finished weights and tells at the end what they show."""
 
-    def __init__(self, plan: Plan, folded: Sequence[Folded] = ()) -> None:
-        """Nothing noticed yet; ``folded`` are the scales that were undone."""
+    def __init__(self, plan: Plan) -> None:
+        """Nothing noticed yet."""
         self._plan = plan
-        self._folded = {one.source.rpartition(".")[0] for one in folded}
+        self._folded = {one.source.rpartition(".")[0] for one in plan.folded}
         self._seen: dict[int, WeightSummary] = {}
         self._same: list[Pair] = []
         self._of_weights: dict[int, list[Finding]] = {}

@@ -8,7 +8,6 @@ from quanterr.formats import FORMATS
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import Pair
 
-PLAIN = ("dense", "verbatim")  # formats without codes
 LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of so many bits reach
 LEVEL = 29.0  # dB, of more bits
 GAINS = {1: inf, 2: 2.5}  # dB that a factor may bring right weights of so few bits

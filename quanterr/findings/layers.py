@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
-from quanterr.findings.figures import PLAIN, Figures
+from quanterr.findings.figures import Figures
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.pairing.names import is_bias
+from quanterr.pairing.names import canonical
 from quanterr.pairing.plan import Pair
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
@@ -160,7 +160,7 @@ def norm_offset(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterato
 
 
 def _is_norm(pair: Pair) -> bool:
-    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not is_bias(pair.name)
+    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonical(pair.name)[1]
 
 
 def _kind(name: str) -> str:
@@ -190,11 +190,7 @@ def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair]) -> Iterator[Fi
     """Nothing differs: one checkpoint twice, or codes whose rounding left no trace."""
     if seen or not same:
         return
-    coded = [
-        pair
-        for pair in same
-        if pair.original.n and pair.quantized.format not in PLAIN and pair.original.format in PLAIN
-    ]
+    coded = [pair for pair in same if pair.original.n and pair.quantized.has_codes and not pair.original.has_codes]
     if not coded:
         message = "all compared tensors are identical; is this the quantized checkpoint?"
         yield finding("identical", "info", None, message)

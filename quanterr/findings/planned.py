@@ -4,10 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quanterr.findings.codes import finding
-from quanterr.findings.figures import PLAIN
-from quanterr.pairing.importance import Covered
-from quanterr.pairing.plan import Plan
-from quanterr.pairing.smoothing import Folded
+from quanterr.pairing.plan import Covered, Folded, Plan
 from quanterr.report.model import Finding
 from quanterr.util.text import count, display, listed
 
@@ -25,14 +22,14 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
             message = f"config.json of the {side} checkpoint tells of rotations fused into its weights: {rotated}"
             remedy = "compare before the transform is fused, or with the rotated original"
             yield finding("rotated_weights", "error", None, message, remedy)
-        coded = any(pair.quantized.format not in PLAIN for pair in plan.pairs)
+        coded = any(pair.quantized.has_codes for pair in plan.pairs)
         if side == "quantized" and labels.method and plan.pairs and not coded and not plan.leftovers:
             message = f"config.json says quant_method {display(labels.method)}, but no weight is stored quantized"
             yield finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
     for name in plan.dummies:
         message = f"{display(name)} is not quantized, but a scale of 1 lies beside it; it was ignored"
         yield finding("dummy_scale", "warning", name, message)
-    casts = [pair.name for pair in plan.pairs if pair.quantized.format == "fp8_cast"]
+    casts = [pair.name for pair in plan.pairs if pair.quantized.encoding == "cast"]
     if casts:
         message = f"FP8 without any scale, taken as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"

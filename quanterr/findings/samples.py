@@ -64,7 +64,7 @@ def one_factor_mends(pair: Pair, figures: Figures) -> bool:
 
 
 def _matrix(pair: Pair) -> bool:
-    return pair.original.matrix[0] > 1 or pair.quantized.format != "dense"
+    return pair.original.matrix[0] > 1 or pair.quantized.encoding != "floats"
 
 
 def _diagnosis(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> Finding | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import inf, isfinite, sqrt
 
 from quanterr.findings.codes import finding
-from quanterr.findings.figures import PLAIN, bits_of, db, level_of, norm_ratio, usual_of
+from quanterr.findings.figures import bits_of, db, level_of, norm_ratio, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing.plan import ComparedWeight, Pair
@@ -69,7 +69,7 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
         message = f"{display(pair.name)}: its values or errors are so small that their squares vanish: nothing can tell"
         yield finding("far_off", "error", pair.name, message, "look for values below 1e-150 on either side")
         return
-    if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and pair.quantized.format in PLAIN):
+    if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and not pair.quantized.has_codes):
         return
     measured = Measured(sums)
     bits = bits_of(pair)
@@ -163,7 +163,7 @@ def _saturated(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
 
 def _one_sided(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """Errors whose mean is no accident: zero points that are off, or rounding that always goes one way."""
-    if sums.n < MANY or not sums.e_sq or len(pair.original.shape) < 2 or pair.quantized.format in PLAIN:
+    if sums.n < MANY or not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
@@ -184,7 +184,7 @@ def _one_sided(pair: Pair, sums: Sums) -> Iterator[Finding]:
 def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """Rows that were lost, or came out far worse than their weight, of the few worst that are kept."""
     rows, sums = pair.original.matrix[0], done.sums
-    if rows < 2 or not sums.x_sq or not sums.e_sq or pair.quantized.format in PLAIN:
+    if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
         return
     strong = [(n, row) for n, row in worst_rows(sums.rows.items()) if row.x_sq * rows * WEAK > sums.x_sq]
     dead = [n for n, row in strong if row.e_sq == row.x_sq]

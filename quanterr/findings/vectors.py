@@ -73,7 +73,7 @@ def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Se
 
 def is_vector(pair: Pair) -> bool:
     """A plain tensor of one dimension, or of none."""
-    return len(pair.original.shape) < 2 and pair.quantized.format == "dense"
+    return len(pair.original.shape) < 2 and pair.quantized.encoding == "floats"
 
 
 def _much(sample: Sample) -> bool:

@@ -5,6 +5,7 @@ tests/golden/, add its rows here. Nothing else knows its name.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from quanterr.formats import (
     awq,
     awq_w4a16,
     bitnet,
-    bnb,
+    bnb_4bit,
+    bnb_int8,
     convrot_w4a4,
     ct_int,
     ct_nvfp4,
@@ -80,53 +82,58 @@ __all__ = [
 
 NO_HINTS = Hints()
 
-FORMATS: tuple[Format, ...] = (
-    *nunchaku_bias.FORMATS,
-    *dense.FORMATS,
-    *bnb.FORMATS,
-    *ct_nvfp4.FORMATS,
-    *hqq.FORMATS,
-    *mlx.FORMATS,
-    *mx.FORMATS,
-    *quanto.FORMATS,
-    *torchao.FORMATS,
-    *nunchaku.FORMATS,
-    *nunchaku_awq.FORMATS,
-    *mxfp8.FORMATS,
-    *fp8_scaled.FORMATS,
-    *svdquant.FORMATS,
-    *asym_w4a8.FORMATS,
-    *awq_w4a16.FORMATS,
-    *int8_convrot.FORMATS,
-    *int8_scaled.FORMATS,
-    *nvfp4_experts.FORMATS,
-    *convrot_w4a4.FORMATS,
-    *nvfp4.FORMATS,
-    *ctq_4bit.FORMATS,
-    *eetq.FORMATS,
-    *bitnet.FORMATS,
-    *gemma_int.FORMATS,
-    *aqlm.FORMATS,
-    *exl2.FORMATS,
-    *exl3.FORMATS,
-    *quip_sharp.FORMATS,
-    *spqr.FORMATS,
-    *vptq.FORMATS,
-    *gptq.FORMATS,
-    *awq.FORMATS,
-    *marlin.FORMATS,
-    *ct_pack.FORMATS,
-    *ct_int.FORMATS,
-    *ct_sparse.FORMATS,
-    *modelopt_int4.FORMATS,
-    *quark_int4.FORMATS,
-    *fp8_cast.FORMATS,
-    *gguf_basic.FORMATS,
-    *gguf_k.FORMATS,
-    *gguf_codebook.FORMATS,
-    *gguf_iq.FORMATS,
-    *gguf_low.FORMATS,
-    *verbatim.FORMATS,
+# In the order in which they are tried.
+MODULES = (
+    nunchaku_bias,
+    dense,
+    bnb_4bit,
+    bnb_int8,
+    ct_nvfp4,
+    hqq,
+    mlx,
+    mx,
+    quanto,
+    torchao,
+    nunchaku,
+    nunchaku_awq,
+    mxfp8,
+    fp8_scaled,
+    svdquant,
+    asym_w4a8,
+    awq_w4a16,
+    int8_convrot,
+    int8_scaled,
+    nvfp4_experts,
+    convrot_w4a4,
+    nvfp4,
+    ctq_4bit,
+    eetq,
+    bitnet,
+    gemma_int,
+    aqlm,
+    exl2,
+    exl3,
+    quip_sharp,
+    spqr,
+    vptq,
+    gptq,
+    awq,
+    marlin,
+    ct_pack,
+    ct_int,
+    ct_sparse,
+    modelopt_int4,
+    quark_int4,
+    fp8_cast,
+    gguf_basic,
+    gguf_k,
+    gguf_codebook,
+    gguf_iq,
+    gguf_low,
+    verbatim,
+)
+FORMATS: tuple[Format, ...] = tuple(
+    replace(row, specification=module.__doc__ or "") for module in MODULES for row in module.FORMATS
 )
 
 # Endings of the names of tensors that belong to quantized layers and never change a weight: scales of
@@ -251,7 +258,7 @@ def recognize(
         try:
             if found.problem:
                 raise FormatMismatch(found.problem)
-            weight = format.fit(Parts(name, found.parts, hints, entries))
+            weight = format.fit(Parts(name, found.parts, hints, entries, format.name))
             if weight is not None:
                 _refuse_unused(weight, siblings)
                 return weight
@@ -297,7 +304,7 @@ def _gather(format: Format, name: str, codes: Entry, entries: Mapping[str, Entry
 def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:
     used = {entry.name for entry in weight.parts.values()}
     unused = [e for e in siblings if e.name not in used and not is_auxiliary(e.name)]
-    if unused and not (weight.format == "dense" and all(_is_one(entry) for entry in unused)):
+    if unused and not (weight.encoding == "floats" and all(_is_one(entry) for entry in unused)):
         names = listed([entry.name for entry in unused])
         raise FormatMismatch(f"stored as {weight.format} ({weight.codes.dtype}), but unused: {names}")
 

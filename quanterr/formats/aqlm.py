@@ -53,11 +53,8 @@ def fit(parts: Parts) -> Weight:
     told = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
     other = [f"{name} {told[name]} for {found[name]}" for name in told if told[name] != found[name]]
     warnings = (f"config.json says {', '.join(other)}, which the shapes tell",) if other else ()
-    return Weight(
-        parts.name,
-        "aqlm",
+    return parts.weight(
         (codes.shape[0] * out, codes.shape[1] * into),
-        parts.entries,
         partial(dequantize, parts),
         evidence=(f"AQLM, {n} codebooks of {bits} bits for groups of {out} × {into}",),
         warnings=(*check_told(parts, "aqlm"), *warnings),
@@ -107,12 +104,4 @@ def _scales(parts: Parts, first: int, stop: int, workspace: Workspace) -> Tensor
     return workspace.read("scales", entry, first * each, (stop - first, *entry.shape[1:])).float()
 
 
-FORMATS = (
-    Format(
-        name="aqlm",
-        summary="sums of vectors from codebooks, times a scale",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("aqlm", "sums of vectors from codebooks, times a scale", NEEDS, fit),)

@@ -71,11 +71,8 @@ def fit(parts: Parts) -> Weight:
     if parts.get("correction"):
         warnings += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
-    return Weight(
-        parts.name,
-        "asym_w4a8_int8",
+    return parts.weight(
         layout.padded.shape,
-        parts.entries,
         partial(dequantize, parts, layout),
         code_bits=layout.bits,
         block_size=(1, layout.group),
@@ -169,11 +166,10 @@ def _uniform_pairs(device: torch.device) -> Tensor:
 
 FORMATS = (
     Format(
-        name="asym_w4a8_int8",
-        summary="codes of 4 or 6 bits that a scale a group makes INT8, of rotated columns",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "asym_w4a8_int8",
+        "codes of 4 or 6 bits that a scale a group makes INT8, of rotated columns",
+        NEEDS,
+        fit,
         usual_db=(21, 35),
     ),
 )

@@ -84,7 +84,7 @@ def fit_gemm(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
     packing = Packing("interleaved" if bits == 4 else "dense", bits)
     blocks = fit_blocks(n_blocks, cols, configured_group_size(parts))
-    return _weight(parts, "awq_gemm", (rows, cols), blocks, packing, partial(dequantize_gemm, parts, blocks, packing))
+    return _weight(parts, (rows, cols), blocks, packing, partial(dequantize_gemm, parts, blocks, packing))
 
 
 def fit_gemv(parts: Parts) -> Weight | None:
@@ -94,7 +94,7 @@ def fit_gemv(parts: Parts) -> Weight | None:
     (rows, width), stored = parts.codes.shape, parts["scale"].shape[1]
     cols = 8 * width
     alternatives = [
-        _weight(parts, "awq_gemv", (rows, cols), blocks, NIBBLES, partial(dequantize_gemv, parts, blocks))
+        _weight(parts, (rows, cols), blocks, NIBBLES, partial(dequantize_gemv, parts, blocks))
         for blocks in _padded_blocks(parts, cols, stored)
     ]
     return alternatives[0].or_else(alternatives[1:])
@@ -113,7 +113,7 @@ def fit_fast(parts: Parts) -> Weight:
         raise FormatMismatch(f"{codes} should have a multiple of {COLS} columns")
     rows, cols = ROWS * codes.shape[0], codes.shape[1]
     alternatives = [
-        _weight(parts, "awq_gemv_fast", (rows, cols), blocks, NIBBLES, partial(dequantize_fast, parts, blocks))
+        _weight(parts, (rows, cols), blocks, NIBBLES, partial(dequantize_fast, parts, blocks))
         for blocks in _padded_blocks(parts, cols, scale.shape[0])
     ]
     return alternatives[0].or_else(alternatives[1:])
@@ -140,20 +140,15 @@ def _stored_blocks(cols: int, size: int) -> int:
     return 8 * -(-width // multiple) * multiple
 
 
-def _weight(
-    parts: Parts, name: str, shape: tuple[int, int], blocks: Blocks, packing: Packing, dequantize: Dequantize
-) -> Weight:
+def _weight(parts: Parts, shape: tuple[int, int], blocks: Blocks, packing: Packing, dequantize: Dequantize) -> Weight:
     stored = parts["scale"]
-    return Weight(
-        parts.name,
-        name,
+    return parts.weight(
         shape,
-        parts.entries,
         dequantize,
         block_size=blocks.edges,
         code_bits=packing.bits,
         uniform_bits=packing.bits,
-        scale=stored if stored.n == shape[0] * blocks.n else None,  # without unused ones
+        scale=stored if stored.n == shape[0] * blocks.n else None,
         evidence=(f"{packing.bits}-bit codes {parts.codes}, scales {stored}, blocks of {blocks.size} columns",),
         warnings=(*blocks.warnings, *contradictions(parts, packing.bits, blocks.n, shape[1])),
     )
@@ -210,7 +205,7 @@ def _shuffled(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 
 def _format(name: str, summary: str, needs: Mapping[str, Part], fit: Callable[[Parts], Weight | None]) -> Format:
-    return Format(name, summary, needs, fit, specification=__doc__ or "", usual_db=(18, 22))
+    return Format(name, summary, needs, fit, usual_db=(18, 22))
 
 
 FORMATS = (

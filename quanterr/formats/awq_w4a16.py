@@ -20,11 +20,10 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
+from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_rows
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
@@ -61,11 +60,8 @@ def fit(parts: Parts) -> Weight:
     padded = fit_padded(parts, (rows, cols), group, 1)
     by_name = parts_by_name(parts.name.removesuffix(".weight"))
     alternatives = [
-        Weight(
-            parts.name,
-            "awq_w4a16",
+        parts.weight(
             padded.shape,
-            parts.entries,
             partial(dequantize, parts, padded, n),
             code_bits=4,
             uniform_bits=4,
@@ -101,11 +97,6 @@ def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspa
     return Values(values)
 
 
-def of_rows(key: str, entry: Entry, order: Tensor | slice, workspace: Workspace) -> Tensor:
-    """Numbers that are stored as (groups, rows), of some of the rows as float32, (r, groups)."""
-    return workspace.whole(key, entry)[:, order].t().float()
-
-
 @cache
 def _pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs([value - OFFSET for value in element_types.UINT4], high_first=False).to(device)
@@ -113,11 +104,10 @@ def _pairs(device: torch.device) -> Tensor:
 
 FORMATS = (
     Format(
-        name="awq_w4a16",
-        summary="unsigned 4-bit codes, a scale and an offset for each 64 columns (ComfyUI)",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "awq_w4a16",
+        "unsigned 4-bit codes, a scale and an offset for each 64 columns (ComfyUI)",
+        NEEDS,
+        fit,
         usual_db=(17, 19),
     ),
 )

@@ -7,7 +7,7 @@ A format is a row of data (what must be stored, under which names, as which dtyp
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
 WEIGHT_SUFFIX = ".weight"
+# What the stored bytes of a weight are: numbers as they are; FP8 numbers without a scale; codes to which scales or
+# tables give a meaning; bits that are only compared for equality.
+Encoding = Literal["floats", "cast", "codes", "bits"]
 FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds
 
 
@@ -87,6 +90,7 @@ class Parts:
     entries: Mapping[str, Entry]
     hints: Hints = Hints()
     checkpoint: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # all: what others tell of this one
+    format: str = ""  # the name of the row that is tried
 
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]
@@ -105,6 +109,44 @@ class Parts:
         """(rows, cols) of the part that holds the elements, as it is stored."""
         return as_matrix(self.codes.shape)
 
+    def weight(
+        self,
+        shape: tuple[int, ...],
+        dequantize: "Callable[[Chunk, Workspace], Values]",
+        *,
+        code_bits: int | None = None,
+        uniform_bits: int | None = None,
+        block_size: tuple[int, int] | None = None,
+        scale: Entry | None = None,
+        encoding: Encoding = "codes",
+        needs_float64: bool = False,
+        refusal: str | None = None,
+        evidence: tuple[str, ...] = (),
+        warnings: tuple[str, ...] = (),
+        comfy_format: str | None = None,
+        close_alternatives: bool = False,
+        format: str | None = None,
+    ) -> "Weight":
+        """The weight that these parts make up, as :class:`Weight` has it; ``format`` is the row that is tried."""
+        return Weight(
+            self.name,
+            format or self.format,
+            shape,
+            self.entries,
+            dequantize,
+            code_bits=code_bits,
+            uniform_bits=uniform_bits,
+            block_size=block_size,
+            scale=scale,
+            encoding=encoding,
+            needs_float64=needs_float64,
+            refusal=refusal,
+            evidence=evidence,
+            warnings=warnings,
+            comfy_format=comfy_format,
+            close_alternatives=close_alternatives,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -120,6 +162,7 @@ class Weight:
     parts: Mapping[str, Entry]
     dequantize: Callable[[Chunk, Workspace], Values]
     block_size: tuple[int, int] | None = None  # (rows, cols) that share a scale, where it is a block
+    encoding: Encoding = "codes"
     needs_float64: bool = False  # its values need float64
     refusal: str | None = None  # why it is not compared unless both sides are equal
     code_bits: int | None = None  # of one code, without its share of the scales
@@ -137,6 +180,11 @@ class Weight:
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as further readings."""
         return replace(self, alternatives=tuple(others))
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether its bytes are codes, and not the numbers themselves."""
+        return self.encoding in ("codes", "cast")
 
     @property
     def n(self) -> int:
@@ -177,8 +225,8 @@ class Format:
     summary: str
     needs: Mapping[str, Part]  # by role; the first holds the elements
     fit: Callable[[Parts], Weight | None]  # None: another row's; raises Misfit with the reason
-    specification: str = field(default="", repr=False)  # the docstring of its module
     usual_db: tuple[int, int] | None = None  # SNR of whole models in it, by plain rounding: a guide, no limit
+    specification: str = field(default="", repr=False)  # the docstring of its module, filled in by FORMATS
 
     @property
     def codes(self) -> Part:

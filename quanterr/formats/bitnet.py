@@ -47,11 +47,8 @@ def fit(parts: Parts) -> Weight | None:
         )
     multiplies = parts.hints.config.get("linear_class") == "autobitlinear"
     alternatives = [
-        Weight(
-            parts.name,
-            "bitnet",
+        parts.weight(
             (shape[0], cols),
-            parts.entries,
             partial(dequantize, parts, product),
             code_bits=2,
             scale=scale,
@@ -78,13 +75,4 @@ def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) 
     return Values(values.mul_(scale) if product else values.div_(scale))
 
 
-FORMATS = (
-    Format(
-        name="bitnet",
-        summary="ternary codes, four rows a byte, one scale",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-        usual_db=(5, 6),
-    ),
-)
+FORMATS = (Format("bitnet", "ternary codes, four rows a byte, one scale", NEEDS, fit, usual_db=(5, 6)),)

@@ -48,11 +48,8 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     stored = codes.shape[0], 2 * codes.shape[1]
     size, doubt = group_size(label, stored[1]) if rotated else (2, ())
     padded = fit_padded(parts, stored, size, 1)
-    return Weight(
-        parts.name,
-        "convrot_w4a4" if rotated else "int4_tensorwise",
+    return parts.weight(
         padded.shape,
-        parts.entries,
         partial(dequantize, parts, padded, rotated),
         code_bits=4,
         uniform_bits=4,
@@ -78,14 +75,7 @@ def _block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace:
 
 
 FORMATS = tuple(
-    Format(
-        name=name,
-        summary=f"signed 4-bit codes with one scale a row{of}",
-        needs=NEEDS,
-        fit=partial(fit, rotated),
-        specification=__doc__ or "",
-        usual_db=usual_db,
-    )
+    Format(name, f"signed 4-bit codes with one scale a row{of}", NEEDS, partial(fit, rotated), usual_db=usual_db)
     for name, rotated, of, usual_db in (
         ("convrot_w4a4", True, ", of rotated columns", (18, 19)),
         ("int4_tensorwise", False, "", None),

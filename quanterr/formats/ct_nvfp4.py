@@ -45,11 +45,8 @@ def fit(parts: Parts) -> Weight:
     if global_scale.n not in (1, experts):
         raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
     padded = unpadded(parts, stored, BLOCK)
-    return Weight(
-        parts.name,
-        "ct_nvfp4",
+    return parts.weight(
         padded.shape,
-        parts.entries,
         Microscaled(codes, "e2m1", padded, layouts[0], divided_by(global_scale, padded.stored_rows)).dequantize,
         code_bits=4,
         block_size=(1, BLOCK),
@@ -59,11 +56,10 @@ def fit(parts: Parts) -> Weight:
 
 FORMATS = (
     Format(
-        name="ct_nvfp4",
-        summary="compressed-tensors nvfp4-pack-quantized: E2M1 codes, an E4M3 scale for each 16 columns, one divisor",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "ct_nvfp4",
+        "compressed-tensors nvfp4-pack-quantized: E2M1 codes, an E4M3 scale for each 16 columns, one divisor",
+        NEEDS,
+        fit,
         usual_db=(19, 21),
     ),
 )

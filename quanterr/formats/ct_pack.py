@@ -72,11 +72,8 @@ def fit(parts: Parts) -> Weight:
     if told is not None and packings[0].bits != told:
         warnings += (f"config.json says num_bits {told}, the width of {codes} tells {packings[0].bits}",)
     alternatives = [
-        Weight(
-            parts.name,
-            "ct_pack",
+        parts.weight(
             shape,
-            parts.entries,
             partial(dequantize, parts, packing, blocks),
             block_size=blocks.edges,
             code_bits=packing.bits,
@@ -176,11 +173,10 @@ def _zero_points(codes: Entry, entry: Entry, packing: Packing, chunk: Chunk, wor
 
 FORMATS = (
     Format(
-        name="ct_pack",
-        summary="integers of 1 to 8 bits, packed along the rows; a scale and a zero point for each block of columns",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "ct_pack",
+        "integers of 1 to 8 bits, packed along the rows; a scale and a zero point for each block of columns",
+        NEEDS,
+        fit,
         usual_db=(6, 42),
     ),
 )

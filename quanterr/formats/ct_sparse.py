@@ -22,9 +22,10 @@ from torch import Tensor
 
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.ct_int import FLOATS, INT8, fit_row_blocks, with_zero_points
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import Blocks
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8
+from quanterr.formats.shared.ct_row_groups import fit_row_blocks, with_zero_points
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
@@ -55,7 +56,7 @@ def fit_24(parts: Parts) -> Weight:
     rows, cols = _shape(parts)
     if cols % 4 or parts.codes.shape != (rows, cols // 2):
         raise FormatMismatch(f"{parts.codes} should hold half of each row of a weight of shape {[rows, cols]}")
-    return _weight(parts, "ct_sparse24_bitmask", (rows, cols))
+    return _weight(parts, (rows, cols))
 
 
 def fit(parts: Parts) -> Weight:
@@ -67,7 +68,7 @@ def fit(parts: Parts) -> Weight:
     rows, cols = _shape(parts)
     if len(parts.codes.shape) != 1 or parts["row_offsets"].shape != (rows,):
         raise FormatMismatch(f"{parts.codes} and {parts['row_offsets']} should be rows, the second of {rows} elements")
-    return _weight(parts, "ct_sparse_bitmask", (rows, cols))
+    return _weight(parts, (rows, cols))
 
 
 def _shape(parts: Parts) -> tuple[int, int]:
@@ -78,17 +79,14 @@ def _shape(parts: Parts) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _weight(parts: Parts, name: str, shape: tuple[int, int]) -> Weight:
+def _weight(parts: Parts, shape: tuple[int, int]) -> Weight:
     scale, are_codes = parts.get("scale"), parts.codes.dtype in CODES
     if are_codes != (scale is not None):
         beside = f"beside it {scale}" if scale else "its scale is missing"
-        raise FormatMismatch(f"{parts.codes} is stored as {name}, but {beside}")
+        raise FormatMismatch(f"{parts.codes} is stored as {parts.format}, but {beside}")
     blocks = fit_row_blocks(parts, shape) if scale else None
-    return Weight(
-        parts.name,
-        name,
+    return parts.weight(
         shape,
-        parts.entries,
         partial(dequantize, parts, shape, blocks),
         block_size=blocks.edges if blocks else None,
         code_bits=8 if are_codes else None,
@@ -171,17 +169,15 @@ def _bits(device: torch.device) -> Tensor:
 
 FORMATS = (
     Format(
-        name="ct_sparse_bitmask",
-        summary="the elements that are not zero, and a mask that says which; numbers, or codes with a scale",
-        needs=SPARSE,
-        fit=fit,
-        specification=__doc__ or "",
+        "ct_sparse_bitmask",
+        "the elements that are not zero, and a mask that says which; numbers, or codes with a scale",
+        SPARSE,
+        fit,
     ),
     Format(
-        name="ct_sparse24_bitmask",
-        summary="two of each four columns, and a mask that says which; numbers, or codes with a scale",
-        needs=SPARSE_24,
-        fit=fit_24,
-        specification=__doc__ or "",
+        "ct_sparse24_bitmask",
+        "two of each four columns, and a mask that says which; numbers, or codes with a scale",
+        SPARSE_24,
+        fit_24,
     ),
 )

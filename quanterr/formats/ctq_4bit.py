@@ -96,11 +96,8 @@ def fit(table: str, parts: Parts) -> Weight | None:
             f"a weight of {list(shape)} needs {-(-n // 2)} bytes and {-(-n // block)} absmax (one for {block} "
             f"elements), found {codes} and {absmax}"
         )
-    return Weight(
-        parts.name,
-        f"ctq_{table}",
+    return parts.weight(
         shape,
-        parts.entries,
         partial(dequantize, parts, table, as_matrix(shape)[1], block),
         code_bits=4,
         evidence=(f"{parts.hints.labels[0]}; flat codes in blocks of {block}",),
@@ -128,11 +125,10 @@ def _pairs(table: str, device: torch.device) -> Tensor:
 
 FORMATS = tuple(
     Format(
-        name=f"ctq_{table}",
-        summary=f"flat {table.upper()} codes with an absmax for each 64 (convert_to_quant's bnb_{table})",
-        needs=NEEDS,
-        fit=partial(fit, table),
-        specification=__doc__ or "",
+        f"ctq_{table}",
+        f"flat {table.upper()} codes with an absmax for each 64 (convert_to_quant's bnb_{table})",
+        NEEDS,
+        partial(fit, table),
         usual_db=usual_db,
     )
     for table, usual_db in (("nf4", (16, 17)), ("fp4", (12, 14)), ("af4", None))

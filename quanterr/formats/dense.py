@@ -7,9 +7,8 @@ weight = the stored numbers, exactly (f64 is compared in float64)
 
 from functools import partial
 
-import torch
-
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.shared import element_types
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -22,12 +21,10 @@ def fit(parts: Parts) -> Weight:
     warnings = tuple(
         f"{label}, but the weight is stored as {codes.dtype}: read as plain numbers" for label in parts.hints.labels
     )
-    return Weight(
-        parts.name,
-        "dense",
+    return parts.weight(
         codes.shape,
-        parts.entries,
         partial(dequantize, parts),
+        encoding="floats",
         needs_float64=codes.dtype == "F64",
         warnings=warnings,
     )
@@ -35,20 +32,7 @@ def fit(parts: Parts) -> Weight:
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     """The stored numbers, (r, c), float32 or float64."""
-    entry = parts["codes"]
-    first = chunk.row * parts.matrix[1] + chunk.col
-    stored = workspace.read("stored", entry, first, chunk.shape)
-    if entry.dtype == "F64":
-        return Values(stored)
-    return Values(workspace.buffer("values", chunk.shape, torch.float32).copy_(stored))
+    return Values(element_types.read_floats(parts, chunk, workspace))
 
 
-FORMATS = (
-    Format(
-        name="dense",
-        summary="F64, F32, F16 or BF16 numbers",
-        needs={"codes": Part(("{weight}",), CODES)},
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("dense", "F64, F32, F16 or BF16 numbers", {"codes": Part(("{weight}",), CODES)}, fit),)

@@ -46,11 +46,8 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(
             f"its scale {scale} should be one for each of the {rows} rows of {codes}, which is (cols, rows)"
         )
-    return Weight(
-        parts.name,
-        "eetq",
+    return parts.weight(
         (rows, cols),
-        parts.entries,
         partial(dequantize, parts, cols),
         code_bits=8,
         uniform_bits=8,
@@ -81,13 +78,4 @@ def _places(device: torch.device) -> Tensor:
     return torch.tensor([swapped[held.index(col)] for col in range(16)], device=device)
 
 
-FORMATS = (
-    Format(
-        name="eetq",
-        summary="INT8 codes in the order of CUTLASS kernels, a scale a row",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-        usual_db=(32, 43),
-    ),
-)
+FORMATS = (Format("eetq", "INT8 codes in the order of CUTLASS kernels, a scale a row", NEEDS, fit, usual_db=(32, 43)),)

@@ -82,11 +82,8 @@ def fit(parts: Parts) -> Weight:
     if parts["scale_max"].shape != (len(groups),):
         raise FormatMismatch(f"{parts['scale_max']} should have one for each of {len(groups)} groups")
     bits = sorted({group.bits for group in groups})
-    return Weight(
-        parts.name,
-        "exl2",
+    return parts.weight(
         (rows, cols),
-        parts.entries,
         partial(dequantize, parts, groups),
         code_bits=bits[0] if len(bits) == 1 else None,
         evidence=(f"EXL2, {len(groups)} groups of {', '.join(map(str, bits))} bits",),
@@ -161,12 +158,4 @@ def _place_table(parts: Parts, groups: tuple[Group, ...], workspace: Workspace) 
     return torch.stack(fields).to(torch.int32).to(order.device)[:, order].contiguous()
 
 
-FORMATS = (
-    Format(
-        name="exl2",
-        summary="groups of columns in 2 to 8 bits each, 4-bit scales",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("exl2", "groups of columns in 2 to 8 bits each, 4-bit scales", NEEDS, fit),)

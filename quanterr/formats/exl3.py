@@ -83,11 +83,8 @@ def fit(parts: Parts) -> Weight:
         if factors.shape != ((n,) if factors.dtype == "F16" else (n // TILE,)):
             raise FormatMismatch(f"{factors} should have a factor, or a sign bit, for each of {n} {role}")
     layer = Layer(rows, cols, bits, _codebook_name(parts))
-    return Weight(
-        parts.name,
-        "exl3",
+    return parts.weight(
         fit_padded(parts, (rows, cols), BLOCK).shape,
-        parts.entries,
         partial(dequantize, parts, layer),
         code_bits=bits,
         evidence=(f"EXL3, {bits} bits, codebook {layer.codebook}",),
@@ -201,12 +198,4 @@ def codebook(name: str, device: torch.device) -> Tensor:
     return (low + high).to(device)
 
 
-FORMATS = (
-    Format(
-        name="exl3",
-        summary="trellis codes, rotated in blocks of 128 on both sides",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("exl3", "trellis codes, rotated in blocks of 128 on both sides", NEEDS, fit),)

@@ -14,7 +14,7 @@ from functools import partial
 
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.fp8_scaled import read_codes
+from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -26,12 +26,10 @@ def fit(parts: Parts) -> Weight:
     if expected:
         raise FormatMismatch(f"its scale is missing: {expected}")
     codes = parts["codes"]
-    return Weight(
-        parts.name,
-        "fp8_cast",
+    return parts.weight(
         codes.shape,
-        parts.entries,
         partial(dequantize, parts),
+        encoding="cast",
         code_bits=8,
         evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
     )
@@ -39,16 +37,8 @@ def fit(parts: Parts) -> Weight:
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     """float32(code), (r, c)."""
-    codes = read_codes(parts, chunk, workspace)
+    codes = element_types.read_fp8(parts, chunk, workspace)
     return Values(codes.values.mul_(codes.unit), zeros=codes.zeros)
 
 
-FORMATS = (
-    Format(
-        name="fp8_cast",
-        summary="FP8 numbers without a scale",
-        needs={"codes": Part(("{weight}",), FP8)},
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("fp8_cast", "FP8 numbers without a scale", {"codes": Part(("{weight}",), FP8)}, fit),)

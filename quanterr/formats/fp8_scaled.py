@@ -41,14 +41,7 @@ def fit(granularity: str, parts: Parts) -> Weight | None:
 
 def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """float32(code) · float32(scale), (r, c)."""
-    return grid.multiply(read_codes(parts, chunk, workspace), chunk, workspace)
+    return grid.multiply(element_types.read_fp8(parts, chunk, workspace), chunk, workspace)
 
 
-def read_codes(parts: Parts, chunk: Chunk, workspace: Workspace) -> element_types.Codes:
-    """The codes' own values."""
-    entry = parts["codes"]
-    codes = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    return (element_types.e4m3 if entry.dtype == "F8_E4M3" else element_types.e5m2)(codes, workspace)
-
-
-FORMATS = scaled_formats("fp8", NEEDS, fit, __doc__, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})
+FORMATS = scaled_formats("fp8", NEEDS, fit, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})

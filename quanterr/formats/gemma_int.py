@@ -35,7 +35,7 @@ EMBEDDING_NEEDS = {
 }
 
 
-def fit(name: str, parts: Parts) -> Weight | None:
+def fit(parts: Parts) -> Weight | None:
     """The weight, if there is a scale for each stored row.
 
     Raises:
@@ -44,7 +44,7 @@ def fit(name: str, parts: Parts) -> Weight | None:
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] != codes.shape[0]:
         return None
-    if scale.shape[1] != 1 and name == "gemma_int":
+    if scale.shape[1] != 1 and parts.format == "gemma_int":
         return None
     rows, stored = codes.shape
     told = _told_bits(parts)
@@ -57,18 +57,15 @@ def fit(name: str, parts: Parts) -> Weight | None:
         told_shape = f"for {list(shape)}" if parts.hints.shape else "and config.json does not say their bits"
         raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
     doubt = f"config.json says num_bits {told}, but the codes have {n_bits}"
-    return Weight(
-        parts.name,
-        name,
+    return parts.weight(
         (rows, shape[1]),
-        parts.entries,
         partial(dequantize, parts, n_bits, shape[1]),
         block_size=(1, shape[1] // scale.shape[1]) if scale.shape[1] > 1 else None,
         code_bits=n_bits,
         uniform_bits=n_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),
-        warnings=(*check_told(parts, name, "gemma"), *((doubt,) if told not in (None, n_bits) else ())),
+        warnings=(*check_told(parts, parts.format, "gemma"), *((doubt,) if told not in (None, n_bits) else ())),
     )
 
 
@@ -115,19 +112,17 @@ def _table(n_bits: int, device: torch.device) -> Tensor:
 
 FORMATS = (
     Format(
-        name="gemma_int",
-        summary="integers of 2 or 4 bits, a scale a row (Gemma)",
-        needs=NEEDS,
-        fit=partial(fit, "gemma_int"),
-        specification=__doc__ or "",
+        "gemma_int",
+        "integers of 2 or 4 bits, a scale a row (Gemma)",
+        NEEDS,
+        fit,
         usual_db=(3, 22),
     ),
     Format(
-        name="gemma_embedding",
-        summary="integers of 2, 4 or 8 bits of an embedding, a scale a row (Gemma)",
-        needs=EMBEDDING_NEEDS,
-        fit=partial(fit, "gemma_embedding"),
-        specification=__doc__ or "",
+        "gemma_embedding",
+        "integers of 2, 4 or 8 bits of an embedding, a scale a row (Gemma)",
+        EMBEDDING_NEEDS,
+        fit,
         usual_db=(3, 43),
     ),
 )

@@ -64,7 +64,6 @@ def _five_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
 
 
 FORMATS = block_formats(
-    __doc__,
     (
         Layout("Q4_0", "4-bit codes, a scale for 32", q4_0, 32, 4, (21, 23), uniform=True),
         Layout("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, 4, (22, 24), uniform=True),

@@ -140,18 +140,16 @@ NVFP4 = Layout("NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 2
 
 FORMATS = (
     Format(
-        name=NVFP4.format,
-        summary=f"{NVFP4.summary}; one more for the tensor or for each expert",
-        needs={
+        NVFP4.format,
+        f"{NVFP4.summary}; one more for the tensor or for each expert",
+        {
             "codes": Part(("{weight}",), frozenset({"NVFP4"})),
             "scale": Part(("{module}.scale",), frozenset({"F32"}), optional=True),
         },
-        fit=fit_nvfp4,
-        specification=__doc__ or "",
+        fit_nvfp4,
         usual_db=NVFP4.usual_db,
     ),
     *block_formats(
-        __doc__,
         (
             Layout("MXFP4", "E2M1 codes, a power of two for 32", mxfp4, 32, 4, (18, 20)),
             Layout("IQ4_NL", "4-bit codes for a table, a scale for 32", iq4_nl, 32, 4, (21, 23)),

@@ -180,7 +180,6 @@ def _parity_signs(device: torch.device) -> Tensor:
 
 
 FORMATS = block_formats(
-    __doc__,
     (
         Layout("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, 2, (5, 7)),
         Layout("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, 2, (5, 7)),

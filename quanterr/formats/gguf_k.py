@@ -103,7 +103,6 @@ def _scale_and_shift(codes: Tensor, raw: Tensor) -> None:
 
 
 FORMATS = block_formats(
-    __doc__,
     (
         Layout("Q2_K", "2-bit codes, a scale and a minimum for 16", q2_k, 16, 2, (10, 12), uniform=True),
         Layout("Q3_K", "3-bit codes, a scale for 16", q3_k, 16, 3, (16, 18), uniform=True),

@@ -84,7 +84,6 @@ def _two_bits_of_bytes(device: torch.device) -> Tensor:
 
 
 FORMATS = block_formats(
-    __doc__,
     (
         Layout("TQ1_0", "three values, a scale for 256", tq1_0, 256, 2, (1, 3)),
         Layout("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, 2, (1, 3)),

@@ -88,7 +88,7 @@ class Variant:
         return f"{self.packing.bits}-bit codes, {self.packing.name}, zero points stored {stored}"
 
 
-def fit(name: str, parts: Parts) -> Weight | None:
+def fit(parts: Parts) -> Weight | None:
     """The weight, if it is of that variant; the other variants that its tensors allow as further readings.
 
     Raises:
@@ -108,15 +108,12 @@ def fit(name: str, parts: Parts) -> Weight | None:
         return None  # in GPTQ that would be blocks of 8 columns
     blocks = fit_blocks(scale.shape[0], cols, configured_group_size(parts), parts.get("order"))
     variants, told, warnings = _variants(parts, bits)
-    if variants[0].name != name:
+    if variants[0].name != parts.format:
         return None
     warnings += blocks.warnings + contradictions(parts, bits, blocks.n, cols)
     alternatives = [
-        Weight(
-            parts.name,
-            variant.name,
+        parts.weight(
             (rows, cols),
-            parts.entries,
             partial(dequantize, parts, blocks, variant),
             block_size=blocks.edges,
             code_bits=bits,
@@ -125,6 +122,7 @@ def fit(name: str, parts: Parts) -> Weight | None:
             evidence=(f"{variant}: {told}" if variant is variants[0] else str(variant),),
             warnings=warnings,
             close_alternatives=True,
+            format=variant.name,
         )
         for variant in variants
     ]
@@ -249,11 +247,10 @@ def _zero_points(entry: Entry, variant: Variant, chunk: Chunk, workspace: Worksp
 
 FORMATS = tuple(
     Format(
-        name=name,
-        summary=f"integers of {bits} bits, a scale and a zero point for each block of columns; {stored}",
-        needs=NEEDS,
-        fit=partial(fit, name),
-        specification=__doc__ or "",
+        name,
+        f"integers of {bits} bits, a scale and a zero point for each block of columns; {stored}",
+        NEEDS,
+        fit,
         usual_db=usual_db,
     )
     for name, bits, stored, usual_db in (

@@ -116,11 +116,8 @@ def fit(parts: Parts) -> Weight:
     if not 1 <= nbits <= code_bits:
         raise FormatMismatch(f"{parts['nbits']} says {nbits} bits, but its packing is {packing}")
     said = ceil(nbits)  # 1.58 bits are stored as 2
-    return Weight(
-        parts.name,
-        "hqq",
+    return parts.weight(
         shape,
-        parts.entries,
         partial(dequantize, parts, planes, groups),
         code_bits=said,
         uniform_bits=said,
@@ -197,11 +194,5 @@ def _across(parts: Parts, planes: Planes, groups: Groups, chunk: Chunk, workspac
 
 
 FORMATS = (
-    Format(
-        name="hqq",
-        summary="HQQ: packed codes of 1 to 8 bits, a floating zero point and a scale for each group",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
+    Format("hqq", "HQQ: packed codes of 1 to 8 bits, a floating zero point and a scale for each group", NEEDS, fit),
 )

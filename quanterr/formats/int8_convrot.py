@@ -16,10 +16,10 @@ utils/convrot.py.
 from dataclasses import replace
 
 from quanterr.formats.base import Format, Parts, Weight
-from quanterr.formats.int8_scaled import NEEDS, multiplied, turned_back
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
 from quanterr.formats.shared.convrot import group_size
 from quanterr.formats.shared.scale_grid import fit_scaled
+from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, unrotated
 
 
 def fit(parts: Parts) -> Weight | None:
@@ -32,17 +32,8 @@ def fit(parts: Parts) -> Weight | None:
     if not labels or not labels[0].rotated:
         return None
     size, doubt = group_size(labels[0], parts.codes.shape[-1])
-    plain = fit_scaled(parts, "int8", None, INT8_LABELS, multiplied, uniform_bits=8, rotates=True)
-    return plain and turned_back(parts, replace(plain, warnings=plain.warnings + doubt), size).or_else([plain])
+    plain = fit_scaled(parts, "int8", None, INT8_LABELS, dequantize, uniform_bits=8, rotates=True)
+    return plain and unrotated(parts, replace(plain, warnings=plain.warnings + doubt), size).or_else([plain])
 
 
-FORMATS = (
-    Format(
-        name="int8_convrot",
-        summary="INT8 codes with a scale, of rotated columns",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-        usual_db=(38, 44),
-    ),
-)
+FORMATS = (Format("int8_convrot", "INT8 codes with a scale, of rotated columns", NEEDS, fit, usual_db=(38, 44)),)

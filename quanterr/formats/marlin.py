@@ -76,7 +76,7 @@ DENSE = Tiles(4, (8, 4, 4), (1, 4, 2, 0, 3))
 SPARSE = {4: Tiles(4, (4, 2, 4, 4), (1, 2, 3, 5, 0, 4)), 8: Tiles(8, (4, 2, 4, 4, 2), (1, 2, 3, 6, 5, 0, 4))}
 
 
-def fit_dense(name: str, parts: Parts) -> Weight | None:
+def fit_dense(parts: Parts) -> Weight | None:
     """The weight, if shapes are those of Marlin.
 
     Raises:
@@ -87,7 +87,7 @@ def fit_dense(name: str, parts: Parts) -> Weight | None:
         return None
     shape = scale.shape[1], COLS * codes.shape[0]
     blocks = fit_blocks(scale.shape[0], shape[1], configured_group_size(parts))
-    return _weight(parts, name, shape, DENSE, blocks, partial(dequantize_dense, parts, blocks))
+    return _weight(parts, shape, DENSE, blocks, partial(dequantize_dense, parts, blocks))
 
 
 def fit_sparse(parts: Parts) -> Weight:
@@ -107,22 +107,18 @@ def fit_sparse(parts: Parts) -> Weight:
         )
     shape = rows, 2 * COLS * codes.shape[0]
     blocks = fit_blocks(scale.shape[0], shape[1])
-    return _weight(parts, "ct_marlin24", shape, tiles, blocks, partial(dequantize_sparse, parts, blocks, tiles))
+    return _weight(parts, shape, tiles, blocks, partial(dequantize_sparse, parts, blocks, tiles))
 
 
 def _weight(
     parts: Parts,
-    name: str,
     shape: tuple[int, int],
     tiles: Tiles,
     blocks: Blocks,
     dequantize: Callable[[Chunk, Workspace], Values],
 ) -> Weight:
-    return Weight(
-        parts.name,
-        name,
+    return parts.weight(
         shape,
-        parts.entries,
         dequantize,
         block_size=blocks.edges,
         code_bits=tiles.bits,
@@ -215,21 +211,19 @@ def _places() -> list[int]:
 FORMATS = (
     *(
         Format(
-            name=name,
-            summary="integers of 4 bits in the order of the Marlin kernels, a scale for each block of columns",
-            needs=NEEDS[name],
-            fit=partial(fit_dense, name),
-            specification=__doc__ or "",
+            name,
+            "integers of 4 bits in the order of the Marlin kernels, a scale for each block of columns",
+            NEEDS[name],
+            fit_dense,
             usual_db=(17, 21),
         )
         for name in ("awq_marlin", "gptq_marlin")
     ),
     Format(
-        name="ct_marlin24",
-        summary="integers of 4 or 8 bits in two of each four columns, in the order of the Marlin kernels",
-        needs=NEEDS["ct_marlin24"],
-        fit=fit_sparse,
-        specification=__doc__ or "",
+        "ct_marlin24",
+        "integers of 4 or 8 bits in two of each four columns, in the order of the Marlin kernels",
+        NEEDS["ct_marlin24"],
+        fit_sparse,
         usual_db=(17, 41),
     ),
 )

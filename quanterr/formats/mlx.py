@@ -62,11 +62,8 @@ def fit_affine(parts: Parts) -> Weight:
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
     told = set(_told(parts.hints.config))
     doubt = f"config.json speaks of no layer of {code_bits} bits in groups of {group}, which {source} tells"
-    return Weight(
-        parts.name,
-        "mlx_affine",
+    return parts.weight(
         shape,
-        parts.entries,
         partial(dequantize, parts, unpadded(parts, shape, group), code_bits),
         code_bits=code_bits,
         uniform_bits=code_bits,
@@ -151,7 +148,7 @@ def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace
     return Values(values)
 
 
-def fit_float(format: str, element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
+def fit_float(element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
     """The weight, if it has codes of that kind.
 
     Raises:
@@ -166,11 +163,8 @@ def fit_float(format: str, element: Element, group: int, scale_of: ScaleOf, part
         return None
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
     scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
-    return Weight(
-        parts.name,
-        format,
+    return parts.weight(
         shape,
-        parts.entries,
         Microscaled(codes, element, unpadded(parts, shape, group), scales, scale_of).dequantize,
         code_bits=CODE_BITS[element],
         block_size=(1, group),
@@ -181,34 +175,27 @@ def fit_float(format: str, element: Element, group: int, scale_of: ScaleOf, part
 
 FORMATS = (
     Format(
-        name="mlx_affine",
-        summary="MLX: integers of 1 to 8 bits, a scale and a bias for each group of columns",
-        needs=AFFINE,
-        fit=fit_affine,
-        specification=__doc__ or "",
+        "mlx_affine", "MLX: integers of 1 to 8 bits, a scale and a bias for each group of columns", AFFINE, fit_affine
     ),
     Format(
-        name="mlx_mxfp4",
-        summary="MLX: E2M1 codes, an E8M0 exponent for each 32 columns",
-        needs=FLOAT,
-        fit=partial(fit_float, "mlx_mxfp4", "e2m1", 32, exponents),
-        specification=__doc__ or "",
+        "mlx_mxfp4",
+        "MLX: E2M1 codes, an E8M0 exponent for each 32 columns",
+        FLOAT,
+        partial(fit_float, "e2m1", 32, exponents),
         usual_db=(17, 19),
     ),
     Format(
-        name="mlx_nvfp4",
-        summary="MLX: E2M1 codes, an E4M3 scale for each 16 columns",
-        needs=FLOAT,
-        fit=partial(fit_float, "mlx_nvfp4", "e2m1", 16, e4m3),
-        specification=__doc__ or "",
+        "mlx_nvfp4",
+        "MLX: E2M1 codes, an E4M3 scale for each 16 columns",
+        FLOAT,
+        partial(fit_float, "e2m1", 16, e4m3),
         usual_db=(19, 21),
     ),
     Format(
-        name="mlx_mxfp8",
-        summary="MLX: E4M3 codes, an E8M0 exponent for each 32 columns",
-        needs=FLOAT,
-        fit=partial(fit_float, "mlx_mxfp8", "e4m3", 32, exponents),
-        specification=__doc__ or "",
+        "mlx_mxfp8",
+        "MLX: E4M3 codes, an E8M0 exponent for each 32 columns",
+        FLOAT,
+        partial(fit_float, "e4m3", 32, exponents),
         usual_db=(30, 32),
     ),
 )

@@ -47,11 +47,8 @@ def fit(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"{pre_quant_scale} should have one for each of {shape[-1]} columns")
     size = parts.hints.config.get("group_size")
     blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
-    return Weight(
-        parts.name,
-        "modelopt_int4",
+    return parts.weight(
         shape,
-        parts.entries,
         partial(dequantize, parts, blocks),
         block_size=blocks.edges,
         code_bits=4,
@@ -83,11 +80,10 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
 
 FORMATS = (
     Format(
-        name="modelopt_int4",
-        summary="signed integers of 4 bits, two rows a byte; a scale for each block of columns",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "modelopt_int4",
+        "signed integers of 4 bits, two rows a byte; a scale for each block of columns",
+        NEEDS,
+        fit,
         usual_db=(17, 22),
     ),
 )

@@ -55,10 +55,10 @@ def fit_mxfp4(parts: Parts) -> Weight:
     if len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"MXFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
     cols = codes.shape[-1] if codes.dtype == "F4" else 2 * codes.shape[-1]
-    return _fit("mxfp4", parts, "e2m1", (*codes.shape[:-1], cols))
+    return _fit(parts, "e2m1", (*codes.shape[:-1], cols))
 
 
-def fit_packed(format: str, element: Element, parts: Parts) -> Weight | None:
+def fit_packed(element: Element, parts: Parts) -> Weight | None:
     """The weight of compressed-tensors, if it has codes of that kind.
 
     Raises:
@@ -76,12 +76,12 @@ def fit_packed(format: str, element: Element, parts: Parts) -> Weight | None:
         )
     if element not in fitting:
         return None
-    old = format == "ct_mxfp4" and str(parts.hints.config.get("version", "")).startswith(OLD_EXPONENTS)
+    old = parts.format == "ct_mxfp4" and str(parts.hints.config.get("version", "")).startswith(OLD_EXPONENTS)
     warnings = (
         "written by compressed-tensors 0.13, whose MXFP4 exponents are 2 too small: readers get a quarter of "
         "each weight; quantize it again with a later version",
     )
-    return _fit(format, parts, element, (*codes.shape[:-1], kinds[element]), warnings if old else ())
+    return _fit(parts, element, (*codes.shape[:-1], kinds[element]), warnings if old else ())
 
 
 def fit_gpt_oss(parts: Parts) -> Weight:
@@ -98,12 +98,10 @@ def fit_gpt_oss(parts: Parts) -> Weight:
         )
     shape = (*codes.shape[:-2], codes.shape[-2] * BLOCK)
     scales = BlockScales(parts["scale"], prod(shape[:-1]), codes.shape[-2], 1, tiled=False)
-    return _weight("gpt_oss_mxfp4", parts, "e2m1", unpadded(parts, shape, BLOCK), scales)
+    return _weight(parts, "e2m1", unpadded(parts, shape, BLOCK), scales)
 
 
-def _fit(
-    format: str, parts: Parts, element: Element, stored: tuple[int, ...], warnings: tuple[str, ...] = ()
-) -> Weight:
+def _fit(parts: Parts, element: Element, stored: tuple[int, ...], warnings: tuple[str, ...] = ()) -> Weight:
     experts = stored[0] if len(stored) == 3 else 1
     layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // BLOCK), experts)
     if not layouts or layouts[0].tiled:
@@ -111,22 +109,18 @@ def _fit(
             f"its scale {parts['scale']} does not fit {parts.codes}: expected an exponent for each 32 columns, "
             f"{[*stored[:-1], -(-stored[-1] // BLOCK)]}"
         )
-    return _weight(format, parts, element, unpadded(parts, stored, BLOCK), layouts[0], warnings)
+    return _weight(parts, element, unpadded(parts, stored, BLOCK), layouts[0], warnings)
 
 
 def _weight(
-    format: str,
     parts: Parts,
     element: Element,
     padded: Padded,
     scales: BlockScales,
     warnings: tuple[str, ...] = (),
 ) -> Weight:
-    return Weight(
-        parts.name,
-        format,
+    return parts.weight(
         padded.shape,
-        parts.entries,
         Microscaled(parts.codes, element, padded, scales, exponents).dequantize,
         code_bits=CODE_BITS[element],
         block_size=(1, BLOCK),
@@ -138,35 +132,31 @@ def _weight(
 
 FORMATS = (
     Format(
-        name="mxfp4",
-        summary="MXFP4: E2M1 codes, an E8M0 exponent for each 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
-        needs=MXFP4,
-        fit=fit_mxfp4,
-        specification=__doc__ or "",
+        "mxfp4",
+        "MXFP4: E2M1 codes, an E8M0 exponent for each 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
+        MXFP4,
+        fit_mxfp4,
         usual_db=(17, 19),
     ),
     Format(
-        name="ct_mxfp4",
-        summary="compressed-tensors mxfp4-pack-quantized: the same",
-        needs=PACKED,
-        fit=partial(fit_packed, "ct_mxfp4", "e2m1"),
-        specification=__doc__ or "",
+        "ct_mxfp4",
+        "compressed-tensors mxfp4-pack-quantized: the same",
+        PACKED,
+        partial(fit_packed, "e2m1"),
         usual_db=(17, 19),
     ),
     Format(
-        name="ct_mxfp6",
-        summary="compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent for each 32 columns",
-        needs=PACKED,
-        fit=partial(fit_packed, "ct_mxfp6", "e2m3"),
-        specification=__doc__ or "",
+        "ct_mxfp6",
+        "compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent for each 32 columns",
+        PACKED,
+        partial(fit_packed, "e2m3"),
         usual_db=(27, 29),
     ),
     Format(
-        name="gpt_oss_mxfp4",
-        summary="gpt-oss: MXFP4 in blocks of 16 bytes, with their exponents",
-        needs=GPT_OSS,
-        fit=fit_gpt_oss,
-        specification=__doc__ or "",
+        "gpt_oss_mxfp4",
+        "gpt-oss: MXFP4 in blocks of 16 bytes, with their exponents",
+        GPT_OSS,
+        fit_gpt_oss,
         usual_db=(17, 19),
     ),
 )

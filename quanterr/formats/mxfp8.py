@@ -51,11 +51,8 @@ def fit(parts: Parts) -> Weight | None:
         layouts = layouts[::-1]  # in tiles
     padded = fit_padded(parts, codes.shape, BLOCK)
     alternatives = [
-        Weight(
-            parts.name,
-            "mxfp8",
+        parts.weight(
             padded.shape,
-            parts.entries,
             partial(dequantize, parts, padded, layout),
             code_bits=8,
             block_size=(1, BLOCK),
@@ -83,13 +80,4 @@ def _block(parts: Parts, scales: BlockScales, chunk: Chunk, workspace: Workspace
     return Values(multiply(codes.values.mul_(codes.unit), scale, chunk.col, BLOCK), codes.saturated)
 
 
-FORMATS = (
-    Format(
-        name="mxfp8",
-        summary="E4M3 codes, an E8M0 exponent for each 32 columns",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-        usual_db=(30, 32),
-    ),
-)
+FORMATS = (Format("mxfp8", "E4M3 codes, an E8M0 exponent for each 32 columns", NEEDS, fit, usual_db=(30, 32)),)

@@ -106,11 +106,8 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         told += "; its smoothing is folded into the V rows before it, and undone on both sides"
     if layout.v_factors:
         told += f"; V rows times {layout.v_factors.name}, which is folded into them"
-    return Weight(
-        parts.name,
-        f"nunchaku_{codes}",
+    return parts.weight(
         layout.padded.shape,
-        parts.entries,
         partial(dequantize, parts, layout),
         code_bits=4,
         block_size=(1, layout.group),
@@ -243,11 +240,10 @@ def _factors(role: str, parts: Parts, workspace: Workspace) -> Tensor:
 
 FORMATS = tuple(
     Format(
-        name=f"nunchaku_{codes}",
-        summary=f"{codes} codes of a smoothed weight and a branch of low rank, in the order of Nunchaku",
-        needs=NEEDS,
-        fit=partial(fit, codes),
-        specification=__doc__ or "",
+        f"nunchaku_{codes}",
+        f"{codes} codes of a smoothed weight and a branch of low rank, in the order of Nunchaku",
+        NEEDS,
+        partial(fit, codes),
         usual_db=usual_db,
     )
     for codes, usual_db in (("int4", (23, 24)), ("nvfp4", (24, 25)))

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats.awq_w4a16 import of_rows
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
+from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.tensors.chunks import Chunk
@@ -61,11 +60,8 @@ def fit(parts: Parts) -> Weight:
     padded = fit_padded(parts, (rows, cols), GROUP, 1)
     by_name = parts_by_name(parts.name.removesuffix(".weight"))
     alternatives = [
-        Weight(
-            parts.name,
-            "nunchaku_awq",
+        parts.weight(
             padded.shape,
-            parts.entries,
             partial(dequantize, parts, padded, n),
             code_bits=4,
             uniform_bits=4,
@@ -106,11 +102,10 @@ def _pairs(device: torch.device) -> Tensor:
 
 FORMATS = (
     Format(
-        name="nunchaku_awq",
-        summary="4-bit codes, a scale and an offset for each 64 columns, in the order of Nunchaku",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "nunchaku_awq",
+        "4-bit codes, a scale and an offset for each 64 columns, in the order of Nunchaku",
+        NEEDS,
+        fit,
         usual_db=(12, 18),
     ),
 )

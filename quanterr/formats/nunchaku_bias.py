@@ -13,13 +13,12 @@ Reference: mit-han-lab/deepcompressor backend/nunchaku/utils.py; nunchaku-tech/n
 nunchaku/models/normalization.py.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from quanterr.formats import dense
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
 from quanterr.formats.shared.nunchaku_order import TILE, scales_in_order
 from quanterr.tensors.chunks import Chunk
@@ -39,7 +38,8 @@ def fit(parts: Parts) -> Weight | None:
     bias, interleaved = parts.codes, parts_by_name(module)
     in_fragments = qweight.dtype == "I8"
     if len(bias.shape) != 1 or bias.n % (TILE if in_fragments else interleaved):
-        return replace(dense.fit(parts), refusal=f"a bias beside {qweight} should be as long as its rows, not {bias}")
+        refusal = f"a bias beside {qweight} should be as long as its rows, not {bias}"
+        return parts.weight(bias.shape, partial(_as_stored, parts), encoding="floats", refusal=refusal, format="dense")
     if in_fragments:
         shape = parts.hints.shape or bias.shape
         if len(shape) != 1 or -(-shape[0] // TILE) * TILE != bias.n:
@@ -51,14 +51,11 @@ def fit(parts: Parts) -> Weight | None:
 
 
 def _weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, told: str) -> Weight:
-    return Weight(
-        parts.name,
-        "nunchaku_bias",
-        shape,
-        parts.entries,
-        partial(dequantize, parts, interleaved),
-        evidence=(f"a bias {told}",),
-    )
+    return parts.weight(shape, partial(dequantize, parts, interleaved), evidence=(f"a bias {told}",))
+
+
+def _as_stored(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+    return Values(element_types.read_floats(parts, chunk, workspace))
 
 
 def dequantize(parts: Parts, interleaved: int | None, chunk: Chunk, workspace: Workspace) -> Values:
@@ -76,12 +73,4 @@ def _in_order(stored: Tensor, interleaved: int) -> Tensor:
     return values
 
 
-FORMATS = (
-    Format(
-        name="nunchaku_bias",
-        summary="biases in the order of Nunchaku's layers",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("nunchaku_bias", "biases in the order of Nunchaku's layers", NEEDS, fit),)

@@ -23,10 +23,10 @@ pre_quant_scale.
 from functools import partial
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Format, Parts, Values, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.comfy_labels import FLOATS, NVFP4_LABELS, check_labels
-from quanterr.formats.shared.microscaling import of_rows
+from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
@@ -34,12 +34,6 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
-NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"U8", "F4"})),
-    "scale": Part(("{weight}_scale", "{weight}_weight_scale"), frozenset({"F8_E4M3", "U8"})),
-    "global_scale": Part(("{weight}_scale_2", "{weight}_weight_scale_2"), frozenset({"F32"})),
-    "pre_quant_scale": Part(("{module}.pre_quant_scale",), FLOATS, optional=True),
-}
 
 
 def fit(parts: Parts) -> Weight:
@@ -65,11 +59,8 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"{pre_quant_scale} should have one for each of {padded.cols} columns")
     tiled_first, high_first = _dialect(parts, comfy_format)
     alternatives = [
-        Weight(
-            parts.name,
-            "nvfp4",
+        parts.weight(
             padded.shape,
-            parts.entries,
             partial(dequantize, parts, padded, layout, high),
             code_bits=4,
             block_size=(1, block),
@@ -135,11 +126,6 @@ def _block(
 
 FORMATS = (
     Format(
-        name="nvfp4",
-        summary="E2M1 codes, an E4M3 scale for each 16 columns, one float32 scale",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-        usual_db=(19, 21),
+        "nvfp4", "E2M1 codes, an E4M3 scale for each 16 columns, one float32 scale", NVFP4_PARTS, fit, usual_db=(19, 21)
     ),
 )

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats import nvfp4
 from quanterr.formats.base import Format, Parts, Values, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.microscaling import of_rows
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
 from quanterr.formats.shared.padding import unpadded
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -46,11 +45,8 @@ def fit(parts: Parts) -> Weight | None:
     if global_scale.n not in (1, experts):
         raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
     padded = unpadded(parts, (experts, 2 * pairs, cols), 1)
-    return Weight(
-        parts.name,
-        "nvfp4_experts",
+    return parts.weight(
         padded.shape,
-        parts.entries,
         partial(dequantize, parts, padded.rows, cols),
         code_bits=4,
         block_size=(BLOCK, 1),
@@ -89,11 +85,10 @@ def _table(device: torch.device) -> Tensor:
 
 FORMATS = (
     Format(
-        name="nvfp4_experts",
-        summary="NVFP4 of stacked experts, (experts, in, out), with blocks of 16 inputs",
-        needs=nvfp4.NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "nvfp4_experts",
+        "NVFP4 of stacked experts, (experts, in, out), with blocks of 16 inputs",
+        NVFP4_PARTS,
+        fit,
         usual_db=(19, 21),
     ),
 )

@@ -60,11 +60,8 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
     grid = fit_grid(parts["scale"], parts.codes.shape, [])
     if grid.granularity == "block":
         raise FormatMismatch(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
-    return Weight(
-        parts.name,
-        format,
+    return parts.weight(
         parts.codes.shape,
-        parts.entries,
         partial(dequantize_bytes, parts, grid),
         code_bits=8,
         uniform_bits=8 if format == "quanto_int8" else None,
@@ -115,15 +112,13 @@ def _packed(code_bits: int, parts: Parts) -> Weight:
             f"but the shape should be {list(shape)}, as the original has it"
         )
     planes = Planes(codes, torch.uint8, code_bits, tuple(range(0, 8, code_bits)))
-    return Weight(
-        parts.name,
-        f"quanto_int{code_bits}",
+    return parts.weight(
         shape,
-        parts.entries,
         partial(dequantize_packed, parts, planes, as_matrix(shape), group),
         code_bits=code_bits,
         uniform_bits=code_bits,
         block_size=(1, group),
+        format=f"quanto_int{code_bits}",
         evidence=(f"{code_bits} bits in groups of {group}" + ("" if parts.hints.shape else ", shaped as groups"),),
     )
 
@@ -147,35 +142,31 @@ def dequantize_packed(
 
 FORMATS = (
     Format(
-        name="quanto_int8",
-        summary="optimum-quanto: INT8 codes, one scale a row",
-        needs=INT8,
-        fit=partial(fit_bytes, "quanto_int8"),
-        specification=__doc__ or "",
+        "quanto_int8",
+        "optimum-quanto: INT8 codes, one scale a row",
+        INT8,
+        partial(fit_bytes, "quanto_int8"),
         usual_db=(32, 41),
     ),
     Format(
-        name="quanto_float8",
-        summary="optimum-quanto: FP8 codes, one scale a row",
-        needs=FLOAT8,
-        fit=partial(fit_bytes, "quanto_float8"),
-        specification=__doc__ or "",
+        "quanto_float8",
+        "optimum-quanto: FP8 codes, one scale a row",
+        FLOAT8,
+        partial(fit_bytes, "quanto_float8"),
         usual_db=(31, 33),
     ),
     Format(
-        name="quanto_int4",
-        summary="optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
-        needs=PACKED,
-        fit=partial(fit_packed, 4),
-        specification=__doc__ or "",
+        "quanto_int4",
+        "optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
+        PACKED,
+        partial(fit_packed, 4),
         usual_db=(18, 20),
     ),
     Format(
-        name="quanto_int2",
-        summary="optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
-        needs=PACKED,
-        fit=partial(fit_packed, 2),
-        specification=__doc__ or "",
+        "quanto_int2",
+        "optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
+        PACKED,
+        partial(fit_packed, 2),
         usual_db=(6, 8),
     ),
 )

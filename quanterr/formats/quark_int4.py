@@ -74,11 +74,8 @@ def fit(parts: Parts) -> Weight:
     blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
     dequantize = dequantize_blocks if transposed else dequantize_rows
     alternatives = [
-        Weight(
-            parts.name,
-            "quark_int4",
+        parts.weight(
             (rows, cols),
-            parts.entries,
             partial(dequantize, parts, blocks, coding),
             block_size=blocks.edges,
             code_bits=4,
@@ -154,11 +151,10 @@ def dequantize_rows(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, 
 
 FORMATS = (
     Format(
-        name="quark_int4",
-        summary="integers of 4 bits in words; a scale for each block of columns, transposed, or for each row",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "quark_int4",
+        "integers of 4 bits in words; a scale for each block of columns, transposed, or for each row",
+        NEEDS,
+        fit,
         usual_db=(17, 22),
     ),
 )

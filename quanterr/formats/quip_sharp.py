@@ -115,11 +115,8 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch("config.json says rescale_WH true, but scaleWH is missing")
     told = parts.hints.config.get("resid_scale_override")
     residual = float(told) if isinstance(told, int | float) and told > 0 else codebook.residual
-    return Weight(
-        parts.name,
-        "quip_sharp",
+    return parts.weight(
         (rows, cols),
-        parts.entries,
         partial(dequantize, parts, Layer(rows, cols, codebook.bits, residual)),
         code_bits=codebook.bits,
         refusal=OF_WHICH_ROWS if parts.get(FUSED) else None,
@@ -217,12 +214,4 @@ def e81b_vectors(device: torch.device) -> Tensor:
     return torch.cat([torch.tensor(found), axes]).to(device)
 
 
-FORMATS = (
-    Format(
-        name="quip_sharp",
-        summary="vectors from the E8P codebook, rotated on both sides",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("quip_sharp", "vectors from the E8P codebook, rotated on both sides", NEEDS, fit),)

@@ -77,11 +77,8 @@ def fit(parts: Parts) -> Weight:
             raise FormatMismatch(f"{order} should have half as many as the {cols} columns")
         check_permutation(order, [half for word in integers(order) for half in (word & 0xFFFF, word >> 16 & 0xFFFF)])
     kind = "of tiles" if layer.interleaved else "of rows"
-    return Weight(
-        parts.name,
-        "spqr",
+    return parts.weight(
         (rows, cols),
-        parts.entries,
         partial(dequantize, parts, layer),
         code_bits=BITS,
         evidence=(f"SpQR, tiles of 16 × 16, {parts['outliers'].n} outliers by offsets {kind}",),
@@ -166,12 +163,4 @@ def _inverse(parts: Parts, workspace: Workspace) -> Tensor:
     return workspace.made("inverse", parts["order"], 0, make)
 
 
-FORMATS = (
-    Format(
-        name="spqr",
-        summary="3-bit codes in tiles with coded scales, and outliers",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("spqr", "3-bit codes in tiles with coded scales, and outliers", NEEDS, fit),)

@@ -79,11 +79,8 @@ def fit(parts: Parts) -> Weight:
     smoothed = _smoothed(parts)
     padded = fit_padded(parts, (rows, cols), GROUP, 1)
     lies = "in tiles" if tiled else "in order"
-    return Weight(
-        parts.name,
-        "svdquant_w4a4",
+    return parts.weight(
         padded.shape,
-        parts.entries,
         partial(dequantize, parts, padded, smoothed),
         code_bits=4,
         block_size=(1, GROUP),
@@ -163,11 +160,10 @@ def _of_tiles(stored: Tensor) -> Tensor:
 
 FORMATS = (
     Format(
-        name="svdquant_w4a4",
-        summary="signed 4-bit codes of a smoothed weight, and a branch of low rank (ComfyUI)",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
+        "svdquant_w4a4",
+        "signed 4-bit codes of a smoothed weight, and a branch of low rank (ComfyUI)",
+        NEEDS,
+        fit,
         usual_db=(24, 26),
     ),
 )

@@ -25,7 +25,7 @@ workflows; torchao/prototype/mx_formats.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -67,7 +67,7 @@ CODES = "qdata"
 ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point")  # change no weight
 
 
-def fit(format: str, parts: Parts) -> Weight | None:
+def fit(parts: Parts) -> Weight | None:
     """The weight, if the header says that it is of that format.
 
     Raises:
@@ -83,20 +83,20 @@ def fit(format: str, parts: Parts) -> Weight | None:
     if kind not in KINDS:
         raise FormatMismatch(f"the header says {display(kind)}, which is not read: {', '.join(KINDS)} are")
     name, needed, optional, read = KINDS[kind]
-    if name != format:
+    if name != parts.format:
         return None
     if missing := [role for role in needed if role not in parts.entries]:
         raise FormatMismatch(f"its {missing[0]} is missing, which a torchao {kind} needs")
     if lost := [part for part in listed if part != CODES and part not in parts.entries]:
         raise FormatMismatch(f"its {display(lost[0])} is missing, which the header lists (_tensor_data_names)")
     used = {role: entry for role, entry in parts.entries.items() if role in ("codes", *needed, *optional, *ACTIVATIONS)}
-    return read(format, Parts(parts.name, used, parts.hints), said)
+    return read(replace(parts, entries=used), said)
 
 
-def _fit_integers(format: str, parts: Parts, said: Described) -> Weight:
+def _fit_integers(parts: Parts, said: Described) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype != "I8" or len(codes.shape) not in (2, 3):
-        raise FormatMismatch(f"codes of {format} are I8 (rows, cols), not {codes}")
+        raise FormatMismatch(f"codes of {parts.format} are I8 (rows, cols), not {codes}")
     *front, group = block_size(parts, said)
     cols = codes.shape[-1]
     one = (*front, group) == codes.shape
@@ -114,11 +114,8 @@ def _fit_integers(format: str, parts: Parts, said: Described) -> Weight:
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
     code_bits = whole(named.removeprefix("int")) or 8
     padded = unpadded(parts, codes.shape, group)
-    return Weight(
-        parts.name,
-        format,
+    return parts.weight(
         codes.shape,
-        parts.entries,
         Integers(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
         code_bits=code_bits,
         uniform_bits=code_bits,
@@ -162,17 +159,14 @@ class Integers:
         return stored[:, chunk.col // group : chunk.stop_col // group].float().unsqueeze(2)
 
 
-def _fit_float8(format: str, parts: Parts, said: Described) -> Weight:
+def _fit_float8(parts: Parts, said: Described) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype not in ("F8_E4M3", "F8_E5M2") or scale.dtype not in FLOATS:
-        raise FormatMismatch(f"codes of {format} are FP8 and its scale floating, not {codes} and {scale}")
+        raise FormatMismatch(f"codes of {parts.format} are FP8 and its scale floating, not {codes} and {scale}")
     *_, rows, cols = (1, *block_size(parts, said))
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
-    return Weight(
-        parts.name,
-        format,
+    return parts.weight(
         codes.shape,
-        parts.entries,
         partial(_dequantize_float8, parts, grid),
         code_bits=8,
         block_size=grid.block if grid.granularity == "block" else None,
@@ -192,30 +186,32 @@ def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Worksp
 MX_ELEMENTS: dict[str, Element] = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn_x2": "e2m1"}
 
 
-def _fit_mx(format: str, parts: Parts, said: Described) -> Weight:
+def _fit_mx(parts: Parts, said: Described) -> Weight:
     given = said.get("elem_dtype")
     named = str(given.get("_data") if isinstance(given, dict) else given)
     element, block = MX_ELEMENTS.get(named), said.get("block_size")
     if element is None or not isinstance(block, int) or block < 1:
         raise FormatMismatch(f"the header says elements {display(named)} in blocks of {block}, which is not read")
-    return _microscaled(format, parts, said, element, block, exponents)
+    return _microscaled(parts, said, element, block, exponents)
 
 
-def _fit_nvfp4(format: str, parts: Parts, said: Described) -> Weight:
+def _fit_nvfp4(parts: Parts, said: Described) -> Weight:
     codes, per_tensor = parts.codes, parts.get("per_tensor_scale")
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     if per_tensor and per_tensor.n not in (1, experts):
         raise FormatMismatch(f"{per_tensor} should be one number, or one for each of {experts} experts")
     scale_of = times(per_tensor, codes.shape[-2]) if per_tensor else e4m3
-    return _microscaled(format, parts, said, "e2m1", 16, scale_of)
+    return _microscaled(parts, said, "e2m1", 16, scale_of)
 
 
-def _microscaled(format: str, parts: Parts, said: Described, element: Element, block: int, scale_of: ScaleOf) -> Weight:
+def _microscaled(parts: Parts, said: Described, element: Element, block: int, scale_of: ScaleOf) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}[element]
     kind = "F8_E8M0" if scale_of is exponents else "F8_E4M3"
     if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
-        raise FormatMismatch(f"codes of {format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}")
+        raise FormatMismatch(
+            f"codes of {parts.format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}"
+        )
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" else 1))
     tiled = said.get("is_swizzled_scales") is True
     rows, blocks = prod(shape[:-1]), shape[-1] // block
@@ -226,11 +222,8 @@ def _microscaled(format: str, parts: Parts, said: Described, element: Element, b
             f"its scale {scale} should have {stored} numbers, {way}: one for each {block} columns of {codes}"
         )
     scales = BlockScales(scale, rows, blocks, 1, tiled)
-    return Weight(
-        parts.name,
-        format,
+    return parts.weight(
         shape,
-        parts.entries,
         Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of).dequantize,
         code_bits=CODE_BITS[element],
         block_size=(1, block),
@@ -238,7 +231,7 @@ def _microscaled(format: str, parts: Parts, said: Described, element: Element, b
     )
 
 
-Read = Callable[[str, Parts, Described], Weight]
+Read = Callable[[Parts, Described], Weight]
 
 # _type: the row of FORMATS, the parts it needs besides the codes, those it may have, what reads it
 KINDS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...], Read]] = {
@@ -252,14 +245,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...], Read]] = {
 }
 
 FORMATS = tuple(
-    Format(
-        name=name,
-        summary=f"torchao: {summary}",
-        needs=NEEDS,
-        fit=partial(fit, name),
-        specification=__doc__ or "",
-        usual_db=usual_db,
-    )
+    Format(name, f"torchao: {summary}", NEEDS, fit, usual_db=usual_db)
     for name, summary, usual_db in (
         ("torchao_int8", "INT8 codes, a scale and a zero point for each group of columns", (32, 43)),
         ("torchao_intx", "codes of 1 to 8 bits in bytes, a scale and a zero point for each group of columns", None),

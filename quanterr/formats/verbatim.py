@@ -30,10 +30,8 @@ def fit(parts: Parts) -> Weight:
 
 def verbatim(name: str, codes: Entry, refusal: str) -> Weight:
     """Any entry of whole bytes; ``refusal`` is why it is not compared where it differs."""
-    parts = Parts(name, {"codes": codes})
-    return Weight(
-        name, "verbatim", codes.shape, parts.entries, partial(dequantize, parts), needs_float64=True, refusal=refusal
-    )
+    parts = Parts(name, {"codes": codes}, format="verbatim")
+    return parts.weight(codes.shape, partial(dequantize, parts), encoding="bits", needs_float64=True, refusal=refusal)
 
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
@@ -46,11 +44,5 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
 
 
 FORMATS = (
-    Format(
-        name="verbatim",
-        summary="integers and unknown codes, which must be equal",
-        needs={"codes": Part(("{weight}",), CODES)},
-        fit=fit,
-        specification=__doc__ or "",
-    ),
+    Format("verbatim", "integers and unknown codes, which must be equal", {"codes": Part(("{weight}",), CODES)}, fit),
 )

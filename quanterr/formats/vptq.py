@@ -109,11 +109,8 @@ def fit(parts: Parts) -> Weight:
         check_permutation(order, [number & MASKS[order.dtype] for number in integers(order)])
     layer = _layer(parts, settings, rows, cols)
     books = [f"{book.size} vectors" for book in (layer.main, layer.residual) if book]
-    return Weight(
-        parts.name,
-        "vptq",
+    return parts.weight(
         (rows, cols),
-        parts.entries,
         partial(dequantize, parts, layer),
         evidence=(
             f"VPTQ, {' and '.join(books)} of {layer.main.rows} rows in each of {layer.main.entry.shape[0]} groups",
@@ -316,12 +313,4 @@ def _inverse(order: Entry, workspace: Workspace) -> Tensor:
     return workspace.made("inverse", order, 0, make)
 
 
-FORMATS = (
-    Format(
-        name="vptq",
-        summary="vectors of rows from codebooks, and their residuals",
-        needs=NEEDS,
-        fit=fit,
-        specification=__doc__ or "",
-    ),
-)
+FORMATS = (Format("vptq", "vectors of rows from codebooks, and their residuals", NEEDS, fit),)

@@ -1,26 +1,30 @@
-"""Which stored tensors of one side belong to which weight of the other; what is left over.
+"""Which stored tensors of one side belong to which weight of the other; what is left over. From headers alone.
 
-names      made equal by taking a known prefix from either side
-weights    every tensor that is no part of another; recognized on both sides alike
-pairs      weights of one name and one shape
-the rest   every entry of both checkpoints that is in no pair, with the reason
+    names        equal once a known prefix is stripped from either side
+    weights      every tensor that is no part of another; recognized on both sides in the same way
+    pairs        each weight of the original with what the other side has of it: under the same name, fused, split,
+                 stacked or tied (names.py, fusing.py), in the order and form of another program (rotary.py, gguf.py)
+    leftovers    every entry of both checkpoints that is in no pair, with the reason
+
+What headers cannot decide stays open as alternatives; choose_alternatives looks at values and decides.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
 from quanterr.formats.verbatim import verbatim
-from quanterr.pairing.fusing import Composer, plain_naming, swapped
+from quanterr.pairing.fusing import Held, Holders, plain_naming, swapped
 from quanterr.pairing.gguf import Translation
-from quanterr.pairing.names import COPIES, EMBEDDINGS, HEADS, canonical, may_be_turned
-from quanterr.pairing.plan import Bucket, Leftover, Pair, Plan
+from quanterr.pairing.names import COPIES, EMBEDDINGS, HEADS, canonical, may_be_transposed
+from quanterr.pairing.plan import Alternative, Bucket, Leftover, Pair, Plan
 from quanterr.pairing.rotary import in_one_order
-from quanterr.pairing.sampling import SAME, on_cpu, relative_error
-from quanterr.pairing.side import Side
+from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
+from quanterr.pairing.side import Recognized, Side
 from quanterr.pairing.views import rows_of, transposed
 from quanterr.roles import role_of
 from quanterr.selection import Selection
@@ -34,28 +38,261 @@ MOST_PADDING = 1024  # rows that writers append to a vocabulary
 LONGEST_BIAS = 1 << 22  # bytes
 
 
-def pair(original: Checkpoint, quantized: Checkpoint, selection: Selection) -> Plan:
+def pair(
+    original: Checkpoint, quantized: Checkpoint, selection: Selection, recognized: Recognized | None = None
+) -> Plan:
     """Pair two checkpoints from their headers.
+
+    ``recognized`` keeps the weights of the original for other calls with the same original.
 
     Raises:
         CheckpointError: a label in a file is damaged, or a selected tensor has an unknown dtype.
         UsageError: a pattern of the selection matches no weight.
     """
-    plan = Plan()
-    first, second = Side("original", original), Side("quantized", quantized)
-    stripped = _common_prefixes(first.codes, second.codes)
-    plan.prefixes = dict(zip(SIDES, stripped, strict=True))
-    plan.labels = {side.side: side.labels for side in (first, second)}
-    names = [_shared_names(side.codes, prefix) for side, prefix in zip((first, second), stripped, strict=True)]
-    both = names[0].keys() & names[1].keys()
-    for side, shared in zip((first, second), names, strict=True):
-        side.attach_siblings({shared[name] for name in both})
-    _pair_weights(plan, first, second, names, selection)
-    return plan
+    return _Pairing(Side("original", original, recognized), Side("quantized", quantized), selection).plan()
+
+
+class _Found(NamedTuple):
+    """What the quantized checkpoint has of a weight of the original, and what must be true of it."""
+
+    held: Held
+    alternative: Alternative | None = None
+
+
+class _Pairing:
+    """Goes through the weights of the original once, then through what is left of the quantized checkpoint."""
+
+    def __init__(self, original: Side, quantized: Side, selection: Selection) -> None:
+        self.original, self.quantized, self.selection = original, quantized, selection
+        self.pairs: list[Pair] = []
+        self.leftovers: list[Leftover] = []
+        self.prefixes = _common_prefixes(original.codes, quantized.codes)
+        names = [_shared_names(side.codes, prefix) for side, prefix in self._with_prefixes()]
+        both = names[0].keys() & names[1].keys()
+        for side, shared in zip((original, quantized), names, strict=True):
+            side.attach_siblings({shared[name] for name in both})
+        # Shared name → own name, of the weights
+        self.names, self.there = (
+            {shared: own for shared, own in given.items() if own in side.codes}
+            for given, side in zip(names, (original, quantized), strict=True)
+        )
+        self.extra = {shared: own for shared, own in self.there.items() if shared not in self.names}
+        self.translation = Translation.between(original.checkpoint, quantized.checkpoint)
+        naming = self.translation.atoms if self.translation else plain_naming
+        shapes = {own: original.codes[own].shape for own in self.names.values()} if self.extra else {}
+        alone = [own for shared, own in self.names.items() if self.extra and shared not in self.there]
+        self.holders = Holders(quantized, naming, shapes, alone, self.extra.values())
+
+    def plan(self) -> Plan:
+        """The whole plan."""
+        self.selection.check([*self.names.values(), *self.extra])
+        for side, prefix in self._with_prefixes():
+            _refuse_unknown(side, prefix, self.selection)
+        for shared, own in self.names.items():
+            if not self.selection.takes(own):
+                self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, "not selected")
+            elif self._is_derived(own):
+                self._leave(self.original, own, own, Bucket.CONSUMED, "worked out by the converter")
+            else:
+                self._pair(shared, own)
+        head = self._pair_extra_head()
+        for shared, own in self.extra.items():
+            if own != head and own not in self.holders.used:
+                self._leave(self.quantized, shared, own, *self._why_extra(shared, self.quantized.codes[own]))
+        for side in (self.original, self.quantized):
+            for name in sorted(side.labels.consumed):
+                self.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
+        self._adapt()
+        return Plan(
+            _with_transposed_squares(self.pairs, self.original),
+            self.leftovers,
+            dict(zip(SIDES, self.prefixes, strict=True)),
+            {side.side: side.labels for side in (self.original, self.quantized)},
+        )
+
+    def _with_prefixes(self) -> Iterable[tuple[Side, str]]:
+        return zip((self.original, self.quantized), self.prefixes, strict=True)
+
+    def _is_derived(self, name: str) -> bool:
+        return self.translation is not None and self.translation.is_derived(name)
+
+    def _pair(self, shared: str, own: str) -> None:
+        """One weight of the original, with what the quantized checkpoint has of it."""
+        there, y = self.there.get(shared), None
+        try:
+            x = self.original.recognized(own)
+            found = self._direct(there, x) if there else self._elsewhere(own, x)
+            if found is None:
+                self._leave(self.original, own, own, *self._why_absent(shared))
+                return
+            y = found.held
+            self._add(own, x, y, there, found.alternative)
+        except FormatMismatch as mismatch:
+            if there and self._both_verbatim(own, there, str(mismatch)):
+                return
+            bucket = Bucket.UNSUPPORTED
+            if there and {self.original.codes[own].dtype, self.quantized.codes[there].dtype} & CODE_DTYPES:
+                bucket = Bucket.ERROR
+            self._leave_both(own, there, bucket, str(mismatch), y)
+
+    def _direct(self, there: str, x: Weight) -> _Found:
+        """The quantized weight of the same name, of the original's shape or with its last axes swapped."""
+        problem: FormatMismatch | None = None
+        for shape in dict.fromkeys((x.shape, swapped(x.shape))):
+            try:
+                return _Found(Held(_cropped(x, self.quantized.recognized(there, shape)), (there,)))
+            except FormatMismatch as mismatch:
+                problem = problem or mismatch
+        raise problem or AssertionError
+
+    def _elsewhere(self, own: str, x: Weight) -> _Found | None:
+        """The weight under other names of the quantized checkpoint; an output layer as its embedding."""
+        if held := self.holders.find(own, x.shape):
+            holders = listed(list(held.holders), 3)
+            y = held.weight
+            return _Found(held._replace(weight=replace(y, evidence=(*y.evidence, f"held by {holders}"))))
+        embedding = _embedding(self.quantized.codes) if canonical(own)[0] in HEADS | COPIES else None
+        if embedding is None:
+            return None
+        copy = _embedding(self.original.codes)
+        alternative = None
+        if copy is not None:  # only if the original's output layer is its embedding once more
+            twin = self.original.recognized(copy)
+            if twin.shape != x.shape:
+                return None
+            left = self._left(self.original, own, own, *self._why_absent(own))
+            alternative = Alternative(x, twin, NO_COPY, leftovers=(left,))
+        return _Found(self._tied(x, own, embedding), alternative)
+
+    def _tied(self, x: Weight, own: str, there: str) -> Held:
+        """A weight of the quantized checkpoint that stands for another one, as embedding or output layer."""
+        y = _cropped(x, self.quantized.recognized(there, x.shape))
+        said = f"tied: {own} of the original beside {there}"
+        return Held(replace(y, evidence=(*y.evidence, said)), (there,))
+
+    def _pair_extra_head(self) -> str | None:
+        """Pair an output layer that only the quantized checkpoint has with the original's embedding; its name."""
+        if any(canonical(name)[0] in HEADS for name in self.original.codes):
+            return None
+        free = (own for shared, own in self.extra.items() if self.selection.takes(shared))
+        heads = {(head, "") for head in HEADS}
+        head = next((own for own in free if own not in self.holders.used and canonical(own) in heads), None)
+        embedding = _embedding(self.names.values())
+        if head is None or embedding is None:
+            return None
+        try:
+            x = self.original.recognized(embedding)
+            held = self._tied(x, embedding, head)
+            if x.shape == held.weight.shape:
+                self.pairs.append(self._made(head, x, held.weight, embedding, (head,), None))
+            else:
+                reason = f"shape {list(x.shape)} of {embedding} in the original, {list(held.weight.shape)} of {head}"
+                self._leave(self.quantized, head, head, Bucket.SHAPE_MISMATCH, f"{reason} in the quantized")
+        except FormatMismatch as mismatch:
+            self._leave(self.quantized, head, head, Bucket.UNSUPPORTED, str(mismatch))
+        return head
+
+    def _add(self, own: str, x: Weight, held: Held, there: str | None, alternative: Alternative | None) -> None:
+        """A pair, both weights in the same orientation, order and form; or why they cannot be compared."""
+        x, y = _oriented(x, held.weight, self.original)
+        if "bits" in (x.encoding, y.encoding) and not _same_kind(x.codes, y.codes):
+            reason = f"{x.codes.dtype} in the original, {y.codes.dtype} in the quantized: not comparable"
+            bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
+            self._leave_both(own, there, bucket, reason, held)
+        elif x.shape != y.shape:
+            place = (
+                f"({y.codes.dtype}) in the quantized"
+                if there
+                else f"in {listed(list(held.holders), 3)} of the quantized"
+            )
+            reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_shape_hint(x.shape, y.shape)}"
+            self._leave_both(own, there, Bucket.SHAPE_MISMATCH, reason, held)
+        else:
+            self.pairs.append(self._made(own, x, y, own, held.holders, alternative))
+
+    def _made(
+        self, name: str, x: Weight, y: Weight, own: str, holders: tuple[str, ...], alternative: Alternative | None
+    ) -> Pair:
+        """A pair, with all entries that it uses."""
+        sides = (self.original, (own,)), (self.quantized, holders)
+        codes, consumed = (
+            [tuple(side.codes[name] for name in names) for side, names in sides],
+            [tuple(entry for name in names for entry in side.siblings.get(name, ())) for side, names in sides],
+        )
+        return Pair(name, x, y, (codes[0], codes[1]), (consumed[0], consumed[1]), alternative)
+
+    def _adapt(self) -> None:
+        """Bring both weights of each pair into one order of rows and one form of values."""
+        configs = [side.checkpoint.config.get(name) for side in (self.original, self.quantized) for name in WITH_HEADS]
+        objects = [config for config in configs if isinstance(config, dict)]
+        pairs, self.pairs = self.pairs, []
+        for pair in pairs:
+            try:
+                adapted = self.translation.adapted(pair) if self.translation else in_one_order(pair, objects)
+                self.pairs.append(adapted)
+            except FormatMismatch as mismatch:
+                self.leftovers += pair.left(Bucket.UNSUPPORTED, str(mismatch))
+
+    def _both_verbatim(self, own: str, there: str, reason: str) -> bool:
+        """Pair what nobody can read, which may still be the same; whether that could be done."""
+        entries = self.original.codes[own], self.quantized.codes[there]
+        named = (self.original, own), (self.quantized, there)
+        if any(side.siblings.get(name) or side.labels.of(name) for side, name in named) or not _same_kind(*entries):
+            return False
+        x, y = (verbatim(own, entry, reason) for entry in entries)
+        self.pairs.append(self._made(own, x, y, own, (there,), None))
+        return True
+
+    def _why_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
+        """Where a quantized tensor ends that no weight of the original uses."""
+        if self._is_derived(entry.name):
+            return Bucket.CONSUMED, "worked out by the converter"
+        if is_auxiliary(entry.name):
+            return Bucket.CONSUMED, "changes no weight"
+        if not self.selection.takes(shared):
+            return Bucket.FILTERED_OUT, "not selected"
+        module = shared.rpartition(".")[0]
+        for owner in (f"{module}.weight", module):
+            if owner in self.names and owner not in self.there:
+                return Bucket.UNSUPPORTED, f"part of {owner} in a layout this version does not read"
+        if _is_zero_bias(shared, entry):  # AutoGPTQ
+            return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
+        return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
+
+    def _why_absent(self, shared: str) -> tuple[Bucket, str]:
+        """A weight without its like: not stored at all, or stored in parts that no format claims."""
+        module, side = shared.removesuffix(".weight"), self.quantized
+        parts = [own for place in (module, shared) for own in side.by_module.get(place, ())]
+        stored = {own.removeprefix(f"{module}."): side.entries[own] for own in parts}
+        if parts and (reason := refused(stored, side.labels.config)):
+            return Bucket.UNSUPPORTED, reason
+        if shared.endswith(".weight") and parts:
+            kinds = ", ".join(str(side.entries[own]) for own in parts[:4])
+            return (
+                Bucket.UNSUPPORTED,
+                f"stored as {kinds}: a layout this version does not read; see `quanterr formats`",
+            )
+        return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
+
+    def _left(self, side: Side, name: str, own: str, bucket: Bucket, reason: str) -> Leftover:
+        """A tensor and all that belongs to it."""
+        return Leftover(name, side.side, bucket, reason, (side.codes[own], *side.siblings.get(own, ())))
+
+    def _leave(self, side: Side, name: str, own: str, bucket: Bucket, reason: str) -> None:
+        self.leftovers.append(self._left(side, name, own, bucket, reason))
+
+    def _leave_both(self, own: str, there: str | None, bucket: Bucket, reason: str, held: Held | None = None) -> None:
+        """Leave a weight of the original, and what holds it in the quantized checkpoint where that is known."""
+        self._leave(self.original, own, own, bucket, reason)
+        if there:
+            self._leave(self.quantized, own, there, bucket, reason)
+        for holder in held.holders if held and not there else ():
+            if holder in self.holders.used:  # else it is the other side of a tie, and a weight of its own
+                self._leave(self.quantized, holder, holder, bucket, reason)
 
 
 def _common_prefixes(original: Iterable[str], quantized: Iterable[str]) -> tuple[str, str]:
-    """The prefixes to take from each side so that the most names match; none where that is as good."""
+    """The prefixes to strip from each side so that the most names match; none where that is as good."""
     names = [set(original), set(quantized)]
     candidates = [["", *(p for p in PREFIXES if any(name.startswith(p) for name in side))] for side in names]
     stripped = [
@@ -76,50 +313,6 @@ def _shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
     return shared
 
 
-def _pair_weights(
-    plan: Plan, original: Side, quantized: Side, stored: list[dict[str, str]], selection: Selection
-) -> None:
-    translation = Translation.between(original.checkpoint, quantized.checkpoint)
-    names, there = (
-        {shared: own for shared, own in given.items() if own in side.codes}
-        for given, side in zip(stored, (original, quantized), strict=True)
-    )
-    extra = {shared: own for shared, own in there.items() if shared not in names}
-    shapes = {own: original.codes[own].shape for own in names.values()} if extra else {}
-    naming = translation.atoms if translation else plain_naming
-    alone = [own for shared, own in names.items() if extra and shared not in there]
-    composer = Composer.of(shapes, alone, quantized, list(extra.values()), naming)
-    selection.check([*names.values(), *extra])
-    for side in (original, quantized):
-        _refuse_unknown(side, plan.prefixes[side.side], selection)
-    for shared, own in names.items():
-        other = there.get(shared)
-        if not selection.takes(own):
-            _leave(plan, original, own, own, Bucket.FILTERED_OUT, "not selected")
-            if other:
-                _leave(plan, quantized, own, other, Bucket.FILTERED_OUT, "not selected")
-        elif translation and translation.is_derived(own):
-            _leave(plan, original, own, own, Bucket.CONSUMED, "worked out by the converter")
-        elif other is None:
-            _compose(plan, original, quantized, composer, translation, shared, own)
-        else:
-            _pair_weight(plan, original, quantized, own, other)
-    head = None
-    if not any(canonical(name)[0] in HEADS for name in original.codes):  # else the embedding does not stand for it
-        head = _head_without_like((own for shared, own in extra.items() if selection.takes(shared)), composer)
-    if head and (embedding := _embedding(names.values())):
-        _pair_tied(plan, original, quantized, embedding, head, head)
-        composer.used.add(head)
-    for shared, own in extra.items():
-        if translation and translation.is_derived(own):
-            _leave(plan, quantized, shared, own, Bucket.CONSUMED, "worked out by the converter")
-        elif own not in composer.used:
-            _leave(plan, quantized, shared, own, *_why_extra(shared, quantized.codes[own], names, there, selection))
-    for side in (original, quantized):
-        for name in sorted(side.labels.consumed):
-            plan.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
-
-
 def _refuse_unknown(side: Side, prefix: str, selection: Selection) -> None:
     """What has a dtype that safetensors may have got since is an error, unless it is left out.
 
@@ -131,119 +324,10 @@ def _refuse_unknown(side: Side, prefix: str, selection: Selection) -> None:
             raise CheckpointError(f"{entry.file}: {display(entry.name)}: {entry.unknown}")
 
 
-def _compose(
-    plan: Plan,
-    original: Side,
-    quantized: Side,
-    composer: Composer,
-    translation: Translation | None,
-    shared: str,
-    own: str,
-) -> None:
-    """Pair a weight that the quantized checkpoint stores under another name, if it does."""
-    y: Weight | None = None
-    try:
-        x = original.recognized(own)
-        y = composer.compose(own, x.shape)
-        embedding = _embedding(quantized.codes) if canonical(own)[0] in HEADS | COPIES else None
-        if y is None and embedding and _tied(original, x):
-            _pair_tied(plan, original, quantized, own, embedding, own)
-            return
-        if y is None:
-            _leave(plan, original, own, own, *_why_absent(shared, quantized))
-            return
-        x, y = _turned_to(x, y)
-        if x.shape != y.shape:
-            there = f"{list(y.shape)} in {listed(quantized.owners(y), 3)} of the quantized"
-            reason = f"shape {list(x.shape)} in the original, {there}{_shape_hint(x.shape, y.shape)}"
-            _refuse(plan, original, quantized, own, y, Bucket.SHAPE_MISMATCH, reason)
-            return
-        if translation:
-            x, y = translation.adapted(x, y)
-        else:
-            configs = [side.checkpoint.config.get(name) for side in (original, quantized) for name in WITH_HEADS]
-            x, y = in_one_order(x, y, [config for config in configs if isinstance(config, dict)])
-    except FormatMismatch as mismatch:
-        _refuse(plan, original, quantized, own, y, Bucket.UNSUPPORTED, str(mismatch))
-        return
-    holders = listed(quantized.owners(y), 3)
-    _add(plan, original, quantized, own, x, replace(y, evidence=(*y.evidence, f"held by {holders}")))
-
-
-def _refuse(
-    plan: Plan, original: Side, quantized: Side, own: str, y: Weight | None, bucket: Bucket, reason: str
-) -> None:
-    """Leave a weight of the original, and what holds it in the quantized checkpoint where that is known."""
-    _leave(plan, original, own, own, bucket, reason)
-    for holder in quantized.owners(y) if y else ():
-        _leave(plan, quantized, holder, holder, bucket, reason)
-
-
-def _tied(side: Side, head: Weight) -> bool:
-    """Whether an output layer is its embedding once more: only then may one stand for the other elsewhere."""
-    embedding = _embedding(side.codes)
-    if embedding is None:
-        return True  # nothing says that it is not
-    other = side.recognized(embedding)
-    if other.shape != head.shape:
-        return False
-    with on_cpu() as workspaces:
-        return relative_error(other, head, workspaces) <= SAME
-
-
-def _head_without_like(extra: Iterable[str], composer: Composer) -> str | None:
-    """An output layer that only the quantized checkpoint has."""
-    free = (own for own in extra if own not in composer.used)
-    return next((own for own in free if canonical(own) in {(head, "") for head in HEADS}), None)
-
-
 def _embedding(names: Iterable[str]) -> str | None:
     """The embedding of tokens, if there is just one."""
     found = [name for name in names if canonical(name)[0] in EMBEDDINGS and canonical(name)[1] == ""]
     return found[0] if len(found) == 1 else None
-
-
-def _pair_tied(plan: Plan, original: Side, quantized: Side, own: str, there: str, name: str) -> None:
-    """An output layer that one side stores, with the embedding of the other, which stands for it there."""
-    try:
-        x = original.recognized(own)
-        y = _cropped(x, quantized.recognized(there, x.shape))
-    except FormatMismatch as mismatch:
-        _leave(plan, original, name, own, Bucket.UNSUPPORTED, str(mismatch))
-        return
-    if x.shape != y.shape:
-        reason = f"shape {list(x.shape)} of {own} in the original, {list(y.shape)} of {there} in the quantized"
-        _leave(plan, quantized, name, there, Bucket.SHAPE_MISMATCH, reason)
-        return
-    said = f"tied: {own} of the original beside {there}"
-    _add(plan, original, quantized, name, x, replace(y, evidence=(*y.evidence, said)))
-
-
-def _add(plan: Plan, original: Side, quantized: Side, own: str, x: Weight, y: Weight) -> None:
-    """A pair, with all entries that it uses."""
-    codes, consumed = [], []
-    for side, weight in ((original, x), (quantized, y)):
-        owners = side.owners(weight)
-        codes.append(tuple(side.codes[owner] for owner in owners))
-        consumed.append(tuple(entry for owner in owners for entry in side.siblings.get(owner, ())))
-    plan.pairs.append(Pair(own, x, y, (codes[0], codes[1]), (consumed[0], consumed[1])))
-    if y.format == "dense" and consumed[1]:
-        plan.dummies.append(own)
-
-
-def _why_extra(
-    shared: str, entry: Entry, names: dict[str, str], there: dict[str, str], selection: Selection
-) -> tuple[Bucket, str]:
-    """Where a quantized tensor ends that no weight of the original uses."""
-    if is_auxiliary(entry.name):
-        return Bucket.CONSUMED, "changes no weight"
-    if not selection.takes(shared):
-        return Bucket.FILTERED_OUT, "not selected"
-    if weight := _part_of(shared, names, there):
-        return Bucket.UNSUPPORTED, f"part of {weight} in a layout this version does not read"
-    if _is_zero_bias(shared, entry):  # AutoGPTQ
-        return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
-    return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
 
 
 def _is_zero_bias(shared: str, entry: Entry) -> bool:
@@ -251,80 +335,39 @@ def _is_zero_bias(shared: str, entry: Entry) -> bool:
     return small and not entry.read().strip(b"\0")
 
 
-def _part_of(shared: str, names: dict[str, str], there: dict[str, str]) -> str | None:
-    """The weight of the original that the quantized side stores under other names, this being one of them."""
-    module = shared.rpartition(".")[0]
-    owners = (f"{module}.weight", module)
-    return next((owner for owner in owners if owner in names and owner not in there), None)
-
-
-def _why_absent(shared: str, quantized: Side) -> tuple[Bucket, str]:
-    """A weight without its like: not stored at all, or stored in parts that no format claims."""
-    module = shared.removesuffix(".weight")
-    parts = [own for place in (module, shared) for own in quantized.by_module.get(place, ())]
-    stored = {own.removeprefix(f"{module}."): quantized.entries[own] for own in parts}
-    if parts and (told := refused(stored, quantized.labels.config)):
-        return Bucket.UNSUPPORTED, told
-    if shared.endswith(".weight") and parts:
-        kinds = ", ".join(str(quantized.entries[own]) for own in parts[:4])
-        return (
-            Bucket.UNSUPPORTED,
-            f"stored as {kinds}: a layout this version does not read; see `quanterr formats`",
-        )
-    return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
-
-
-def _pair_weight(plan: Plan, original: Side, quantized: Side, own: str, there: str) -> None:
-    entries = original.codes[own], quantized.codes[there]
-    try:
-        x = original.recognized(own)
-        y = _cropped(x, _recognized(quantized, there, x))
-        x, y = _turned_to(x, y)
-    except FormatMismatch as mismatch:
-        alone = not any(
-            side.siblings.get(name) or side.labels.of(name) for side, name in ((original, own), (quantized, there))
-        )
-        if alone and _same_kind(*entries):  # what nobody can read may still be the same
-            x, y = (verbatim(own, entry, str(mismatch)) for entry in entries)
-        else:
-            bucket = Bucket.ERROR if any(entry.dtype in CODE_DTYPES for entry in entries) else Bucket.UNSUPPORTED
-            _leave(plan, original, own, own, bucket, str(mismatch))
-            _leave(plan, quantized, own, there, bucket, str(mismatch))
-            return
-    if "verbatim" in (x.format, y.format) and not _same_kind(x.codes, y.codes):
-        reason = f"{x.codes.dtype} in the original, {y.codes.dtype} in the quantized: not comparable"
-    elif x.shape != y.shape:
-        reason = f"shape {list(x.shape)} in the original, {list(y.shape)} ({y.codes.dtype}) in the quantized"
-        reason += _shape_hint(x.shape, y.shape)
-    else:
-        _add(plan, original, quantized, own, x, y)
-        return
-    bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
-    _leave(plan, original, own, own, bucket, reason)
-    _leave(plan, quantized, own, there, bucket, reason)
-
-
-def _recognized(quantized: Side, there: str, x: Weight) -> Weight:
-    """The quantized weight, told the original's shape, or that shape with its last axes swapped."""
-    try:
-        return quantized.recognized(there, x.shape)
-    except FormatMismatch:
-        if swapped(x.shape) == x.shape:
-            raise
-        try:
-            return quantized.recognized(there, swapped(x.shape))
-        except FormatMismatch:
-            pass
-        raise
-
-
-def _turned_to(x: Weight, y: Weight) -> tuple[Weight, Weight]:
+def _oriented(x: Weight, y: Weight, original: Side) -> tuple[Weight, Weight]:
     """The original with inputs and outputs swapped, if the other side has it so and its name allows it."""
-    turned = x.shape != y.shape == swapped(x.shape) and may_be_turned(x.name, x.shape)
-    if not turned or x.format != "dense":
+    swap = x.shape != y.shape == swapped(x.shape) and may_be_transposed(x.name, x.shape)
+    if not swap or x.encoding != "floats":
         return x, y
     said = f"the original is stored {list(x.shape)}, this {list(y.shape)}: transposed"
-    return transposed(x), replace(y, evidence=(*y.evidence, said))
+    return original.once(("transposed", x.name), lambda: transposed(x)), replace(y, evidence=(*y.evidence, said))
+
+
+def _with_transposed_squares(pairs: Sequence[Pair], original: Side) -> list[Pair]:
+    """The pairs, those of square weights that may be transposed with that as an alternative.
+
+    Weights that are not square, of which the shape tells, say whether the original is stored the other way round.
+    """
+    transposable = [pair for pair in pairs if may_be_transposed(pair.name, pair.original.shape)]
+    swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}
+    if swaps == {False}:
+        return list(pairs)
+    said = "the original is stored [in, out]: relative error {error} on a sample when it is transposed"
+    warning = "" if True in swaps else f"{said}, and no weight that is not square tells so"
+    made = []
+    for pair in pairs:
+        x = pair.original
+        if x.encoding == "floats" and _is_square(pair) and may_be_transposed(pair.name, x.shape):
+            swapped_x = original.once(("transposed", x.name), lambda x=x: transposed(x))  # type: ignore[misc]
+            pair = replace(pair, alternative=Alternative(swapped_x, None, TRANSPOSITION, said, warning))
+        made.append(pair)
+    return made
+
+
+def _is_square(pair: Pair) -> bool:
+    shape = pair.original.shape
+    return len(shape) > 1 and shape[-1] == shape[-2]
 
 
 def _cropped(x: Weight, y: Weight) -> Weight:
@@ -350,8 +393,3 @@ def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     if len(x) == len(y) and x[1:] == y[1:]:
         return "; fused or padded rows?"
     return ""
-
-
-def _leave(plan: Plan, side: Side, name: str, own: str, bucket: Bucket, reason: str) -> None:
-    """Put a tensor and all that belongs to it into a bucket."""
-    plan.leftovers.append(Leftover(name, side.side, bucket, reason, (side.codes[own], *side.siblings.get(own, ()))))

@@ -17,28 +17,16 @@ from functools import cache
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
-from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.pairing.gguf_names import architectures, names_of
-from quanterr.pairing.names import Atoms, atoms_of, canonical
+from quanterr.pairing.names import CONVENTIONS, Atoms, atoms_of, canonical
+from quanterr.pairing.plan import Alternative, Bucket, Pair
 from quanterr.pairing.rotary import in_pairs
-from quanterr.pairing.sampling import BETTER, RELATED, SUSPICIOUS, UNRELATED, on_cpu, relative_error
+from quanterr.pairing.sampling import ORDER, VALUES
 from quanterr.pairing.views import minus_exp, plus, unpaired
 
-# Architectures whose converter puts the rows of q and k in pairs.
-PAIRED = frozenset(
-    {"llama", "deci", "granite", "granitemoe", "granitehybrid", "llada", "nanbeige", "arcee", "smollm3", "minicpm3"}
-)
-IN_HALVES = frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"})
-
-# Architectures whose converter adds one to all norms, and some of those where none is.
-PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3", "nemotron"})
-NOT_PLUS_ONE = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3"})
-
+CONVENTION = next(row for row in CONVENTIONS if row.program == "llama.cpp")
 EXPERTS = "_exps"
-
-# Tensors that a converter works out from the configuration.
-DERIVED = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
 @dataclass(frozen=True)
@@ -66,7 +54,7 @@ class Translation:
 
     def is_derived(self, name: str) -> bool:
         """Whether a tensor of the GGUF file was worked out from the configuration."""
-        return _path(name)[0] in DERIVED
+        return _path(name)[0] in CONVENTION.derived
 
     def atoms(self, side: int, name: str, shape: tuple[int, ...]) -> Atoms:
         """What a weight of a side holds, in llama.cpp's names."""
@@ -81,55 +69,55 @@ class Translation:
             return Atoms((f"{whole}{kind}",), True)
         found = atoms_of(name, shape)
         paths = (atom.removesuffix(kind) for atom in found.names)
-        return Atoms(tuple(llama_name(self.architecture, path) + kind for path in paths), found.even)
+        return Atoms(tuple(llama_name(self.architecture, path) + kind for path in paths), found.equal)
 
-    def adapted(self, original: Weight, quantized: Weight) -> tuple[Weight, Weight]:
-        """Both weights with what the converter changed undone, or done to the original too."""
-        sides = [original, quantized]
-        gguf, other = sides[self.gguf_side], sides[1 - self.gguf_side]
+    def adapted(self, pair: Pair) -> Pair:
+        """A pair with what the converter changed undone, or done to the original too; with the other way to read it."""
+        gguf, other = self._sides(pair.original, pair.quantized)
         path, kind = _path(gguf.codes.name)
         word = path.rpartition(".")[2]
-        if word in ("attn_q", "attn_k"):
-            sides[self.gguf_side] = self._unpaired(gguf, other, path, word)
-        elif word.endswith("norm") and len(other.shape) == 1 and not kind:
-            sides[1 - self.gguf_side] = self._plus_one(other, gguf)
-        elif word == "ssm_a":
-            sides[1 - self.gguf_side] = minus_exp(other)
-        return sides[0], sides[1]
+        if pair.alternative is None and word in ("attn_q", "attn_k"):
+            return self._unpaired(pair, gguf, other, path, word)
+        if pair.alternative is None and word.endswith("norm") and len(other.shape) == 1 and not kind:
+            return self._plus_one(pair, gguf, other)
+        return self._with(pair, gguf, minus_exp(other)) if word in CONVENTION.negated_exp else pair
 
-    def _plus_one(self, other: Weight, gguf: Weight) -> Weight:
-        more = plus(other, 1.0)
-        found = _nearest(other, (more, "stored plus one"), gguf)
-        changed = found is not other
-        if self.architecture in PLUS_ONE and not changed and _nearest(more, (other, ""), gguf) is not more:
-            raise FormatMismatch(
-                f"stored as in the original, without the one that llama.cpp expects of {self.architecture}"
-            )
-        if self.architecture in NOT_PLUS_ONE and changed:
-            raise FormatMismatch(f"stored plus one, which llama.cpp does not expect of {self.architecture}")
-        return found
+    def _sides(self, first: Weight, second: Weight) -> tuple[Weight, Weight]:
+        """The GGUF file's weight and the other, of original and quantized; and the other way round."""
+        return (first, second) if self.gguf_side == 0 else (second, first)
 
-    def _unpaired(self, gguf: Weight, other: Weight, path: str, word: str) -> Weight:
+    def _with(self, pair: Pair, gguf: Weight, other: Weight, alternative: Alternative | None = None) -> Pair:
+        original, quantized = self._sides(gguf, other)
+        return replace(pair, original=original, quantized=quantized, alternative=alternative)
+
+    def _plus_one(self, pair: Pair, gguf: Weight, other: Weight) -> Pair:
+        one_more = plus(other, 1.0)
+        one_more = replace(one_more, evidence=(*one_more.evidence, "stored plus one"))
+        if self.architecture in CONVENTION.plus_one:
+            problem = f"stored as in the original, without the one that llama.cpp expects of {self.architecture}"
+            left = pair.left(Bucket.UNSUPPORTED, problem)
+            return self._with(pair, gguf, one_more, Alternative(*self._sides(gguf, other), VALUES, leftovers=left))
+        problem = f"stored plus one, which llama.cpp does not expect of {self.architecture}"
+        left = pair.left(Bucket.UNSUPPORTED, problem) if self.architecture in CONVENTION.not_plus_one else ()
+        return self._with(pair, gguf, other, Alternative(*self._sides(gguf, one_more), VALUES, leftovers=left))
+
+    def _unpaired(self, pair: Pair, gguf: Weight, other: Weight, path: str, word: str) -> Pair:
         block = int(path.split(".")[1]) if path.startswith("blk.") else 0
         heads = self.metadata.heads(block) if word == "attn_q" else self.metadata.kv_heads(block)
-        rows = gguf.shape[0]
-        if not heads or rows % (2 * heads):
-            return gguf
-        halves, told = unpaired(gguf, heads), "rows of heads put back from pairs to halves"
-        if self.architecture in PAIRED:
-            undone = replace(halves, evidence=(*halves.evidence, told))
-            found = _nearest(undone, (gguf, "rows of heads as they are"), other)
-            if found is not undone and not in_pairs(other.codes.name):
-                raise FormatMismatch(f"rows of heads are as in the original, not in the pairs that {self._expected}")
-            return found
-        found = _nearest(gguf, (halves, told), other)
-        if found is not gguf and self.architecture in IN_HALVES:
-            raise FormatMismatch(f"rows of heads are in pairs, not in the halves that {self._expected}")
-        return found
-
-    @property
-    def _expected(self) -> str:
-        return f"llama.cpp expects of {self.architecture}: it would compute with the wrong rows"
+        if not heads or gguf.shape[0] % (2 * heads):
+            return pair
+        halves = unpaired(gguf, heads)
+        halves = replace(halves, evidence=(*halves.evidence, "rows of heads put back from pairs to halves"))
+        expected = f"llama.cpp expects of {self.architecture}: it would compute with the wrong rows"
+        bar = ORDER if len(other.shape) > 1 else VALUES
+        if self.architecture in CONVENTION.paired:
+            as_stored = replace(gguf, evidence=(*gguf.evidence, "rows of heads as they are"))
+            problem = f"rows of heads are as in the original, not in the pairs that {expected}"
+            left = () if in_pairs(other.codes.name) else pair.left(Bucket.UNSUPPORTED, problem)
+            return self._with(pair, halves, other, Alternative(*self._sides(as_stored, other), bar, leftovers=left))
+        problem = f"rows of heads are in pairs, not in the halves that {expected}"
+        left = pair.left(Bucket.UNSUPPORTED, problem) if self.architecture in CONVENTION.unpaired else ()
+        return self._with(pair, gguf, other, Alternative(*self._sides(halves, other), bar, leftovers=left))
 
 
 def llama_name(architecture: str, path: str) -> str:
@@ -153,19 +141,6 @@ def _names(architecture: str) -> dict[str, str]:
     for original, name in names_of(architecture).items():
         found.setdefault(canonical(f"{original}.weight")[0], set()).add(name)
     return {path: next(iter(names)) for path, names in found.items() if len(names) == 1}
-
-
-def _nearest(usual: Weight, unusual: tuple[Weight, str], other: Weight) -> Weight:
-    """The usual weight, or the unusual one where that alone is near the other side."""
-    with on_cpu() as workspaces:
-        error = relative_error(other, usual, workspaces)
-        if error <= SUSPICIOUS and len(other.shape) > 1:
-            return usual
-        weight, told = unusual
-        better = relative_error(other, weight, workspaces)
-        if not (BETTER * better < error or better < RELATED < UNRELATED < error):
-            return usual
-    return replace(weight, evidence=(*weight.evidence, told))
 
 
 def _path(name: str) -> tuple[str, str]:

@@ -16,10 +16,10 @@ Reference: ggml-org/llama.cpp tools/imatrix/imatrix.cpp, src/llama-quant.cpp (lo
 import os
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from quanterr.errors import CheckpointError
 from quanterr.pairing.gguf import llama_name
 from quanterr.pairing.gguf_names import architectures
 from quanterr.pairing.names import EXPERTS, atoms_of, canonical
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.plan import Covered, Pair, Plan
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
@@ -58,13 +58,6 @@ class Importance:
         if first == last:
             return columns[first : first + 1]
         return columns[torch.arange(chunk.row, chunk.stop_row) // self.rows]
-
-
-class Covered(NamedTuple):
-    """Whether the file knows the columns of a weight: matrices of it that were never counted; None: not in the file."""
-
-    name: str
-    uncovered: int | None
 
 
 def read_importance(path: str | os.PathLike[str]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -146,20 +139,18 @@ def _checked(path: str, name: str, means: Tensor) -> Tensor:
     return means
 
 
-def attach(pairs: list[Pair], found: dict[str, tuple[Tensor, Tensor]], architecture: str) -> list[Covered]:
-    """Give, in place, each matrix the importance of its columns; tells where there is none."""
-    told = []
-    for number, pair in enumerate(pairs):
-        if len(pair.original.shape) < 2:
-            continue
-        importance = _importance_of(pair, found, architecture)
-        if importance is not None:
-            pairs[number] = replace(pair, importance=importance.of)
-        told.append(Covered(pair.name, importance.uncovered if importance else None))
-    return told
+def with_importance(plan: Plan, found: Mapping[str, tuple[Tensor, Tensor]], architecture: str) -> Plan:
+    """The plan, each matrix with the importance of its columns, and which weights the file covers."""
+    pairs, covered = [], []
+    for pair in plan.pairs:
+        importance = _importance_of(pair, found, architecture) if len(pair.original.shape) > 1 else None
+        pairs.append(replace(pair, importance=importance.of) if importance else pair)
+        if len(pair.original.shape) > 1:
+            covered.append(Covered(pair.name, importance.uncovered if importance else None))
+    return replace(plan, pairs=pairs, covered=covered)
 
 
-def _importance_of(pair: Pair, found: dict[str, tuple[Tensor, Tensor]], architecture: str) -> Importance | None:
+def _importance_of(pair: Pair, found: Mapping[str, tuple[Tensor, Tensor]], architecture: str) -> Importance | None:
     """That of the weight's columns; of a single expert's its own matrix out of those of the stack."""
     rows, cols = pair.original.matrix
     path = atoms_of(pair.name, pair.original.shape).names[0]

@@ -12,8 +12,10 @@ Reference: transformers conversion_mapping.py; diffusers and nunchaku model defi
 """
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # Words of a path that say where a model is wrapped, not which weight it is.
 WRAPPERS = frozenset(
@@ -33,73 +35,132 @@ WRAPPERS = frozenset(
     }
 )
 
-# Whole paths, wrappers removed, without .weight or .bias: pattern, replacement. Applied in this order.
-RENAMES = (
-    # experts
-    (r"(.*)\.block_sparse_moe\.(.*)", r"\1.mlp.\2"),
-    (r"(.*)\.switch_mlp\.(.*)", r"\1.experts.\2"),
-    (r"(.*\.experts(?:\.\d+)?)\.w1", r"\1.gate_proj"),
-    (r"(.*\.experts(?:\.\d+)?)\.w3", r"\1.up_proj"),
-    (r"(.*\.experts(?:\.\d+)?)\.w2(?:_weight)?", r"\1.down_proj"),
-    (r"(.*\.experts)\.w13(?:_weight)?", r"\1.gate_up_proj"),
-    # Granite
-    (r"(.*)\.mlp\.input_linear", r"\1.mlp.experts.gate_up_proj"),
-    (r"(.*)\.mlp\.output_linear", r"\1.mlp.experts.down_proj"),
-    # Mistral's and Meta's own names; the order of q's and k's rows differs too (rotary.py)
-    (r"(layers\.\d+)\.attention\.w([qkvo])", r"\1.self_attn.\2_proj"),
-    (r"(layers\.\d+)\.feed_forward\.((?:experts\.\d+\.)?(?:gate|up|down)_proj|gate)", r"\1.mlp.\2"),
-    (r"(layers\.\d+)\.feed_forward\.w1", r"\1.mlp.gate_proj"),
-    (r"(layers\.\d+)\.feed_forward\.w2", r"\1.mlp.down_proj"),
-    (r"(layers\.\d+)\.feed_forward\.w3", r"\1.mlp.up_proj"),
-    (r"(layers\.\d+)\.attention_norm", r"\1.input_layernorm"),
-    (r"(layers\.\d+)\.ffn_norm", r"\1.post_attention_layernorm"),
-    (r"tok_embeddings", r"embed_tokens"),
-    (r"output", r"lm_head"),
-    # nunchaku's FLUX; "net" is gone as a wrapper
-    (r"(transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
-    (r"(transformer_blocks\.\d+)\.qkv_proj_context", r"\1.attn.add_qkv_proj"),
-    (r"(transformer_blocks\.\d+)\.out_proj", r"\1.attn.to_out.0"),
-    (r"(transformer_blocks\.\d+)\.out_proj_context", r"\1.attn.to_add_out"),
-    (r"(transformer_blocks\.\d+)\.mlp_fc1", r"\1.ff.0.proj"),
-    (r"(transformer_blocks\.\d+)\.mlp_fc2", r"\1.ff.2"),
-    (r"(transformer_blocks\.\d+)\.mlp_context_fc1", r"\1.ff_context.0.proj"),
-    (r"(transformer_blocks\.\d+)\.mlp_context_fc2", r"\1.ff_context.2"),
-    (r"((?:single_)?transformer_blocks\.\d+)\.(norm_(?:added_)?[qk])", r"\1.attn.\2"),
-    (r"(single_transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
-    (r"(single_transformer_blocks\.\d+)\.attn\.to_out", r"\1.out_proj"),
-    (r"(single_transformer_blocks\.\d+)\.mlp_fc1", r"\1.proj_mlp"),
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """How one program names and stores weights, where that differs from the usual names."""
+
+    program: str
+    # Whole paths, without wrappers, .weight and .bias: pattern, replacement; applied in the order of the table.
+    renames: tuple[tuple[str, str], ...] = ()
+    # Last word of a path: what it holds, one after the other along the rows.
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    equal_parts: frozenset[str] = frozenset()  # those of them whose parts have the same number of rows
+    # Path of the original: the paths whose columns are next to each other in it.
+    side_by_side: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # Last word of a path: two stacks of heads: the first part of each head's rows, transposed, and the rest.
+    by_head: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    transposed: frozenset[str] = frozenset()  # last words of weights that may be stored as [in, out]
+    # model_type of config.json: the rows of gate and up alternate in the fused weight, instead of gate above up.
+    interleaved_gate_up: frozenset[str] = frozenset()
+    # Names of q and k whose rows are in pairs of RoPE: (0, d/2), (1, d/2 + 1), …, instead of halves of each head.
+    row_pairs: str = ""
+    # Architectures of GGUF files: rows of q and k in pairs, or in halves; norms with one added, or without.
+    paired: frozenset[str] = frozenset()
+    unpaired: frozenset[str] = frozenset()
+    plus_one: frozenset[str] = frozenset()
+    not_plus_one: frozenset[str] = frozenset()
+    negated_exp: frozenset[str] = frozenset()  # last words of tensors that are stored as -exp of the original
+    derived: frozenset[str] = frozenset()  # tensors that a converter computes from the configuration
+
+
+CONVENTIONS = (
+    Convention(
+        "transformers, vLLM",
+        renames=(
+            (r"(.*)\.block_sparse_moe\.(.*)", r"\1.mlp.\2"),
+            (r"(.*)\.switch_mlp\.(.*)", r"\1.experts.\2"),
+            (r"(.*\.experts(?:\.\d+)?)\.w1", r"\1.gate_proj"),
+            (r"(.*\.experts(?:\.\d+)?)\.w3", r"\1.up_proj"),
+            (r"(.*\.experts(?:\.\d+)?)\.w2(?:_weight)?", r"\1.down_proj"),
+            (r"(.*\.experts)\.w13(?:_weight)?", r"\1.gate_up_proj"),
+        ),
+        fused={
+            "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+            "Wqkv": ("q_proj", "k_proj", "v_proj"),
+            "in_proj_qkv": ("q_proj", "k_proj", "v_proj"),
+            "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+            "gate_up_proj": ("gate_proj", "up_proj"),
+        },
+        equal_parts=frozenset({"gate_up_proj"}),
+        transposed=frozenset({"gate_up_proj", "down_proj"}),  # of stacks of experts
+    ),
+    Convention("GPT-2", transposed=frozenset({"c_attn", "c_proj", "c_fc"})),
+    Convention(
+        "Granite",
+        renames=(
+            (r"(.*)\.mlp\.input_linear", r"\1.mlp.experts.gate_up_proj"),
+            (r"(.*)\.mlp\.output_linear", r"\1.mlp.experts.down_proj"),
+        ),
+    ),
+    Convention(
+        "Mistral, Meta",
+        renames=(
+            (r"(layers\.\d+)\.attention\.w([qkvo])", r"\1.self_attn.\2_proj"),
+            (r"(layers\.\d+)\.feed_forward\.((?:experts\.\d+\.)?(?:gate|up|down)_proj|gate)", r"\1.mlp.\2"),
+            (r"(layers\.\d+)\.feed_forward\.w1", r"\1.mlp.gate_proj"),
+            (r"(layers\.\d+)\.feed_forward\.w2", r"\1.mlp.down_proj"),
+            (r"(layers\.\d+)\.feed_forward\.w3", r"\1.mlp.up_proj"),
+            (r"(layers\.\d+)\.attention_norm", r"\1.input_layernorm"),
+            (r"(layers\.\d+)\.ffn_norm", r"\1.post_attention_layernorm"),
+            (r"tok_embeddings", r"embed_tokens"),
+            (r"output", r"lm_head"),
+        ),
+        row_pairs=r"(?:.*\.)?layers\.\d+\.attention\.w([qk])(?:\..*)?",
+    ),
+    Convention(
+        "diffusers",
+        fused={"to_qkv": ("to_q", "to_k", "to_v"), "add_qkv_proj": ("add_q_proj", "add_k_proj", "add_v_proj")},
+    ),
+    Convention(
+        "nunchaku",  # FLUX; "net" is gone as a wrapper
+        renames=(
+            (r"(transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
+            (r"(transformer_blocks\.\d+)\.qkv_proj_context", r"\1.attn.add_qkv_proj"),
+            (r"(transformer_blocks\.\d+)\.out_proj", r"\1.attn.to_out.0"),
+            (r"(transformer_blocks\.\d+)\.out_proj_context", r"\1.attn.to_add_out"),
+            (r"(transformer_blocks\.\d+)\.mlp_fc1", r"\1.ff.0.proj"),
+            (r"(transformer_blocks\.\d+)\.mlp_fc2", r"\1.ff.2"),
+            (r"(transformer_blocks\.\d+)\.mlp_context_fc1", r"\1.ff_context.0.proj"),
+            (r"(transformer_blocks\.\d+)\.mlp_context_fc2", r"\1.ff_context.2"),
+            (r"((?:single_)?transformer_blocks\.\d+)\.(norm_(?:added_)?[qk])", r"\1.attn.\2"),
+            (r"(single_transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
+            (r"(single_transformer_blocks\.\d+)\.attn\.to_out", r"\1.out_proj"),
+            (r"(single_transformer_blocks\.\d+)\.mlp_fc1", r"\1.proj_mlp"),
+        ),
+        side_by_side=((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),),
+    ),
+    Convention("gpt-oss", interleaved_gate_up=frozenset({"gpt_oss"})),
+    Convention("MLX", by_head={"kv_b_proj": ("embed_q", "unembed_out")}),
+    Convention("QuIP#", fused={"upgate_proj": ("up_proj", "gate_proj")}, equal_parts=frozenset({"upgate_proj"})),
+    Convention(
+        "llama.cpp",
+        paired=frozenset(
+            {
+                "llama",
+                "deci",
+                "granite",
+                "granitemoe",
+                "granitehybrid",
+                "llada",
+                "nanbeige",
+                "arcee",
+                "smollm3",
+                "minicpm3",
+            }
+        ),
+        unpaired=frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"}),
+        plus_one=frozenset({"gemma", "gemma2", "gemma3", "nemotron"}),
+        not_plus_one=frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3"}),
+        negated_exp=frozenset({"ssm_a"}),  # Mamba's A, of A_log
+        derived=frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"}),
+    ),
 )
-
-# Last word of a path: what it holds, one after the other along the rows.
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "Wqkv": ("q_proj", "k_proj", "v_proj"),
-    "in_proj_qkv": ("q_proj", "k_proj", "v_proj"),
-    "to_qkv": ("to_q", "to_k", "to_v"),
-    "add_qkv_proj": ("add_q_proj", "add_k_proj", "add_v_proj"),
-    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "upgate_proj": ("up_proj", "gate_proj"),  # QuIP#
-}
-HALVES = frozenset({"gate_up_proj", "upgate_proj"})  # fused of parts of one size
-
-# Original's path: the paths whose columns lie side by side in it.
-SIDE_BY_SIDE = ((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),)
-
-# gpt-oss: rows of gate and up in turn in the fused weight, where all others have one below the other.
-INTERLEAVED_GATE_UP = frozenset({"gpt_oss"})  # model_type of config.json
-
-# Last word of a path: what MLX makes of it, a stack of heads each: the first part of a head's rows with
-# inputs and outputs swapped, and the rest of them.
-BY_HEAD = {"kv_b_proj": ("embed_q", "unembed_out")}
 
 # Paths of the output layer, and of the embedding that stands for it where it is not stored (tied).
 HEADS = frozenset({"lm_head", "output"})
 COPIES = frozenset({"encoder.embed_tokens", "decoder.embed_tokens"})  # T5's, of shared
 EMBEDDINGS = frozenset({"embed_tokens", "token_embd", "wte", "shared", "embedding.word_embeddings", "embeddings"})
-
-# Last words of weights that some programs store as [in, out]: GPT-2's Conv1D; stacks of experts.
-TURNED = frozenset({"c_attn", "c_proj", "c_fc", "gate_up_proj", "down_proj"})
 
 # Last word of a norm's path, and the weights of the same block that it feeds: scales may be folded from these into it.
 FED_BY_NORM = (
@@ -114,60 +175,60 @@ FED_BY_WEIGHT = (("mlp.up_proj", "mlp.down_proj"), ("self_attn.v_proj", "self_at
 
 EXPERTS = "experts"
 
-_RENAMES = tuple((re.compile(pattern), replacement) for pattern, replacement in RENAMES)
-_SIDE_BY_SIDE = tuple((re.compile(pattern), parts) for pattern, parts in SIDE_BY_SIDE)
+_RENAMES = tuple((re.compile(pattern), replacement) for row in CONVENTIONS for pattern, replacement in row.renames)
+_SIDE_BY_SIDE = tuple((re.compile(pattern), parts) for row in CONVENTIONS for pattern, parts in row.side_by_side)
+_FUSED = {word: parts for row in CONVENTIONS for word, parts in row.fused.items()}
+_BY_HEAD = {word: parts for row in CONVENTIONS for word, parts in row.by_head.items()}
+_EQUAL_PARTS = frozenset().union(*(row.equal_parts for row in CONVENTIONS))
+_TRANSPOSED = frozenset().union(*(row.transposed for row in CONVENTIONS))
 
 
 class Atoms(NamedTuple):
-    """What a weight holds, in the order of its rows; ``even`` where all parts have as many rows."""
+    """What a weight holds: projections of single experts."""
 
-    names: tuple[str, ...]
-    even: bool
+    names: tuple[str, ...]  # in the order of its rows, or as ``axis`` says
+    equal: bool = True  # whether all of them have as many rows
+    axis: Literal["rows", "columns", "heads"] = "rows"
+
+    @property
+    def are_biases(self) -> bool:
+        """Whether these are parts of a bias."""
+        return self.names[0].endswith(".bias")
 
 
 def atoms_of(name: str, shape: tuple[int, ...]) -> Atoms:
-    """The atoms of a weight of that name; 3-D weights of experts, and 2-D biases, are a stack of them."""
+    """The atoms of a weight, along its rows; 3-D weights of experts, and 2-D biases, are a stack of them."""
     path, kind = canonical(name)
     head, _, last = path.rpartition(".")
-    words = FUSED.get(last, (last,))
+    words = _FUSED.get(last, (last,))
     places = [head]
     if len(shape) == 3 - bool(kind) and (head == EXPERTS or head.endswith("." + EXPERTS)):
         places = [f"{head}.{expert}" for expert in range(shape[0])]
     names = tuple(f"{place}.{word}{kind}" for place in places for word in words)
-    return Atoms(names, len(words) == 1 or last in HALVES)
+    return Atoms(names, len(words) == 1 or last in _EQUAL_PARTS)
 
 
-def columns_of(name: str) -> tuple[str, ...]:
-    """The atoms that lie side by side in a weight of that name; none, where it is no such weight."""
+def other_arrangements(name: str) -> Iterator[Atoms]:
+    """Ways to take a weight apart that are not along its rows: columns next to each other, parts of heads."""
     path, kind = canonical(name)
+    head, _, last = path.rpartition(".")
     for pattern, parts in _SIDE_BY_SIDE:
         if found := pattern.fullmatch(path):
-            return tuple(found.expand(part) + kind for part in parts)
-    return ()
+            yield Atoms(tuple(found.expand(part) + kind for part in parts), axis="columns")
+    if not kind and last in _BY_HEAD:
+        yield Atoms(tuple(f"{head}.{word}" for word in _BY_HEAD[last]), axis="heads")
 
 
-def in_halves(name: str) -> bool:
-    """Whether a weight or bias of that name is fused of parts of one size."""
-    return canonical(name)[0].rpartition(".")[2] in HALVES
+def has_equal_parts(name: str) -> bool:
+    """Whether a weight or bias is fused of parts with the same number of rows."""
+    return canonical(name)[0].rpartition(".")[2] in _EQUAL_PARTS
 
 
-def is_bias(name: str) -> bool:
-    """Whether a name, or an atom, is that of a bias."""
-    return canonical(name)[1] == ".bias"
-
-
-def heads_of(name: str) -> tuple[str, ...]:
-    """The two stacks of heads that MLX makes of a weight of that name; none, where it is no such weight."""
-    path, kind = canonical(name)
-    head, _, last = path.rpartition(".")
-    return () if kind else tuple(f"{head}.{word}" for word in BY_HEAD.get(last, ()))
-
-
-def may_be_turned(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight of that name and shape may be stored with inputs and outputs swapped."""
+def may_be_transposed(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight may be stored with inputs and outputs swapped."""
     path, _ = canonical(name)
     head, _, last = path.rpartition(".")
-    return last in TURNED and (last.startswith("c_") or (len(shape) == 3 and head.endswith(EXPERTS)))
+    return last in _TRANSPOSED and (last.startswith("c_") or (len(shape) == 3 and head.endswith(EXPERTS)))
 
 
 @lru_cache(maxsize=1 << 16)

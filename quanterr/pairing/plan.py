@@ -1,7 +1,7 @@
 """What pairing decides: which weights are compared, which entries are left, and what a compared weight gives."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from quanterr.checkpoints.labels import Labels
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums
+from quanterr.pairing.sampling import Bar
 from quanterr.tensors.chunks import Chunk
 
 
@@ -31,18 +32,6 @@ class Bucket(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A weight as both sides store it; ``name`` is the original's."""
-
-    name: str
-    original: Weight
-    quantized: Weight
-    codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what holds its elements
-    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what else belongs to it
-    importance: Callable[[Chunk], Tensor] | None = None  # of the elements of a chunk, (1 or r, c)
-
-
-@dataclass(frozen=True, slots=True)
 class Leftover:
     """Entries that are not compared, and why."""
 
@@ -53,15 +42,70 @@ class Leftover:
     entries: tuple[Entry, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Other weights in place of those of a pair, if a sample of the values says so."""
+
+    original: Weight
+    quantized: Weight | None  # None: that of the pair
+    bar: Bar
+    evidence: str = ""  # what is then said of the pair; {error} is the relative error
+    warning: str = ""  # the same, as a warning
+    leftovers: tuple[Leftover, ...] = ()  # what then remains of the pair, where the alternative is an error
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A weight as both sides store it; ``name`` is the original's."""
+
+    name: str
+    original: Weight
+    quantized: Weight
+    codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what holds its elements
+    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # of each side: what else belongs to it
+    alternative: Alternative | None = None
+    importance: Callable[[Chunk], Tensor] | None = None  # of the elements of a chunk, (1 or r, c)
+
+    def left(self, bucket: Bucket, reason: str) -> tuple[Leftover, ...]:
+        """What remains of it where it cannot be compared after all."""
+        original = Leftover(self.name, "original", bucket, reason, (*self.codes[0], *self.consumed[0]))
+        first, *others = [Leftover(entry.name, "quantized", bucket, reason, (entry,)) for entry in self.codes[1]]
+        return original, replace(first, entries=(*first.entries, *self.consumed[1])), *others
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Factors that a quantizer moved from weights into what comes before them, and that were undone."""
+
+    source: str  # name of the norm or weight that took them up
+    names: tuple[str, ...]  # of the weights
+    before_db: float  # SNR on a sample, the worst of them, as stored
+    after_db: float  # the same with the factors undone
+    without: tuple[str, ...] = ()  # names of weights that should have the factors as well, and clearly do not
+
+
+class Covered(NamedTuple):
+    """Whether an importance matrix names a weight: matrices of it that were never counted; None: not in the file."""
+
+    name: str
+    uncovered: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What will be compared, and what not."""
 
-    pairs: list[Pair] = field(default_factory=list)
-    leftovers: list[Leftover] = field(default_factory=list)
-    prefixes: dict[str, str] = field(default_factory=dict)  # side → the prefix taken from its names
-    labels: dict[str, Labels] = field(default_factory=dict)
-    dummies: list[str] = field(default_factory=list)  # weights with a scale that scales nothing
+    pairs: Sequence[Pair] = ()
+    leftovers: Sequence[Leftover] = ()
+    prefixes: Mapping[str, str] = field(default_factory=dict)  # side → the prefix that was stripped from its names
+    labels: Mapping[str, Labels] = field(default_factory=dict)
+    folded: Sequence[Folded] = ()
+    covered: Sequence[Covered] | None = None  # by an importance matrix, where one was given
+
+    @property
+    def dummies(self) -> list[str]:
+        """Weights with a scale that scales nothing."""
+        return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.consumed[1]]
 
 
 class Element(NamedTuple):

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats import Weight
+from quanterr.pairing.names import CONVENTIONS
+from quanterr.pairing.plan import Pair
 from quanterr.pairing.views import unpaired
 from quanterr.util.text import display
 
-_PAIRED = re.compile(r"(?:.*\.)?layers\.\d+\.attention\.w([qk])(?:\..*)?")
+_PAIRED = re.compile("|".join(row.row_pairs for row in CONVENTIONS if row.row_pairs))
 _QUERY = ("num_attention_heads", "n_heads")
 _HEADS = {"q": _QUERY, "k": ("num_key_value_heads", "n_kv_heads", *_QUERY)}
 
@@ -26,31 +27,30 @@ def in_pairs(name: str) -> bool:
     return _PAIRED.fullmatch(name) is not None
 
 
-def in_one_order(x: Weight, y: Weight, configs: Iterable[Mapping[str, Any]]) -> tuple[Weight, Weight]:
-    """Two weights of one name, rows of heads in halves in both; ``configs`` are the files beside both checkpoints.
+def in_one_order(pair: Pair, configs: Iterable[Mapping[str, Any]]) -> Pair:
+    """The pair with rows of heads in halves on both sides; ``configs`` are the files beside both checkpoints.
 
     Raises:
         FormatMismatch: the order differs, and nothing tells how many heads there are.
     """
-    sides = [x, y]
-    paired = [_PAIRED.fullmatch(side.codes.name) for side in sides]
+    names = pair.original.codes.name, pair.quantized.codes.name
+    paired = [_PAIRED.fullmatch(name) for name in names]
     word = next((found[1] for found in paired if found), None)
     if word is None or all(paired):
-        return x, y
-    side = 0 if paired[0] else 1
-    stored, heads = sides[side], _number_of_heads(word, configs)
-    both = f"{display(x.codes.name)} and {display(y.codes.name)} have the rows of each head in another order"
+        return pair
+    stored, heads = pair.original if paired[0] else pair.quantized, _number_of_heads(word, configs)
+    both = f"{display(names[0])} and {display(names[1])} have the rows of each head in another order"
     if not heads:
         raise FormatMismatch(f"{both}, and no config.json or params.json tells how many heads there are")
     if stored.shape[0] % (2 * heads):
         raise FormatMismatch(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
     halves = unpaired(stored, heads)
     halves = replace(halves, evidence=(*halves.evidence, f"rows of {heads} heads put back from pairs to halves"))
-    sides[side] = halves
-    if side == 1:  # a file whose names alone are Mistral's
-        as_stored = replace(stored, evidence=("rows of heads as they are stored", *stored.evidence))
-        sides[1] = halves.or_else((*halves.alternatives, as_stored))
-    return sides[0], sides[1]
+    if paired[0]:
+        return replace(pair, original=halves)
+    # a file whose names alone are Mistral's
+    as_stored = replace(stored, evidence=("rows of heads as they are stored", *stored.evidence))
+    return replace(pair, quantized=halves.or_else((*halves.alternatives, as_stored)))
 
 
 def _number_of_heads(word: str, configs: Iterable[Mapping[str, Any]]) -> int | None:

@@ -1,8 +1,9 @@
-"""How far two weights are apart, told from a few rows: for deciding between readings before the run."""
+"""How far two weights are apart, measured on a few rows; which of several readings the original bears out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, isfinite, sqrt
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +21,57 @@ BETTER = 3.0
 # bits, the other above the second.
 RELATED, UNRELATED = 0.7, 1.2
 
+# Readings that differ by one step of the codes (rounding is a third of a step, one step more thrice as much) or in
+# the edges of blocks: the wrong one cannot be nearer by this factor.
+CLEARLY = 1.2
+
 # A tensor and its copy, in another dtype perhaps.
 SAME = 0.01
+
+
+class Bar(NamedTuple):
+    """When another reading takes the place of the first, by the relative errors of both on a sample."""
+
+    tried_above: float  # at this error of the first or below, no other is tried
+    times_better: float = inf
+    apart: bool = False  # or: the other is below RELATED, the first above UNRELATED
+    unless_same: bool = False  # instead: the other is no copy; its error alone decides
+
+    def is_met(self, first: float, other: float) -> bool:
+        """Whether the other reading wins."""
+        if self.unless_same:
+            return other > SAME
+        better = other < first and self.times_better * other <= first
+        return better or (self.apart and other < RELATED < UNRELATED < first)
+
+
+READING = Bar(SUSPICIOUS, BETTER)
+CLOSE_READING = Bar(-1.0, CLEARLY)
+ORDER = Bar(SUSPICIOUS, BETTER, apart=True)
+VALUES = Bar(-1.0, BETTER, apart=True)
+TRANSPOSITION = Bar(UNRELATED, apart=True)
+NO_COPY = Bar(-1.0, unless_same=True)
+
+
+class Choice(NamedTuple):
+    """Which reading the original bears out: the number of an alternative, or None for the first."""
+
+    number: int | None
+    first: float  # relative error of the first
+    least: float  # that of the nearest of all that were tried
+
+
+def nearest(
+    first: tuple[Weight, Weight], others: Sequence[tuple[Weight, Weight]], bar: Bar, workspaces: "Workspaces"
+) -> Choice:
+    """Which of several pairs of an original and a quantized weight to take, by their errors on a few rows."""
+    error = relative_error(*first, workspaces)
+    if error <= bar.tried_above or not others:
+        return Choice(None, error, error)
+    errors = [relative_error(*other, workspaces) for other in others]
+    least = min(errors)
+    return Choice(errors.index(least) if bar.is_met(error, least) else None, error, least)
+
 
 PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
 
@@ -34,7 +84,7 @@ def on_cpu() -> Iterator[Workspaces]:
 
 
 def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
-    """||y - x|| / ||x|| over a few rows; 0 where x is zero there, infinity where something is not finite."""
+    """||y - x|| / ||x|| over a few rows; infinity where something is not finite, or only x is zero."""
     signal = noise = 0.0
     for chunk in _sample(*original.matrix):
         x = original.dequantize(chunk, workspaces[0]).weight.double()
@@ -42,7 +92,9 @@ def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) 
         signal, noise = signal + float((x * x).sum()), noise + float((e * e).sum())
     if not isfinite(noise) or not isfinite(signal):
         return inf
-    return sqrt(noise / signal) if signal else 0.0
+    if not signal:
+        return inf if noise else 0.0
+    return sqrt(noise / signal)
 
 
 def _sample(rows: int, cols: int) -> Iterable[Chunk]:

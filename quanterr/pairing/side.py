@@ -1,6 +1,6 @@
 """One checkpoint as weights: which stored tensors hold elements, which are parts of others."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
@@ -12,22 +12,24 @@ from quanterr.util.text import display
 NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes in which no format stores codes
 
 
+Recognized = dict[Hashable, Weight]
+
+
 class Side:
     """One checkpoint: its weights by name, and what belongs to each."""
 
-    def __init__(self, side: str, checkpoint: Checkpoint) -> None:
-        """Find the weights from headers and labels.
+    def __init__(self, side: str, checkpoint: Checkpoint, recognized: Recognized | None = None) -> None:
+        """Find the weights from headers and labels; ``recognized`` keeps them for other sides of the same checkpoint.
 
         Raises:
             CheckpointError: a label in a file is damaged.
         """
-        self.side, self.checkpoint = side, checkpoint
+        self.side, self.checkpoint, self._recognized = side, checkpoint, recognized
         self.labels = read_labels(checkpoint)
         self.entries: Mapping[str, Entry] = checkpoint.entries
         self.part_of: dict[str, str] = {}  # name of a known part → its weight
         self.codes = self._anchored()  # weight → the entry that holds its elements
         self.siblings: dict[str, list[Entry]] = {}  # weight → what else belongs to it
-        self.weight_of: dict[str, str] = {}  # name of the entry that holds the elements → weight
         self.by_module: dict[str, list[str]] = {}  # module → names in it, but weight and bias
         self.expects_scale: str | None = None
         self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights tell
@@ -90,12 +92,6 @@ class Side:
         for siblings in self.siblings.values():
             for entry in siblings:
                 self.codes.pop(entry.name, None)
-        self.weight_of = {entry.name: name for name, entry in self.codes.items()}
-
-    def owners(self, weight: Weight) -> list[str]:
-        """Names of the stored weights that a weight, or a view of several, is made of."""
-        found = (self.weight_of.get(entry.name) for entry in weight.parts.values())
-        return list(dict.fromkeys(name for name in found if name is not None))
 
     def recognized(self, weight: str, shape: tuple[int, ...] | None = None) -> Weight:
         """The weight of that name; ``shape`` is that of the original, where there is one.
@@ -113,7 +109,17 @@ class Side:
                 raise FormatMismatch(
                     entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}"
                 )
-        return recognize(weight, self.codes[weight], self.entries, siblings, self._hints_of(weight, shape))
+        key = weight, shape, tuple(entry.name for entry in siblings)
+        hints = self._hints_of(weight, shape)
+        return self.once(key, lambda: recognize(weight, self.codes[weight], self.entries, siblings, hints))
+
+    def once(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
+        """What ``make`` gives; the same object for all sides that keep their weights together."""
+        if self._recognized is None:
+            return make()
+        if key not in self._recognized:
+            self._recognized[key] = make()
+        return self._recognized[key]
 
     def _hints_of(self, weight: str, shape: tuple[int, ...] | None) -> Hints:
         """What is known of a weight; one object for all those of which the same is known."""

@@ -12,8 +12,8 @@ awq/quantize/scale.py.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import log10
 
 import torch
@@ -21,32 +21,22 @@ from torch import Tensor
 
 from quanterr.formats import Weight
 from quanterr.pairing.names import FED_BY_NORM, FED_BY_WEIGHT, canonical
-from quanterr.pairing.plan import Pair
-from quanterr.pairing.sampling import SUSPICIOUS, Workspaces, on_cpu, relative_error
+from quanterr.pairing.plan import Folded, Pair
+from quanterr.pairing.sampling import SUSPICIOUS, Bar, Workspaces, nearest, relative_error
 from quanterr.pairing.views import scaled
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 
-MUCH = 0.7  # of the error before: above it nothing is undone
+UNDONE = Bar(-1.0, 1 / 0.7)  # how much nearer a weight must come for its factors to be undone
 CAST = 0.01  # a norm that was only cast changes by less
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """Factors that moved from weights into what comes before them."""
-
-    source: str  # name of the norm or weight that took them up
-    names: tuple[str, ...]  # of the weights
-    before_db: float  # SNR on a sample, the worst of them, as stored
-    after_db: float  # the same with the factors undone
-    without: tuple[str, ...] = ()  # names of weights that should have the factors as well, and clearly do not
-
-
-def undo_smoothing(pairs: list[Pair]) -> list[Folded]:
-    """Replace, in place, the quantized weights whose scales were folded away, by what they stand for."""
+def undo_smoothing(pairs: Sequence[Pair], workspaces: Workspaces) -> tuple[list[Pair], list[Folded]]:
+    """The pairs, those whose scales were folded away with that undone, and what was undone."""
+    undone = list(pairs)
     places = {canonical(pair.name): number for number, pair in enumerate(pairs)}
-    with on_cpu() as workspaces:
-        return [*_out_of_norms(pairs, places, workspaces), *_out_of_weights(pairs, places, workspaces)]
+    folded = [*_out_of_norms(undone, places, workspaces), *_out_of_weights(undone, places, workspaces)]
+    return undone, folded
 
 
 def _out_of_norms(pairs: list[Pair], places: dict[tuple[str, str], int], workspaces: Workspaces) -> Iterator[Folded]:
@@ -89,17 +79,14 @@ def _undone(
     names, without, before, after = [], [], 0.0, 0.0
     for number in numbers:
         pair = pairs[number]
-        raw = relative_error(pair.original, pair.quantized, workspaces)
-        mended = [
-            scaled(pair.quantized, factors, 1) for factors in candidates if len(factors) == pair.quantized.matrix[1]
-        ]
-        errors = [relative_error(pair.original, weight, workspaces) for weight in mended]
-        if mended and min(errors) < MUCH * raw:
-            best = mended[errors.index(min(errors))]
-            pairs[number] = replace(pair, quantized=_told(best, source))
+        scaled_back = [scaled(pair.quantized, f, 1) for f in candidates if len(f) == pair.quantized.matrix[1]]
+        others = [(pair.original, weight) for weight in scaled_back]
+        choice = nearest((pair.original, pair.quantized), others, UNDONE, workspaces)
+        if choice.number is not None:
+            pairs[number] = replace(pair, quantized=_with_evidence(scaled_back[choice.number], source))
             names.append(pair.name)
-            before, after = max(before, raw), max(after, min(errors))
-        elif mended and raw < MUCH * min(errors):
+            before, after = max(before, choice.first), max(after, choice.least)
+        elif others and UNDONE.is_met(choice.least, choice.first):
             without.append(pair.name)
     if names:
         yield Folded(source, tuple(names), _db(before), _db(after), tuple(without))
@@ -114,21 +101,21 @@ def _out_of_weights(pairs: list[Pair], places: dict[tuple[str, str], int], works
             first, second = pairs[places[path, kind]], pairs[behind]
             if first.original.matrix[0] != second.original.matrix[1]:
                 continue
-            before = [relative_error(pair.original, pair.quantized, workspaces) for pair in (first, second)]
-            if min(before) <= SUSPICIOUS:
+            if any(relative_error(pair.original, pair.quantized, workspaces) <= SUSPICIOUS for pair in (first, second)):
                 continue
             factors = _row_norms(first.quantized, workspaces[1]) / _row_norms(first.original, workspaces[0])
             if not bool((factors.isfinite() & (factors > 0)).all()):
                 continue
-            mended = scaled(first.quantized, 1 / factors, 0), scaled(second.quantized, factors, 1)
-            after = [
-                relative_error(pair.original, weight, workspaces)
-                for pair, weight in zip((first, second), mended, strict=True)
+            scaled_back = scaled(first.quantized, 1 / factors, 0), scaled(second.quantized, factors, 1)
+            choices = [
+                nearest((pair.original, pair.quantized), [(pair.original, weight)], UNDONE, workspaces)
+                for pair, weight in zip((first, second), scaled_back, strict=True)
             ]
-            if all(new < MUCH * old for new, old in zip(after, before, strict=True)):
-                pairs[places[path, kind]] = replace(first, quantized=_told(mended[0], second.name))
-                pairs[behind] = replace(second, quantized=_told(mended[1], first.name))
-                yield Folded(first.name, (first.name, second.name), _db(max(before)), _db(max(after)))
+            if all(choice.number is not None for choice in choices):
+                pairs[places[path, kind]] = replace(first, quantized=_with_evidence(scaled_back[0], second.name))
+                pairs[behind] = replace(second, quantized=_with_evidence(scaled_back[1], first.name))
+                before, after = max(choice.first for choice in choices), max(choice.least for choice in choices)
+                yield Folded(first.name, (first.name, second.name), _db(before), _db(after))
 
 
 def _row_norms(weight: Weight, workspace: Workspace) -> Tensor:
@@ -141,7 +128,7 @@ def _row_norms(weight: Weight, workspace: Workspace) -> Tensor:
     return squares.sqrt().float()
 
 
-def _told(weight: Weight, source: str) -> Weight:
+def _with_evidence(weight: Weight, source: str) -> Weight:
     return replace(weight, evidence=(*weight.evidence, f"scales folded into {source} were undone"))
 
 

@@ -13,6 +13,9 @@ algorithms/awq_w4a16/qwen_modulation.py.
 import torch
 from torch import Tensor
 
+from quanterr.checkpoints import Entry
+from quanterr.tensors.workspace import Workspace
+
 # By the end of the module's name: FLUX single and double blocks, Qwen-Image.
 PARTS = {"norm.linear": 3, "norm1.linear": 6, "norm1_context.linear": 6, "img_mod.1": 6, "txt_mod.1": 6}
 
@@ -27,3 +30,8 @@ def stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.de
     wanted = torch.arange(row, stop_row, device=device)
     each = rows // parts
     return wanted % each * parts + wanted // each
+
+
+def of_rows(key: str, entry: Entry, order: Tensor | slice, workspace: Workspace) -> Tensor:
+    """Numbers that are stored as (groups, rows), of some of the rows as float32, (r, groups)."""
+    return workspace.whole(key, entry)[:, order].t().float()

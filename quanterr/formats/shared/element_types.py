@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.formats.base import Parts
+from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
@@ -58,6 +60,27 @@ def e5m2(codes: Tensor, workspace: Workspace) -> Codes:
     workspace.buffer("half", shape, torch.int16).copy_(codes).mul_(256)
     values = workspace.buffer("values", shape, torch.float32).copy_(workspace.buffer("half", shape, torch.float16))
     return Codes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
+
+
+def read_floats(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The elements of a chunk of a weight that is stored as plain numbers, (r, c), float32; float64 of F64."""
+    stored = workspace.read("stored", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
+    if stored.dtype == torch.float64:
+        return stored
+    return workspace.buffer("values", chunk.shape, torch.float32).copy_(stored)
+
+
+def read_fp8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Codes:
+    """The codes of a chunk of a weight that is stored as E4M3 or E5M2, element by element."""
+    entry = parts.codes
+    codes = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
+    return (e4m3 if entry.dtype == "F8_E4M3" else e5m2)(codes, workspace)
+
+
+def read_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Codes:
+    """The codes of a chunk of a weight that is stored as INT8, element by element."""
+    codes = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
+    return int8(codes, workspace)
 
 
 def int8(codes: Tensor, workspace: Workspace) -> Codes:

@@ -44,15 +44,14 @@ class Layout(NamedTuple):
         return f"gguf_{self.dtype.lower()}"
 
 
-def block_formats(specification: str | None, layouts: Iterable[Layout]) -> tuple[Format, ...]:
+def block_formats(layouts: Iterable[Layout]) -> tuple[Format, ...]:
     """A row for each type."""
     return tuple(
         Format(
-            name=layout.format,
-            summary=layout.summary,
-            needs={"codes": Part(("{weight}",), frozenset({layout.dtype}))},
-            fit=partial(fit, layout),
-            specification=specification or "",
+            layout.format,
+            layout.summary,
+            {"codes": Part(("{weight}",), frozenset({layout.dtype}))},
+            partial(fit, layout),
             usual_db=layout.usual_db,
         )
         for layout in layouts
@@ -64,11 +63,8 @@ def fit(layout: Layout, parts: Parts) -> Weight:
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
     n, n_bytes = BLOCKS[layout.dtype]
-    return Weight(
-        parts.name,
-        layout.format,
+    return parts.weight(
         parts.codes.shape,
-        parts.entries,
         partial(dequantize, parts, layout.unpack),
         block_size=(1, layout.shared),
         code_bits=layout.bits,

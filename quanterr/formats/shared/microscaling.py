@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Values
+from quanterr.formats.base import Part, Values
 from quanterr.formats.shared import bit_stream, element_types
+from quanterr.formats.shared.comfy_labels import FLOATS
 from quanterr.formats.shared.element_types import Codes
 from quanterr.formats.shared.padding import Padded
 from quanterr.formats.shared.scale_grid import multiply
@@ -34,6 +35,14 @@ CODE_BITS: dict[Element, int] = {"e2m1": 4, "e2m3": 6, "e4m3": 8, "e5m2": 8}
 ELEMENTS: dict[str, Element] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
 ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # float32 of the bytes of a chunk's scales, (r, blocks)
+
+
+NVFP4_PARTS = {  # of ModelOpt and ComfyUI
+    "codes": Part(("{weight}",), frozenset({"U8", "F4"})),
+    "scale": Part(("{weight}_scale", "{weight}_weight_scale"), frozenset({"F8_E4M3", "U8"})),
+    "global_scale": Part(("{weight}_scale_2", "{weight}_weight_scale_2"), frozenset({"F32"})),
+    "pre_quant_scale": Part(("{module}.pre_quant_scale",), FLOATS, optional=True),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,15 +196,12 @@ def fit_scaled(
     except FormatMismatch:
         if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
-        return _zeros(parts, family, comfy_format, warnings) if granularity in (None, "tensor") else None
+        return _zeros(parts, comfy_format, warnings) if granularity in (None, "tensor") else None
     if granularity not in (None, grid.granularity):
         return None
     warnings += check_granularity(parts, comfy_format, grid.granularity)
-    weight = Weight(
-        parts.name,
-        f"{family}_{grid.granularity}",
+    weight = parts.weight(
         codes.shape,
-        parts.entries,
         partial(dequantize, parts, grid),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
@@ -213,6 +210,7 @@ def fit_scaled(
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
         warnings=(*warnings, grid.doubt) if grid.doubt else warnings,
         comfy_format=comfy_format,
+        format=f"{family}_{grid.granularity}",
     )
     known = any(block == grid.block for block, _ in told)
     other = _other_edges(scale, codes.shape, grid.block, edges, known)
@@ -230,16 +228,13 @@ def fit_scaled(
     return first.or_else([alternative])
 
 
-def _zeros(parts: Parts, family: str, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
+def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
     """A weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
     doubt = (
         f"all its codes are zero and its scale {parts['scale']} fits no rule: read as zeros; ComfyUI does not load it"
     )
-    return Weight(
-        parts.name,
-        f"{family}_tensor",
+    return parts.weight(
         parts.codes.shape,
-        parts.entries,
         lambda chunk, workspace: Values(workspace.buffer("values", chunk.shape, torch.float32).zero_()),
         code_bits=8,
         evidence=("all codes are zero",),
@@ -261,17 +256,15 @@ def scaled_formats(
     family: str,
     needs: Mapping[str, Part],
     fit: Callable[[str, Parts], Weight | None],
-    specification: str | None,
     usual_db: Mapping[str, tuple[int, int]],
 ) -> tuple[Format, ...]:
     """The rows of a family: one for each granularity of its scale."""
     return tuple(
         Format(
-            name=f"{family}_{granularity}",
-            summary=f"{family.upper()} codes, one scale {of}",
-            needs=needs,
-            fit=partial(fit, granularity),
-            specification=specification or "",
+            f"{family}_{granularity}",
+            f"{family.upper()} codes, one scale {of}",
+            needs,
+            partial(fit, granularity),
             usual_db=usual_db[granularity],
         )
         for granularity, of in (("tensor", "for the tensor"), ("row", "a row"), ("block", "a block"))
@@ -293,12 +286,12 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     if entry.n == 0 or len(shape) < 2:
         raise FormatMismatch(_no_rule(entry, shape))
     if len(shape) == 2:
-        return _fit_matrix(entry, rows, cols, 1, _matrix_scale(stored, rows), hints, shape)
+        return _fit_matrix(entry, rows, cols, _matrix_scale(stored, rows), hints, shape)
     if prod(stored) == stored[0] == shape[0]:  # one for each leading index, trailing ones or not
         each = rows // shape[0]
         return Grid(entry, "row", each, 1, 1, (each, cols), f"one scale for each of {shape[0]}")
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked, and no 1-D convolution
-        return _fit_matrix(entry, shape[1], shape[2], shape[0], _expert_scale(stored, shape), hints, shape)
+        return _fit_matrix(entry, shape[1], shape[2], _expert_scale(stored, shape), hints, shape)
     raise FormatMismatch(_no_rule(entry, shape))
 
 
@@ -352,7 +345,6 @@ def _fit_matrix(
     entry: Entry,
     rows: int,
     cols: int,
-    stacked: int,
     grid: tuple[int, ...],
     hints: list[tuple[Edges, str]],
     shape: tuple[int, ...],

@@ -70,7 +70,7 @@ class Plain:
         return torch.cat(found).unsqueeze(2)
 
 
-def fit_plain(format: str, parts: Parts, said: Described) -> Weight:
+def fit_plain(parts: Parts, said: Described) -> Weight:
     """The weight of an Int4Tensor.
 
     Raises:
@@ -90,7 +90,7 @@ def fit_plain(format: str, parts: Parts, said: Described) -> Weight:
             )
     shape = (*stack, rows, cols)
     plain = Plain(parts, unpadded(parts, shape, group), fit_pre_scale(parts, cols))
-    return _weight(format, parts, shape, plain, group)
+    return _weight(parts, shape, plain, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Tiles:
         return values.view(n * TILE_ROWS, across * TILE_COLS)
 
 
-def fit_tiles(format: str, parts: Parts, said: Described) -> Weight:
+def fit_tiles(parts: Parts, said: Described) -> Weight:
     """The weight of an Int4TilePackedTo4dTensor.
 
     Raises:
@@ -150,15 +150,12 @@ def fit_tiles(format: str, parts: Parts, said: Described) -> Weight:
         raise FormatMismatch(f"the header says shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
-    return _weight(format, parts, (rows, cols), Tiles(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)
+    return _weight(parts, (rows, cols), Tiles(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)
 
 
-def _weight(format: str, parts: Parts, shape: tuple[int, ...], layout: Plain | Tiles, group: int) -> Weight:
-    return Weight(
-        parts.name,
-        format,
+def _weight(parts: Parts, shape: tuple[int, ...], layout: Plain | Tiles, group: int) -> Weight:
+    return parts.weight(
         shape,
-        parts.entries,
         layout.dequantize,
         code_bits=4,
         uniform_bits=4,

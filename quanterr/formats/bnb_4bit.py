@@ -1,6 +1,5 @@
-"""bitsandbytes: 4-bit codes of a table, with a scale for each few elements; and LLM.int8().
+"""bitsandbytes 4-bit: codes of a table, with a scale for each few elements.
 
-    bnb_nf4, bnb_fp4
     weight                      u8                 ceil(elements / 2) bytes, two codes each, the first in the
                                 bf16, f16, f32     high bits; or the same bytes as other numbers
     weight.quant_map            f32                (16,), the table
@@ -14,19 +13,11 @@
              + float32(nested_offset)                                                 rounded
     weight[e] = quant_map[code[e]] * absmax[e // blocksize]                           rounded
 
-    bnb_int8
-    weight           i8     (rows, cols)
-    SCB              f32    (rows,), the largest magnitude of each row
-    weight_format    u8     one: 0, rows as they are; others are tiles for old GPUs, which are not read
-
-    weight[r, c] = float32(code[r, c]) * SCB[r]                                       rounded
-                   * 0.007874015718698502                                             rounded
-
 The table of a kind is always the same, and runtimes have it built in: another one is told as a doubt. The
 elements of 4-bit weights are numbered row by row, and blocks run across the ends of rows.
 
 Reference: bitsandbytes-foundation/bitsandbytes bitsandbytes/functional.py QuantState,
-backends/default/ops.py, nn/modules.py Linear8bitLt.
+backends/default/ops.py.
 """
 
 from dataclasses import dataclass
@@ -48,7 +39,6 @@ from quanterr.util import strict_json
 
 MAX_STATE = 1 << 16  # bytes of the JSON
 MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
-INT8_UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
 F32 = frozenset({"F32"})
 
 # bitsandbytes/functional.py get_4bit_type; of FP4 without the codes from 8 on, which are the same negated
@@ -85,13 +75,6 @@ def _needs(kind: str) -> dict[str, Part]:
     }
 
 
-INT8_NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"I8"})),
-    "absmax": Part(("{module}.SCB",), F32),
-    "format": Part(("{module}.weight_format",), frozenset({"U8"}), optional=True),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class State:
     """What the quant_state tensor says."""
@@ -125,11 +108,8 @@ def fit(kind: str, parts: Parts) -> Weight:
     usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
     doubt = f"its table {parts['quant_map']} is not that of {kind}, which runtimes take whatever is stored"
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
-    return Weight(
-        parts.name,
-        f"bnb_{kind}",
+    return parts.weight(
         state.shape,
-        parts.entries,
         partial(dequantize, parts, state),
         code_bits=4,
         block_size=(1, state.block),
@@ -199,63 +179,19 @@ def _absmax(parts: Parts, state: State, blocks: Blocks, workspace: Workspace) ->
     return scale.mul_(nested[of_block]).add_(state.nested_offset)
 
 
-def fit_int8(parts: Parts) -> Weight:
-    """The weight, if its rows are stored as they are.
-
-    Raises:
-        FormatMismatch: rows are stored in tiles, or there is not one scale a row.
-    """
-    codes, absmax = parts.codes, parts["absmax"]
-    if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
-        raise FormatMismatch(f"its SCB {absmax} should have one number for each row of {codes}")
-    tiles = parts.get("format")
-    if tiles and tiles.read() != b"\0" * tiles.nbytes:
-        raise FormatMismatch(
-            f"{tiles} is {tiles.read()[0]}: tiles for old GPUs (col32, turing, ampere), which are not read"
-        )
-    return Weight(
-        parts.name,
-        "bnb_int8",
-        codes.shape,
-        parts.entries,
-        partial(dequantize_int8, parts),
-        code_bits=8,
-        uniform_bits=8,
-        evidence=(f"codes {codes}, largest magnitudes {absmax}",),
-    )
-
-
-def dequantize_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · SCB · 0.007874…, (r, c)."""
-    stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    codes = element_types.int8(stored, workspace)
-    absmax = workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
-    return Values(codes.values.mul_(absmax).mul_(INT8_UNIT), codes.saturated)
-
-
 FORMATS = (
     Format(
-        name="bnb_nf4",
-        summary="bitsandbytes NF4: 4-bit codes of a table, a scale for each few elements",
-        needs=_needs("nf4"),
-        fit=partial(fit, "nf4"),
-        specification=__doc__ or "",
+        "bnb_nf4",
+        "bitsandbytes NF4: 4-bit codes of a table, a scale for each few elements",
+        _needs("nf4"),
+        partial(fit, "nf4"),
         usual_db=(20, 21),
     ),
     Format(
-        name="bnb_fp4",
-        summary="bitsandbytes FP4: the same with another table",
-        needs=_needs("fp4"),
-        fit=partial(fit, "fp4"),
-        specification=__doc__ or "",
+        "bnb_fp4",
+        "bitsandbytes FP4: the same with another table",
+        _needs("fp4"),
+        partial(fit, "fp4"),
         usual_db=(17, 19),
-    ),
-    Format(
-        name="bnb_int8",
-        summary="bitsandbytes LLM.int8(): INT8 codes, the largest magnitude of each row",
-        needs=INT8_NEEDS,
-        fit=fit_int8,
-        specification=__doc__ or "",
-        usual_db=(32, 43),
     ),
 )

@@ -1,0 +1,68 @@
+"""bitsandbytes LLM.int8(): INT8 codes, the largest magnitude of each row.
+
+    weight           i8     (rows, cols)
+    SCB              f32    (rows,), the largest magnitude of each row
+    weight_format    u8     one: 0, rows as they are; others are tiles for old GPUs, which are not read
+
+    weight[r, c] = float32(code[r, c]) * SCB[r]                                       rounded
+                   * 0.007874015718698502                                             rounded
+
+Reference: bitsandbytes-foundation/bitsandbytes bitsandbytes/nn/modules.py Linear8bitLt.
+"""
+
+from functools import partial
+from math import prod
+
+from quanterr.errors import FormatMismatch
+from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.shared import element_types
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"I8"})),
+    "absmax": Part(("{module}.SCB",), frozenset({"F32"})),
+    "format": Part(("{module}.weight_format",), frozenset({"U8"}), optional=True),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """The weight, if its rows are stored as they are.
+
+    Raises:
+        FormatMismatch: rows are stored in tiles, or there is not one scale a row.
+    """
+    codes, absmax = parts.codes, parts["absmax"]
+    if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
+        raise FormatMismatch(f"its SCB {absmax} should have one number for each row of {codes}")
+    tiles = parts.get("format")
+    if tiles and tiles.read() != b"\0" * tiles.nbytes:
+        raise FormatMismatch(
+            f"{tiles} is {tiles.read()[0]}: tiles for old GPUs (col32, turing, ampere), which are not read"
+        )
+    return parts.weight(
+        codes.shape,
+        partial(dequantize, parts),
+        code_bits=8,
+        uniform_bits=8,
+        evidence=(f"codes {codes}, largest magnitudes {absmax}",),
+    )
+
+
+def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · SCB · 0.007874…, (r, c)."""
+    codes = element_types.read_int8(parts, chunk, workspace)
+    absmax = workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
+    return Values(codes.values.mul_(absmax).mul_(UNIT), codes.saturated)
+
+
+FORMATS = (
+    Format(
+        "bnb_int8",
+        "bitsandbytes LLM.int8(): INT8 codes, the largest magnitude of each row",
+        NEEDS,
+        fit,
+        usual_db=(32, 43),
+    ),
+)

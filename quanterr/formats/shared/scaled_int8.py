@@ -1,0 +1,46 @@
+"""INT8 codes with a scale, whose columns may have been rotated: what int8_scaled and int8_convrot have in common."""
+
+from dataclasses import replace
+from functools import partial
+
+from quanterr.formats.base import Part, Parts, Values, Weight
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8
+from quanterr.formats.shared.convrot import unrotate
+from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.scale_grid import Grid
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+NAMES = (
+    "{weight}_scale",
+    "{weight}_scale_inv",
+    "{module}.scale_weight",
+    "{module}.scale",
+    "{weight}.scale",
+)
+NEEDS = {"codes": Part(("{weight}",), INT8), "scale": Part(NAMES, FLOATS)}
+
+
+def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+    """float32(code) · float32(scale), (r, c)."""
+    return grid.multiply(element_types.read_int8(parts, chunk, workspace), chunk, workspace)
+
+
+def unrotated(parts: Parts, plain: Weight, size: int) -> Weight:
+    """A weight as what it is if its columns were rotated in groups of ``size``."""
+    padded = fit_padded(parts, plain.shape, size, 1)
+    return replace(
+        plain,
+        format="int8_convrot",
+        dequantize=partial(_unrotate, plain, padded),
+        evidence=(f"{plain.evidence[0]}; rotated in groups of {size}",),
+    )
+
+
+def _unrotate(plain: Weight, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
+    def block(chunk: Chunk, workspace: Workspace) -> Values:
+        rotated = plain.dequantize(chunk, workspace)
+        return Values(unrotate(rotated.weight, padded.step, workspace), rotated.saturated)
+
+    return padded.dequantize(chunk, workspace, block)
