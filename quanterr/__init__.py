@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
+    from quanterr.selection import CompareOptions
 
 
 _HOMES = {
+    "CompareOptions": "quanterr.selection",
     "compare": "quanterr.comparison",
     "inspect": "quanterr.inspection",
     "open_checkpoint": "quanterr.checkpoints",
@@ -45,6 +47,7 @@ _HOMES = {
 __all__ = [
     "FORMATS",
     "METRICS",
+    "CompareOptions",
     "QuanterrError",
     "Report",
     "compare",

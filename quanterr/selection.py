@@ -1,4 +1,4 @@
-"""Which layers are compared: the words of ``--layers-to-compare``.
+"""Which layers are compared, the words of ``--layers-to-compare``; and the other options of a comparison.
 
     attn            a role (see roles.py) or one of its aliases; any other word: a part of the name
     *.mlp.*         with * ? or [ : a glob on the full name
@@ -9,11 +9,16 @@ Without a word that takes in, all layers are taken in.
 """
 
 import fnmatch
+import os
 import re
+import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from quanterr.errors import UsageError
+from quanterr.metrics import OUTLIER
 from quanterr.roles import ALIASES, OTHER, ROLES, role_of
 from quanterr.util.text import display, listed
 
@@ -83,3 +88,30 @@ def _nearest(word: str, names: list[str]) -> str:
     if near:
         return f"; did you mean {', '.join(display(name) for name in near)}?"
     return f"; the layers are called {listed(names, 3)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """What a comparison does; the same for one candidate and for several.
+
+    Attributes:
+        layers: patterns as for ``--layers-to-compare``; without any, all.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        outlier_threshold: an element with a larger ``|e|`` is an outlier.
+        importance: an importance matrix of llama.cpp; gives weighted_nmse and weighted_snr_db.
+        lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
+        on_progress: called ten times a second with the progress.
+        on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
+        stop: when it is set, the run ends after the current chunks and the report is incomplete.
+        command: the command line, for ``report.run``.
+    """
+
+    layers: Iterable[str] = ()
+    device: str = "auto"
+    outlier_threshold: float = OUTLIER
+    importance: str | os.PathLike[str] | None = None
+    lenient: bool = False
+    on_progress: Callable[[Any], None] | None = None
+    on_layer: Callable[[Any], None] | None = None
+    stop: threading.Event | None = None
+    command: Iterable[str] = ()

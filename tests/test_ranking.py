@@ -13,6 +13,7 @@ import quanterr
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.report.ranked import names_of, ranked
+from quanterr.selection import CompareOptions
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
@@ -162,7 +163,7 @@ class TestInconclusive:
 
     def test_whatever_has_no_finite_error_is_not_ranked_either(self, tmp_path, x):
         paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
-        first, second = compare_each(x, paths, device="cpu")
+        first, second = compare_each(x, paths, CompareOptions(device="cpu"))
         undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
         found = ranked(["a", "b"], [first, second.model_copy(update={"layers": undefined})])
 

@@ -13,7 +13,7 @@ from quanterr.comparison import compare_each
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
 from quanterr.pairing import pair
-from quanterr.selection import Selection
+from quanterr.selection import CompareOptions, Selection
 
 SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
 WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell
@@ -63,13 +63,13 @@ def reads(monkeypatch):
 class TestPass:
     def test_each_report_has_the_digits_of_a_comparison(self, files):
         x, candidates = files
-        together = [without_run(report) for report in compare_each(x, candidates, device="cpu")]
+        together = [without_run(report) for report in compare_each(x, candidates, CompareOptions(device="cpu"))]
 
         assert together == [without_run(quanterr.compare(x, y, device="cpu")) for y in candidates]
 
     def test_the_order_of_the_candidates_changes_nothing(self, files):
         x, candidates = files
-        forth, back = (compare_each(x, order, device="cpu") for order in (candidates, candidates[::-1]))
+        forth, back = (compare_each(x, order, CompareOptions(device="cpu")) for order in (candidates, candidates[::-1]))
 
         assert [without_run(r) for r in forth] == [without_run(r) for r in back][::-1]
 
@@ -80,7 +80,7 @@ class TestPass:
             patch.setattr(comparison, "choose_alternatives", lambda plan: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnoses", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()
-            compare_each(checkpoint, candidates, device="cpu")
+            compare_each(checkpoint, candidates, CompareOptions(device="cpu"))
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())
         pieces = sorted((offset, n) for name, offset, n in reads if name == x.name)
 
@@ -92,7 +92,7 @@ class TestPass:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
     def test_each_report_has_the_digits_of_a_comparison_on_cuda_too(self, files):
         x, candidates = files
-        together = [without_run(report) for report in compare_each(x, candidates, device="cuda")]
+        together = [without_run(report) for report in compare_each(x, candidates, CompareOptions(device="cuda"))]
 
         assert together == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
 
@@ -100,7 +100,7 @@ class TestPass:
         x, candidates = files
         less = stored_by(quantized_fp8, {name: t for name, t in original().items() if name != "small"})
         partial = store(tmp_path / "partial.safetensors", less)
-        reports = compare_each(x, [partial, candidates[0]], device="cpu")
+        reports = compare_each(x, [partial, candidates[0]], CompareOptions(device="cpu"))
 
         assert ["inconclusive", "pass"] == [report.verdict for report in reports]
         assert without_run(quanterr.compare(x, candidates[0], device="cpu")) == without_run(reports[1])
@@ -134,7 +134,7 @@ class TestTogether:
         as_it_is = store(tmp_path / "a.safetensors", {name: weight * 1.01})
         turned = [store(tmp_path / f"{n}.safetensors", {name: n * weight.t().contiguous()}) for n in (1.01, 1.02)]
         tasks = self.jobs(x, as_it_is, *turned)
-        reports = compare_each(x, [as_it_is, *turned], device="cpu")
+        reports = compare_each(x, [as_it_is, *turned], CompareOptions(device="cpu"))
 
         assert [[0], [1, 2]] == [[job.candidate for job in jobs] for jobs in tasks]
         assert [(64, 32), (32, 64), (32, 64)] == [report.layers[0].tensor_shape for report in reports]

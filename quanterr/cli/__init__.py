@@ -6,26 +6,44 @@ import io
 import os
 import sys
 import traceback
+from dataclasses import replace
 from difflib import get_close_matches
-from enum import StrEnum
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quanterr.cli import diff, gate, rank, settings
-from quanterr.cli.common import Color, Interrupt, Lenient, NoClobber, printing, warn, watching
+from quanterr.cli.common import (
+    AllowPartial,
+    AsJson,
+    Color,
+    Colors,
+    Device,
+    Display,
+    Interrupt,
+    Layers,
+    Lenient,
+    NoClobber,
+    Outputs,
+    Quiet,
+    SortBy,
+    TopLayers,
+    command_line,
+    printing,
+    warn,
+    watching,
+)
 from quanterr.cli.gate import BaselineReport, FailFast, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.metrics import OUTLIER
-from quanterr.util.text import display, harmless, unicode
+from quanterr.selection import CompareOptions
+from quanterr.util.text import display, harmless
 from quanterr.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quanterr.report.files import Target
-    from quanterr.report.model import Layer, Report
+    from quanterr.report.model import Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,15 +66,6 @@ Hugging Face cache.
 Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable;
 4 something was not compared, or the result means nothing; 5 memory, device or disk; 70 a bug.
 """
-
-
-class SortBy(StrEnum):
-    """What the worst layers are sorted by."""
-
-    SNR = "snr"
-    MAE = "mae"
-    RELATIVE = "relative"
-    MAX = "max"
 
 
 def _version(wanted: bool) -> None:
@@ -91,82 +100,45 @@ def compare(
         str | None,
         typer.Option("--quantized", help="The same as QUANTIZED.", rich_help_panel="Inputs", show_default=False),
     ] = None,
-    layers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--layers-to-compare",
-            "-l",
-            help="attn, mlp, experts, norm, embed, head …; a part of a name; a glob; re:REGEX; !PATTERN leaves out. "
-            "Separated by commas, repeatable.",
-            rich_help_panel="Selection",
-            show_default=False,
-        ),
-    ] = None,
-    allow_partial: Annotated[
-        bool,
-        typer.Option(
-            "--allow-partial",
-            help="Exit 0 although something was not compared; the report still says inconclusive.",
-            rich_help_panel="Selection",
-        ),
-    ] = False,
     lenient: Lenient = False,
+    layers: Layers = None,
+    allow_partial: AllowPartial = False,
     outlier_threshold: Annotated[
         float,
         typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
     ] = OUTLIER,
+    importance: Annotated[
+        str | None,
+        typer.Option(
+            "--importance",
+            metavar="FILE",
+            help="An importance matrix of llama.cpp (.gguf or .dat): errors weighted by how much an input matters.",
+            rich_help_panel="Metrics",
+            show_default=False,
+        ),
+    ] = None,
     thresholds: Thresholds = None,
     require: Require = None,
     fail_if: FailIf = None,
     baseline: BaselineReport = None,
     strict_warnings: StrictWarnings = False,
     fail_fast: FailFast = False,
-    importance: Annotated[
-        str | None,
-        typer.Option(
-            "--importance",
-            metavar="FILE",
-            help="An importance matrix of llama.cpp's (.gguf or .dat): errors weighted by how much an input matters.",
-            rich_help_panel="Metrics",
-            show_default=False,
-        ),
-    ] = None,
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output-report",
-            "-o",
-            help="Write the report; the suffix chooses how (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
-            "Repeatable.",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
-    ] = None,
+    outputs: Outputs = None,
     no_clobber: NoClobber = False,
-    top_layers: Annotated[
-        int,
-        typer.Option("--top-layers", help="How many of the worst layers to show.", min=0, rich_help_panel="Output"),
-    ] = 10,
+    top_layers: TopLayers = 10,
     sort_by: Annotated[
         SortBy, typer.Option("--sort-by", help="What makes a layer the worst.", rich_help_panel="Output")
     ] = SortBy.SNR,
     no_plot: Annotated[
         bool, typer.Option("--no-plot", help="No maps and curves in the terminal.", rich_help_panel="Output")
     ] = False,
-    color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet", "-q", help="No table and no progress; the verdict on stderr.", rich_help_panel="Output"
-        ),
-    ] = False,
+    color: Colors = Color.AUTO,
+    quiet: Quiet = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="All findings, and what decided each format.", rich_help_panel="Output"),
     ] = False,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")
-    ] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Compare two checkpoints."""
     from quanterr.report.files import targets
@@ -176,16 +148,26 @@ def compare(
     sides = _sides(original, quantized, original_option, quantized_option)
     to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast)
+    shown = Display(top_layers, color, quiet, sort_by, verbose, not no_plot)
     with Interrupt() as interrupt:
-        look = interrupt.at(rules.violated) if rules.violated else None
-        report = _compared(sides, layers or [], device, outlier_threshold, importance, lenient, quiet, look, interrupt)
+        options = CompareOptions(
+            layers=layers or [],
+            device=device,
+            outlier_threshold=outlier_threshold,
+            importance=importance,
+            lenient=lenient,
+            on_layer=interrupt.at(rules.violated) if rules.violated else None,
+            stop=interrupt.stop,
+            command=command_line(),
+        )
+        report = _compared(sides, options, quiet)
         warn(report.findings)
         try:
             report = rules.judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _print(gate.not_judged(report, error), to, top_layers, sort_by, color, quiet, verbose, not no_plot)
+            _print(gate.not_judged(report, error), to, shown)
             raise
-        _print(report, to, top_layers, sort_by, color, quiet, verbose, not no_plot)
+        _print(report, to, shown)
         gate.tell(report)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
@@ -202,55 +184,26 @@ def _sides(*given: str | None) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
-def _compared(
-    sides: tuple[str, str],
-    layers: list[str],
-    device: str,
-    threshold: float,
-    importance: str | None,
-    lenient: bool,
-    quiet: bool,
-    on_layer: "Callable[[Layer], None] | None",
-    interrupt: Interrupt,
-) -> "Report":
-    from quanterr.comparison import compare as run
+def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
+    from quanterr.comparison import compare_each
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     with watching(quiet) as on_progress:
-        return run(
-            *sides,
-            layers=layers,
-            device=device,
-            outlier_threshold=threshold,
-            importance=importance,
-            lenient=lenient,
-            on_progress=on_progress,
-            on_layer=on_layer,
-            stop=interrupt.stop,
-            command=["quanterr", *map(unicode, sys.argv[1:])],
-        )
+        return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
 
 
-def _print(
-    report: "Report",
-    to: "list[Target]",
-    top: int,
-    sort_by: SortBy,
-    color: Color,
-    quiet: bool,
-    verbose: bool,
-    plot: bool,
-) -> None:
+def _print(report: "Report", to: "list[Target]", display: Display) -> None:
     """The table first, so that it is seen even if a file cannot be written."""
     from quanterr.report.as_table import brief, console, show
 
     with printing():
-        if quiet:
+        if display.quiet:
             print(brief(report), file=sys.stderr)
         else:
             # Standard output carries one thing: the document, if one is to go there.
             stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-            show(report, console(stream, color), top, sort_by, verbose, plot)
+            table = console(stream, display.color)
+            show(report, table, display.top_layers, display.sort_by, display.verbose, display.plot)
             stream.flush()
         _write(report, to)
 
@@ -334,10 +287,12 @@ def render(
 @app.command()
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
+    as_json: AsJson = False,
     lenient: Lenient = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every weight, and all findings.")] = False,
-    color: Annotated[Color, typer.Option(help="Colours.")] = Color.AUTO,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every weight, and all findings.", rich_help_panel="Output")
+    ] = False,
+    color: Colors = Color.AUTO,
 ) -> None:
     """What a checkpoint stores: formats, sizes, bits per weight, what is odd. Reads headers only."""
     from quanterr.inspection import inspect as run

@@ -6,12 +6,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quanterr.errors import ResourceError, Status
+from quanterr.util.text import unicode
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -28,21 +30,84 @@ class Color(StrEnum):
     NEVER = "never"
 
 
+class SortBy(StrEnum):
+    """What the worst layers are sorted by."""
+
+    SNR = "snr"
+    MAE = "mae"
+    RELATIVE = "relative"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How a result is shown."""
+
+    top_layers: int = 10
+    color: Color = Color.AUTO
+    quiet: bool = False
+    sort_by: SortBy = SortBy.SNR
+    verbose: bool = False
+    plot: bool = True
+    as_json: bool = False
+
+
+# Options of several commands
+Original = Annotated[
+    str, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
+]
+Layers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--layers-to-compare",
+        "-l",
+        help="attn, mlp, experts, norm, embed, head …; a part of a name; a glob; re:REGEX; !PATTERN leaves out. "
+        "Separated by commas, repeatable.",
+        rich_help_panel="Selection",
+        show_default=False,
+    ),
+]
+AllowPartial = Annotated[
+    bool,
+    typer.Option(
+        "--allow-partial",
+        help="Exit 0 although something was not compared; the report still says inconclusive.",
+        rich_help_panel="Selection",
+    ),
+]
 Lenient = Annotated[
     bool,
     typer.Option(
         "--lenient",
-        help="Accept files that are odd and yet mean one thing only, and warn: bytes at the end, a header padded "
+        help="Accept non-standard files that can be read in one way only, and warn: bytes at the end, a header padded "
         "with other than spaces.",
         rich_help_panel="Inputs",
     ),
 ]
-
-
-NoClobber = Annotated[
-    bool,
-    typer.Option("--no-clobber", help="Do not replace a report that is there.", rich_help_panel="Output"),
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output-report",
+        "-o",
+        help="Write the report; the suffix chooses the format (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
+        "Repeatable.",
+        rich_help_panel="Output",
+        show_default=False,
+    ),
 ]
+NoClobber = Annotated[
+    bool, typer.Option("--no-clobber", help="Do not replace a report that exists.", rich_help_panel="Output")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.", rich_help_panel="Output")]
+TopLayers = Annotated[
+    int, typer.Option("--top-layers", help="How many of the worst layers to show.", min=0, rich_help_panel="Output")
+]
+Colors = Annotated[Color, typer.Option("--color", help="Colours.", rich_help_panel="Output")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No table and no progress; the verdict on stderr.", rich_help_panel="Output"),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")]
 
 
 class Interrupt:
@@ -83,6 +148,11 @@ class Interrupt:
         self.stop.set()
         with suppress(OSError):  # nobody hears it
             os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+
+
+def command_line() -> list[str]:
+    """What the user called, for the report."""
+    return ["quanterr", *map(unicode, sys.argv[1:])]
 
 
 def warn(findings: "Iterable[Finding]") -> None:

@@ -6,9 +6,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.common import Color, Interrupt, Lenient, NoClobber, printing, warn, watching
+from quanterr.cli.common import (
+    AsJson,
+    Color,
+    Colors,
+    Device,
+    Display,
+    Interrupt,
+    Layers,
+    Lenient,
+    NoClobber,
+    Original,
+    Quiet,
+    command_line,
+    printing,
+    warn,
+    watching,
+)
 from quanterr.errors import Status, UsageError
-from quanterr.util.text import display, unicode
+from quanterr.selection import CompareOptions
+from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.files import Target
@@ -30,23 +47,13 @@ Exit status: 0 all candidates compared completely; 2 wrong usage; 3 an input is 
 
 
 def rank(
-    original: Annotated[
-        str, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
-    ],
+    original: Original,
     candidates: Annotated[
         list[str],
         typer.Argument(metavar="Q1 Q2 ...", help="Those to rank, two or more.", show_default=False),
     ],
-    layers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--layers-to-compare",
-            "-l",
-            help="Which layers, as for compare. Repeatable.",
-            rich_help_panel="Selection",
-            show_default=False,
-        ),
-    ] = None,
+    lenient: Lenient = False,
+    layers: Layers = None,
     allow_partial: Annotated[
         bool,
         typer.Option(
@@ -55,10 +62,7 @@ def rank(
             rich_help_panel="Selection",
         ),
     ] = False,
-    lenient: Lenient = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on stdout instead of tables.", rich_help_panel="Output")
-    ] = False,
+    as_json: AsJson = False,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,48 +83,42 @@ def rank(
             rich_help_panel="Output",
         ),
     ] = 10,
-    color: Annotated[Color, typer.Option(help="Colours.", rich_help_panel="Output")] = Color.AUTO,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="No table and no progress; the result on stderr.", rich_help_panel="Output"),
-    ] = False,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")
-    ] = "auto",
+    color: Colors = Color.AUTO,
+    quiet: Quiet = False,
+    device: Device = "auto",
 ) -> None:
     """Rank several candidates."""
     from quanterr.report.files import targets
-    from quanterr.report.ranked import names_of
+    from quanterr.report.ranked import names_of, ranked
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
-    names_of(candidates)  # a mistake in them costs no run, nor the import of torch
+    names = names_of(candidates)  # a mistake in them costs no run, nor the import of torch
     to = targets(outputs or [], [original, *candidates], no_clobber=no_clobber)
     for target in to:
         if target.output.suffix != ".json":
             raise UsageError(f"--output-report {display(str(target.path))}: a ranking is written as .json")
     with Interrupt() as interrupt:
-        from quanterr.comparison import rank as run
+        from quanterr.comparison import compare_each
 
         with watching(quiet) as on_progress:
-            ranking = run(
-                original,
-                candidates,
+            options = CompareOptions(
                 layers=layers or [],
                 device=device,
                 lenient=lenient,
                 on_progress=on_progress,
                 stop=interrupt.stop,
-                command=["quanterr", *map(unicode, sys.argv[1:])],
+                command=command_line(),
             )
+            ranking = ranked(names, compare_each(original, candidates, options))
         warn(found for candidate in ranking.candidates for found in candidate.findings)
-        _print(ranking, to, as_json, top_layers, color, quiet)
+        _print(ranking, to, Display(top_layers, color, quiet, as_json=as_json))
     if interrupt.signal is not None and not ranking.complete:
         raise typer.Exit(128 + interrupt.signal)
     doubtful = ranking.verdict == "inconclusive" and not allow_partial
     raise typer.Exit(Status.INCONCLUSIVE if doubtful else Status.OK)
 
 
-def _print(ranking: "Ranking", to: "list[Target]", as_json: bool, top: int, color: Color, quiet: bool) -> None:
+def _print(ranking: "Ranking", to: "list[Target]", display: Display) -> None:
     """The table first, so that it is seen even if a file cannot be written."""
     from quanterr.report.as_table import console
     from quanterr.report.files import write
@@ -128,14 +126,14 @@ def _print(ranking: "Ranking", to: "list[Target]", as_json: bool, top: int, colo
 
     with printing():
         to_stdout = any(target.path is None for target in to)
-        if quiet:
+        if display.quiet:
             print(brief(ranking), file=sys.stderr)
-        elif not as_json:
+        elif not display.as_json:
             stream = sys.stderr if to_stdout else sys.stdout
-            show(ranking, console(stream, color), top)
+            show(ranking, console(stream, display.color), display.top_layers)
             stream.flush()
         document = ranking.to_json()
-        if as_json and not to_stdout:
+        if display.as_json and not to_stdout:
             sys.stdout.write(document)
             sys.stdout.flush()
         for target in to:

@@ -4,60 +4,40 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.comparison.assembly import ReportBuilder
-from quanterr.comparison.scheduler import Progress, Scheduler, pick_device
+from quanterr.comparison.scheduler import Scheduler, pick_device
 from quanterr.comparison.tasks import group_by_original
-from quanterr.metrics import METRICS_VERSION, OUTLIER
+from quanterr.metrics import METRICS_VERSION
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import architecture_of, read_importance, with_importance
 from quanterr.pairing.plan import ComparedWeight
 from quanterr.pairing.side import Recognized
-from quanterr.report.model import Layer, Report, RunInfo, Settings
+from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.report.ranked import names_of, ranked
 from quanterr.report.ranking import Ranking
-from quanterr.selection import Selection
+from quanterr.selection import CompareOptions, Selection
 from quanterr.util.memory import give_back
 from quanterr.util.text import display
 
 Path = str | os.PathLike[str]
 
 
-def compare(
-    original: Path | Checkpoint,
-    quantized: Path | Checkpoint,
-    *,
-    layers: Iterable[str] = (),
-    device: str = "auto",
-    outlier_threshold: float = OUTLIER,
-    importance: str | os.PathLike[str] | None = None,
-    lenient: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_layer: Callable[[Layer], None] | None = None,
-    stop: threading.Event | None = None,
-    command: Iterable[str] = (),
-) -> Report:
+def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options: Any) -> Report:
     """How far is the quantized checkpoint from its original, layer by layer?
 
     Args:
         original: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
         quantized: the same.
-        layers: patterns as for ``--layers-to-compare`` (see quanterr/selection.py); without any, all.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        outlier_threshold: an element with a larger ``|e|`` is an outlier.
-        importance: an importance matrix of llama.cpp's: gives weighted_nmse and weighted_snr_db.
-        lenient: accept files that are odd and yet mean one thing only, see :func:`quanterr.open_checkpoint`.
-        watch: called ten times a second with the progress.
-        on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
-        stop: when it gets set, the run ends after the current chunks and the report is incomplete.
-        command: what the user called, for ``report.run``.
+        options: the fields of :class:`quanterr.CompareOptions`, by name.
 
     What cannot be compared is in ``report.not_compared`` and makes the verdict ``inconclusive``.
 
@@ -66,47 +46,24 @@ def compare(
         CheckpointError: an input that is missing, damaged, or changes while it is read.
         ResourceError: no such device, or no memory.
     """
-    return compare_each(
-        original,
-        [quantized],
-        layers=layers,
-        device=device,
-        outlier_threshold=outlier_threshold,
-        importance=importance,
-        lenient=lenient,
-        on_progress=on_progress,
-        on_layer=on_layer,
-        stop=stop,
-        command=command,
-    )[0]
+    return compare_each(original, [quantized], CompareOptions(**options))[0]
 
 
 def compare_each(
-    original: Path | Checkpoint,
-    candidates: Sequence[Path | Checkpoint],
-    *,
-    layers: Iterable[str] = (),
-    device: str = "auto",
-    outlier_threshold: float = OUTLIER,
-    importance: str | os.PathLike[str] | None = None,
-    lenient: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_layer: Callable[[Layer], None] | None = None,
-    stop: threading.Event | None = None,
-    command: Iterable[str] = (),
+    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], options: CompareOptions
 ) -> list[Report]:
     """The reports that :func:`compare` would make of each candidate, from one pass over the original.
 
-    Arguments and errors are those of :func:`compare`; ``report.run`` is of the whole pass.
+    Errors are those of :func:`compare`; ``report.run`` is of the whole pass.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     with ExitStack() as stack:
-        before, *after = (_opened(side, lenient, stack) for side in (original, *candidates))
-        selection = Selection(layers)
+        before, *after = (_opened(side, options.lenient, stack) for side in (original, *candidates))
+        selection = Selection(options.layers)
         recognized: Recognized | None = {} if len(after) > 1 else None
         plans = [choose_alternatives(pair(before, quantized, selection, recognized)) for quantized in after]
-        if importance is not None:
-            means = read_importance(importance)
+        if options.importance is not None:
+            means = read_importance(options.importance)
             plans = [
                 with_importance(plan, means, architecture_of(before, quantized))
                 for plan, quantized in zip(plans, after, strict=True)
@@ -117,18 +74,18 @@ def compare_each(
 
         def finish(candidate: int, done: ComparedWeight) -> None:
             layer = builders[candidate].add(done)
-            if layer is not None and on_layer is not None:
-                on_layer(layer)
+            if layer is not None and options.on_layer is not None:
+                options.on_layer(layer)
 
         run = Scheduler(
             group_by_original([plan.pairs for plan in plans]),
-            pick_device(device),
+            pick_device(options.device),
             finish,
-            outlier_threshold,
-            stop or threading.Event(),
-            may_move=device == "auto",
+            options.outlier_threshold,
+            options.stop or threading.Event(),
+            may_move=options.device == "auto",
         )
-        complete = run.run(on_progress or (lambda progress: None))
+        complete = run.run(options.on_progress or (lambda progress: None))
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()
         info = RunInfo(
@@ -139,11 +96,11 @@ def compare_each(
             torch=torch.__version__,
             python=platform.python_version(),
             read_bytes=run.progress.done_bytes,
-            command=list(command),
+            command=list(options.command),
         )
         settings = Settings(
-            outlier_threshold=outlier_threshold,
-            importance=None if importance is None else os.fspath(importance),
+            outlier_threshold=options.outlier_threshold,
+            importance=None if options.importance is None else os.fspath(options.importance),
             metrics_version=METRICS_VERSION,
         )
         return [
@@ -152,38 +109,18 @@ def compare_each(
         ]
 
 
-def rank(
-    original: Path | Checkpoint,
-    candidates: Sequence[Path | Checkpoint],
-    *,
-    layers: Iterable[str] = (),
-    device: str = "auto",
-    lenient: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-    stop: threading.Event | None = None,
-    command: Iterable[str] = (),
-) -> Ranking:
+def rank(original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], **options: Any) -> Ranking:
     """Which of several quantized checkpoints is best for its size, and which layers could come from another?
 
-    Arguments are those of :func:`compare`; the original is read once. A candidate whose report would be
-    inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
+    ``options`` are the fields of :class:`quanterr.CompareOptions`, by name; the original is read once. A candidate
+    whose report would be inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
 
     Raises:
         UsageError: fewer than two candidates, one that is given twice, or as :func:`compare`.
         CheckpointError, ResourceError: as :func:`compare`.
     """
     names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
-    reports = compare_each(
-        original,
-        candidates,
-        layers=layers,
-        device=device,
-        lenient=lenient,
-        on_progress=on_progress,
-        stop=stop,
-        command=command,
-    )
-    return ranked(names, reports)
+    return ranked(names, compare_each(original, candidates, CompareOptions(**options)))
 
 
 def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:
