@@ -45,7 +45,7 @@ def show_worst(report: Report) -> None:
 
 
 def measure_tensors() -> None:
-    """The same metrics for two tensors that never were in a file: here INT8 with one scale a row."""
+    """The same metrics for two tensors that never were in a file: here INT8 with one scale per row."""
     x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
     scale = x.abs().amax(dim=1, keepdim=True) / 127
     y = (x / scale).round() * scale

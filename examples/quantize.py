@@ -119,7 +119,7 @@ class _Opened(Protocol):
 
 
 class Entry(NamedTuple):
-    """A stored tensor, as a safetensors header tells of it."""
+    """A stored tensor, as a safetensors header declares it."""
 
     dtype: str
     shape: tuple[int, ...]

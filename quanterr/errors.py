@@ -28,15 +28,15 @@ class Status(IntEnum):
 
 
 MEANINGS = {
-    Status.OK: "compared completely, every gate holds",
+    Status.OK: "compared completely, all gates hold",
     Status.GATE_FAILED: "compared completely, a gate does not hold",
     Status.USAGE: "wrong usage or configuration; a pattern that matches nothing",
     Status.UNREADABLE: "an input cannot be read or is invalid",
-    Status.INCONCLUSIVE: "something was not compared, or the result means nothing (`--allow-partial`: 0)",
+    Status.INCONCLUSIVE: "something was not compared, or the result is meaningless (`--allow-partial`: 0)",
     Status.ENVIRONMENT: "memory, device, disk, an output that cannot be written",
     Status.BUG: "a bug in quanterr",
-    Status.INTERRUPTED: "Ctrl-C; the report is written and says that it is incomplete",
-    Status.BROKEN_PIPE: "whoever read the output went away",
+    Status.INTERRUPTED: "Ctrl-C; the report is written and marked incomplete",
+    Status.BROKEN_PIPE: "the reader of the output closed the pipe",
     Status.TERMINATED: "SIGTERM; as Ctrl-C",
 }
 
@@ -77,7 +77,7 @@ NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the host has no memory left, by whatever kind of exception that was told."""
-    return isinstance(error, MemoryError) or any(told in str(error) for told in NO_MEMORY)
+    return isinstance(error, MemoryError) or any(description in str(error) for description in NO_MEMORY)
 
 
 class FormatMismatch(Exception):

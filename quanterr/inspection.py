@@ -127,7 +127,7 @@ def _of_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]) -> 
             message = f"{weight.display_name}: not read: {weight.reason}"
             yield finding("not_read", "error", weight.name, message)
     for name, doubt in warnings:
-        yield finding("layout_doubt", "warning", name, f"{display(name)}: {doubt}")
+        yield finding("ambiguous_layout", "warning", name, f"{display(name)}: {doubt}")
 
 
 def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
@@ -137,13 +137,13 @@ def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
         yield finding("label_without_layer", "warning", None, message)
     casts = [weight.name for weight in weights if weight.format == "fp8_cast"]
     if casts:
-        message = f"FP8 without any scale, taken as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
+        message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
         yield finding("fp8_without_scale", "info", None, message)
     if labels.method and all(weight.format in PLAIN for weight in weights):
-        message = f"config.json says quant_method {display(labels.method)}, but no weight is stored quantized"
+        message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
         yield finding("config_without_codes", "warning", None, message)
     bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
     if bare:
-        yield finding("codes_without_scale", "warning", None, f"codes that nothing scales: {listed(bare)}")
+        yield finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
     yield from of_config(labels.config, (weight.code_bits for weight in weights))
     yield from of_notes(side.checkpoint)

@@ -1,4 +1,4 @@
-"""What a weight does in its model, told from its name: for groups in the report and for selecting layers.
+"""What a weight does in its model, inferred from its name: for groups in the report and for selecting layers.
 
 The first row with a matching component decides. Components are what dots separate.
 """
@@ -57,7 +57,7 @@ def role_of(name: str) -> str:
 
 
 def block_of(name: str) -> str | None:
-    """The block a weight lies in, ``layers.12`` or ``double_blocks.3``; None outside of any."""
+    """The block a weight is in, ``layers.12`` or ``double_blocks.3``; None outside of any."""
     match = _INDEXED.search(name)
     return sys.intern(f"{match[1]}.{match[2]}") if match else None  # one object for many weights
 

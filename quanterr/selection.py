@@ -47,7 +47,7 @@ class Selection:
         """Refuse what would compare nothing.
 
         Raises:
-            UsageError: a pattern that matches no name, as a misspelt one: the nearest are told; patterns that
+            UsageError: a pattern that matches no name, as a misspelt one: the nearest are reported; patterns that
                 leave no name.
         """
         names = list(names)
@@ -56,7 +56,7 @@ class Selection:
                 raise UsageError(f'no layer matches "{display(word)}"{_nearest(word, names)}')
         if self.patterns and not any(map(self.takes, names)):
             shown = display(",".join(self.patterns))
-            raise UsageError(f'"{shown}" leaves no layer to compare: what it takes in it leaves out as well')
+            raise UsageError(f'"{shown}" selects no layer: it excludes everything it includes')
 
 
 def _words(pattern: str) -> list[str]:
@@ -67,7 +67,7 @@ def _words(pattern: str) -> list[str]:
 
 def _matcher(word: str) -> Callable[[str], bool]:
     if not word:
-        raise UsageError("an empty pattern; is there a comma too many?")
+        raise UsageError("an empty pattern: one comma too many?")
     if word.startswith("re:"):
         try:
             return lambda name, expression=re.compile(word[3:]): expression.search(name) is not None  # type: ignore[misc]
@@ -100,7 +100,7 @@ class CompareOptions:
         outlier_threshold: an element with a larger ``|e|`` is an outlier.
         importance: an importance matrix of llama.cpp; gives weighted_nmse and weighted_snr_db.
         lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
-        on_progress: called ten times a second with the progress.
+        on_progress: called ten times per second with the progress.
         on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
         stop: when it is set, the run ends after the current chunks and the report is incomplete.
         command: the command line, for ``report.run``.

@@ -78,7 +78,7 @@ def gguf(
     n_tensors: int | None = None,
     n_keys: int | None = None,
 ) -> bytes:
-    """A file; ``n_tensors`` and ``n_keys`` are what it claims, ``alignment`` what is kept, and not told."""
+    """A file; ``n_tensors`` and ``n_keys`` are what it claims, ``alignment`` what is kept, and not known."""
     tensors, keys = list(tensors), list(keys)
     infos, data = b"", b""
     for tensor in tensors:

@@ -126,7 +126,7 @@ def outputs() -> str:
 
 
 def block_map() -> str:
-    """What a terminal shows of a made-up model."""
+    """What a terminal shows of a synthetic model."""
     import io
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Takes the pictures of the HTML report that README.md shows: made-up models, one of them with a bad layer.
+"""Takes the pictures of the HTML report that README.md shows: synthetic models, one of them with a bad layer.
 
 python tests/make_screenshot.py        writes examples/report*.png; needs Chromium and its driver
 """

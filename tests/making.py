@@ -118,7 +118,7 @@ def chunk_of(weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 
 def dequantized(weight: Weight, size: int = ALL_ROWS) -> Tensor:
-    """The whole weight as a matrix, put together from chunks of that many elements."""
+    """The whole weight as a matrix, put together from chunks of that number of elements."""
     rows, cols = weight.matrix
     whole: Tensor | None = None
     workspace = Workspace(CPU)
@@ -141,7 +141,7 @@ def same_bits(expected: Tensor, actual: Tensor) -> bool:
 
 
 def in_memory(values: Tensor, wide: bool = False) -> Weight:
-    """A weight that lies in memory, not in a file."""
+    """A weight that is in memory, not in a file."""
     matrix = values.reshape(as_matrix(tuple(values.shape)))
 
     def dequantize(chunk: Chunk, _workspace: Workspace) -> Values:

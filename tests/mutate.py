@@ -216,7 +216,7 @@ def main() -> int:
     """Run all, or the formats named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("formats", nargs="*")
-    parser.add_argument("-v", "--verbose", action="store_true", help="list what was told by its number alone")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list what was given by its number alone")
     asked = parser.parse_args()
     started = time.monotonic()
     chosen = [case for case in cases() if not asked.formats or case.parent.name in asked.formats]
@@ -225,7 +225,9 @@ def main() -> int:
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=one_thread) as pool:
         for case, (found, findings) in zip(chosen, pool.map(judged, chosen), strict=True):
             outcomes += found
-            told = [finding for finding in findings if finding.severity != "info" and finding.code != "layout_doubt"]
+            told = [
+                finding for finding in findings if finding.severity != "info" and finding.code != "ambiguous_layout"
+            ]
             alarms += [f"{named(case)}: {finding.severity}: {finding.message}" for finding in told]
     print(table(outcomes))
     for o in outcomes:
@@ -233,7 +235,7 @@ def main() -> int:
             print(f"{o.outcome}: {o.mutation}: {o.case} {o.weight}: {o.sound_db:.1f} dB, broken {o.broken_db:.1f} dB")
     false = [alarm for alarm in alarms if ": error: " in alarm]
     print("\n".join(f"told of a sound file: {alarm}" for alarm in alarms))
-    print(f"{len(chosen)} sound files, {len(false)} false alarms")
+    print(f"{len(chosen)} valid files, {len(false)} false alarms")
     print(f"{time.monotonic() - started:.0f} s")
     return int(bool(false) or any(o.outcome == "UNNOTICED" for o in outcomes))
 

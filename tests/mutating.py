@@ -271,7 +271,7 @@ def codes_of_other_dtype(stored: Stored, weight: Weight) -> bool:
 
 
 def nibbles_swapped(stored: Stored, weight: Weight) -> bool:
-    """Codes of 4 bits: the low half of each byte first instead of the high one, or the other way round."""
+    """Codes of 4 bits: the low half of each byte first instead of the high one, or the reverse."""
     tensor = stored.tensors[next(iter(weight.parts.values()))]
     if weight.bits != 4:
         return False

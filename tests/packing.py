@@ -17,7 +17,7 @@ def dense(codes, bits, container=32):
 
 
 def floor(codes, bits):
-    """As many whole codes a word as fit."""
+    """As many whole codes per word as fit."""
     each = 32 // bits
     padded = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] // each) * each), np.int64)
     padded[..., : codes.shape[-1]] = codes
@@ -35,7 +35,7 @@ def planar(codes, bits):
 
 
 def interleaved(codes, order=AWQ_ORDER):
-    """Eight 4-bit codes a word: nibble i is column order[i]."""
+    """Eight 4-bit codes per word: nibble i is column order[i]."""
     words = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.int64)[..., order]
     return (words << 4 * np.arange(8)).sum(-1).astype(np.uint32).view(np.int32)
 

@@ -1,4 +1,4 @@
-"""Extracts of reports for tests, made up: what rules and diffs see of a report with these layers."""
+"""Extracts of reports for tests, synthetic: what rules and diffs see of a report with these layers."""
 
 from math import isfinite
 
@@ -6,7 +6,7 @@ from quanterr.report.values import LAYER_METRICS, MODEL_METRICS
 
 
 def row(name, snr_db, **more):
-    """A layer with that SNR; None is undefined, and infinite is told as the report does."""
+    """A layer with that SNR; None is undefined, and infinite is reported as the report does."""
     found = {"layer_name": name, "format": "fp8_tensor", "tensor_elements": 64, "finite": True, "nonfinite": {}}
     for metric in LAYER_METRICS:
         key, _, percentile = metric.partition(".")
@@ -54,7 +54,7 @@ def made(
     same = {"format": "dense", "tensor_elements": 64, "bits_per_weight": 16.0, "original_norm": lossless_norm}
     return {
         "schema": "quanterr.report",
-        "schema_version": "1.0",
+        "schema_version": "1.1",
         "verdict": "pass",
         "reasons": [],
         "complete": True,

@@ -1,4 +1,4 @@
-"""Reports of models that nobody has: every number follows from made-up sums, by the program's own formulas.
+"""Reports of models that nobody has: every number follows from synthetic sums, by the program's own formulas.
 
 python tests/sample_reports.py small|mixed|large FILE...     writes one of them in any of the outputs
 """
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch
 from hostile_names import HOSTILE
 
-from quanterr.comparison.assembly import Group, _fraction, _told
+from quanterr.comparison.assembly import Group, _described, _fraction
 from quanterr.findings import finding
 from quanterr.metrics import METRICS, Measured, evaluate
 from quanterr.metrics.histogram import Histogram
@@ -48,9 +48,9 @@ SIGMA = 0.02  # of the weights
 NORMAL = torch.tensor([NormalDist().inv_cdf(0.5 + (n + 0.5) / 1024) for n in range(512)])
 
 FORMATS = {
-    "fp8_row": FormatNote(summary="FP8 codes, one scale a row", usual_snr_db=[31, 33]),
-    "fp8_block": FormatNote(summary="FP8 codes, one scale a block", usual_snr_db=[31, 33]),
-    "int8_row": FormatNote(summary="INT8 codes, one scale a row", usual_snr_db=[32, 41]),
+    "fp8_row": FormatNote(summary="FP8 codes, one scale per row", usual_snr_db=[31, 33]),
+    "fp8_block": FormatNote(summary="FP8 codes, one scale per block", usual_snr_db=[31, 33]),
+    "int8_row": FormatNote(summary="INT8 codes, one scale per row", usual_snr_db=[32, 41]),
     "dense": FormatNote(summary="F64, F32, F16 or BF16 numbers", usual_snr_db=None),
 }
 DTYPES = {"fp8_row": "torch.float8_e4m3fn", "fp8_block": "torch.float8_e4m3fn", "int8_row": "torch.int8"}
@@ -58,7 +58,7 @@ DTYPES = {"fp8_row": "torch.float8_e4m3fn", "fp8_block": "torch.float8_e4m3fn", 
 
 @dataclass
 class Model:
-    """What is in a made-up pair of checkpoints."""
+    """What is in a synthetic pair of checkpoints."""
 
     name: str
     weights: list[tuple[str, tuple[int, ...], str, float]]  # name, shape, format, SNR in dB
@@ -251,7 +251,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
 
 
 def report_of(model: Model) -> Report:
-    """The report of a made-up model."""
+    """The report of a synthetic model."""
     random, groups = Random(0), {"role": {}, "format": {}, "block": {}}
     layers, whole = [], Group()
     for name, shape, format_name, level in model.weights:
@@ -271,8 +271,10 @@ def report_of(model: Model) -> Report:
     other = [layer_of(name, shape, "dense", sums_of(shape, 55, random)) for name, shape in model.changed]
     lossless = [LosslessLayer(**header(name, shape, "dense"), bits_per_weight=16.0) for name, shape in model.lossless]
     not_compared = [missing(*item) for item in model.missing]
-    findings = [*far_off(layers), *changes(other)]
-    reasons = [f"1 tensor {_told(Bucket(item.bucket))}: {item.display_name} ({item.reason})" for item in not_compared]
+    findings = [*implausible_error(layers), *changes(other)]
+    reasons = [
+        f"1 tensor {_described(Bucket(item.bucket))}: {item.display_name} ({item.reason})" for item in not_compared
+    ]
     reasons += [found.message for found in findings if found.severity == "error"]
     buckets = coverage(layers + other, lossless, not_compared)
     gates = [] if model.floor is None else [*gates_of(layers, model.floor)]
@@ -280,7 +282,7 @@ def report_of(model: Model) -> Report:
     return Report.model_construct(
         tool=Tool(name="quanterr", version="0.1.0"),
         verdict="inconclusive" if reasons else "pass" if held else "fail",
-        reasons=reasons or ["everything that was selected was compared; no gate was asked for"],
+        reasons=reasons or ["everything selected was compared; no gates set"],
         complete=True,
         original=side(f"{model.name}/model.safetensors", buckets.original),
         quantized=side(f"{model.name}-8bit/model.safetensors", buckets.quantized),
@@ -326,15 +328,15 @@ def missing(name: str, shape: tuple[int, ...], bucket: str, reason: str) -> NotC
     return NotCompared.model_validate(fields | {"reason": reason, "elements": n, "bytes": 2 * n})
 
 
-def far_off(layers: list[Layer]) -> Iterator[object]:
-    """What a broken layer is told as."""
+def implausible_error(layers: list[Layer]) -> Iterator[object]:
+    """What a broken layer is reported as."""
     for layer in layers:
         if layer.snr_db < 9:
             message = (
                 f"{layer.display_name}: {layer.snr_db:.1f} dB as {layer.format}; outliers that one scale cannot hold"
             )
             remedy = "compare the scale and the rows of this layer with what the quantizer wrote"
-            yield finding("far_off", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
+            yield finding("implausible_error", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
 
 
 def gates_of(layers: list[Layer], floor: float) -> Iterator[Gate]:
@@ -363,7 +365,7 @@ def gates_of(layers: list[Layer], floor: float) -> Iterator[Gate]:
 
 
 def changes(other: list[Layer]) -> Iterator[object]:
-    """What is told of norms and biases that changed."""
+    """What is reported of norms and biases that changed."""
     if other:
         what = count(len(other), "norm, bias or other 1-D tensor", "norms, biases or other 1-D tensors")
         message = f"{what} changed: {other[0].display_name}; see other_changes"
@@ -392,7 +394,7 @@ def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared:
 
 
 def side(path: str, buckets: dict[str, BucketSize]) -> Side:
-    """One made-up checkpoint."""
+    """One synthetic checkpoint."""
     n_bytes = sum(size.bytes for size in buckets.values())
     return Side(
         path=path,

@@ -261,7 +261,7 @@ IMPOSTORS = [
         Row(10, f"HTML {name}", raw(PAGE, name), UNREADABLE, "looks like HTML or XML, not weights; download it again"),
         Row(10, f"XML {name}", raw(b'<?xml version="1.0"?><Error><Code>AccessDenied', name), UNREADABLE, "looks like"),
         Row(11, f"pickle {name}", raw(PICKLE, name), UNREADABLE, "is a Python pickle; quanterr never unpickles. Conv"),
-        Row(11, f"zip {name}", raw(ZIP, name), UNREADABLE, "quanterr never unpickles. Convert to safetensors first"),
+        Row(11, f"zip {name}", raw(ZIP, name), UNREADABLE, "quanterr never unpickles. Convert it to safetensors first"),
         Row(11, f"NumPy {name}", raw(b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'", name), UNREADABLE, "is a NumPy file"),
         Row(11, f"GGML {name}", raw(b"tjgg\x03\0\0\0", name), UNREADABLE, "is a GGML file from before GGUF; convert"),
     )
@@ -272,10 +272,10 @@ IMPOSTORS = [
     Row(8, "the magic alone", gg(b"GGUF"), UNREADABLE, "truncated in the header: the version should have 4 bytes"),
     Row(10, "JSON", raw(b'{"error":"Access to model org/name is restricted"}'), UNREADABLE, "looks like a JSON docume"),
     Row(12, "GGUF under another name", gg(gguf([A, B]), name="y.safetensors"), OK,
-        ("quanterr: warning: ", "y.safetensors: is a GGUF file, whatever its name says")),
+        ("quanterr: warning: ", "y.safetensors: is a GGUF file, despite its name")),
     Row(12, "safetensors under another name",
         lambda folder: ("compare", pair(folder)[0], (folder / "quantized.safetensors").rename(folder / "y.gguf")), OK,
-        ("quanterr: warning: ", "y.gguf: is a safetensors file, whatever its name says")),
+        ("quanterr: warning: ", "y.gguf: is a safetensors file, despite its name")),
     Row(13, "text", raw(b"Repository not found"), UNREADABLE, "exceeds the format limit of 100000000; not a safetens"),
 ]  # fmt: skip
 
@@ -303,7 +303,7 @@ WITH_UNKNOWN = as_header({"w": entry(), "v": entry("F128", (1,), (4, 20))})
 WRAPPED = [4, 5, 5_581, 8_681, 49_477, 384_773]  # 2^64 + 4 elements
 OFFSETS = "w: data_offsets must be two integers in 0…2^63"
 SHAPE = "w: shape must be a list of integers in 0…2^63"
-DEEP = "nested too deeply"
+DEEP = "nested too deep"
 MANY = b"{%s}" % b",".join(b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n for n in range(1_000_001))
 
 HEADERS = [
@@ -319,7 +319,7 @@ HEADERS = [
     Row(16, "not UTF-8", st(b'{"\xff": 1}'), UNREADABLE, "header is not valid UTF-8 JSON at byte 2"),
     Row(16, "a byte order mark", st(b"\xef\xbb\xbf{}"), UNREADABLE, "header is not a JSON object; it must start with"),
     Row(16, "padded with NUL", st(one() + b"\0\0"), UNREADABLE, f"not valid UTF-8 JSON at byte {len(one())}"),
-    Row(16, "cut off", st(b'{"w": {"dtype"'), UNREADABLE, "header is not valid UTF-8 JSON at byte 14"),
+    Row(16, "truncated", st(b'{"w": {"dtype"'), UNREADABLE, "header is not valid UTF-8 JSON at byte 14"),
     Row(16, "two documents", st(b"{}{}"), UNREADABLE, "header is not valid UTF-8 JSON at byte 2"),
     Row(16, "behind letters of two bytes", st('{"ü": x}'.encode()), UNREADABLE, "not valid UTF-8 JSON at byte 7"),
     Row(17, "a space in front", st(b" " + one()), UNREADABLE, "header starts with 0x20; it must start with '{'"),
@@ -456,13 +456,13 @@ GGUF = [
         "name of tensor number 0 is not valid UTF-8"),
     Row(22, "a name twice", gg(gguf([A, A])), UNREADABLE, "tensor name a appears twice"),
     Row(23, "a key twice", gg(gguf([], [key("k", U8, 1), key("k", U8, 2)])), UNREADABLE, "key k appears twice"),
-    Row(29, "an odd offset", gg(gguf([A, B._replace(offset=40)])), UNREADABLE, "b: offset 40 is no multiple of 32"),
+    Row(29, "an odd offset", gg(gguf([A, B._replace(offset=40)])), UNREADABLE, "b: offset 40 is not a multiple of 32"),
     Row(30, "a hole", gg(gguf([A, B._replace(offset=64)]) + bytes(32)), UNREADABLE, "bytes 32–64 belong to no tensor"),
     Row(31, "an overlap", gg(gguf([A, B._replace(offset=0)])), UNREADABLE, "a and b overlap at 0–24"),
     Row(32, "a hole at the start", gg(gguf([A._replace(offset=32)]) + bytes(32)), UNREADABLE, "bytes 0–32 belong to"),
     Row(33, "bytes behind the last", gg(WHOLE + b"x"), UNREADABLE, "1 trailing byte after the last tensor"),
     Row(34, "data cut off", gg(WHOLE[:-30]), UNREADABLE, ("truncated: 10 bytes missing", "first affected: b")),
-    Row(34, "an offset beyond the file", gg(gguf([A, B._replace(offset=2**40)])), UNREADABLE, "is behind the end"),
+    Row(34, "an offset beyond the file", gg(gguf([A, B._replace(offset=2**40)])), UNREADABLE, "is past the end"),
     Row(35, "half a block", gg(shape_of(1, 48, kind=2)), UNREADABLE, "a: rows of 48 elements are not whole blocks of"),
     Row(36, "a product of 2^64 + 4", gg(shape_of(4, 20, 5_581, 8_681 * 49_477, 384_773)), UNREADABLE, "is too large"),
     Row(37, "a huge size", gg(shape_of(2, 0, 2**41)), UNREADABLE, "a: dimension exceeds 2^40"),
@@ -562,7 +562,7 @@ def failing(times: int) -> str:
 
 
 MEANWHILE = [
-    Row(49, "cut off", whole(), UNREADABLE, ("quantized.safetensors: changed while being read (size ", "→ 100"),
+    Row(49, "truncated", whole(), UNREADABLE, ("quantized.safetensors: changed while being read (size ", "→ 100"),
         meanwhile("os.truncate(y, 100)")),
     Row(49, "the original cut off", whole(), UNREADABLE, "original.safetensors: changed while being read (size ",
         meanwhile("os.truncate(x, 800)")),
@@ -597,7 +597,7 @@ BESIDE = [
         UNREADABLE, "2 of 2 shards missing: 1.st, 2.st"),
     Row(53, "not where the index says", path(stale_index), UNREADABLE, "index: b is not in 1.safetensors"),
     Row(54, "in two shards", path(in_two_shards), UNREADABLE, ("a is in ", " and in ")),
-    Row(54, "unlisted", unlisted, OK, ("quanterr: warning: ", "index does not list b; compared all the same")),
+    Row(54, "unlisted", unlisted, OK, ("quanterr: warning: ", "index does not list b; compared anyway")),
     Row(55, "a tensor twice", index(b'{"weight_map": {"a": "1.st", "a": "2.st"}}'), UNREADABLE, 'duplicate key "a"'),
     Row(55, "two maps", index(b'{"weight_map": {}, "weight_map": {}}'), UNREADABLE, 'duplicate key "weight_map"'),
     *(Row(55, text.decode(), index(text), UNREADABLE, 'index has no "weight_map"')
@@ -615,14 +615,14 @@ BESIDE = [
     Row(58, "config.json is huge", configured(b"", 2**24 + 1), OK,
         ("quanterr: warning: ", "config.json: left out: 16777217 bytes; the limit is 16777216")),
     Row(58, "config.json holds NaN", configured(b'{"rope_theta": NaN, "x": Infinity}'), OK, "3 of 3 original"),
-    Row(59, "config.json says fp8, nothing is scaled",
+    Row(59, "config.json declares fp8, nothing is scaled",
         lambda folder: (*configured(FP8_CONFIG)(folder)[:2],
                         write(folder / "y" / "model.safetensors",
                               {name: w.to(torch.float8_e4m3fn) if w.ndim == 2 else w for name, w in original().items()})
                         .parent),
-        INCONCLUSIVE, "config.json says quant_method fp8"),
-    Row(59, "config.json says 4 bits, the codes have 8", configured(b'{"quantization_config": {"bits": 4}}'), OK,
-        "config.json says codes of 4 bits, the tensors hold codes of 8 bits: read as these"),
+        INCONCLUSIVE, "config.json declares quant_method fp8"),
+    Row(59, "config.json declares 4 bits, the codes have 8", configured(b'{"quantization_config": {"bits": 4}}'), OK,
+        "config.json declares codes of 4 bits, the tensors hold codes of 8 bits: read as stored"),
     Row(60, "code names in config.json", configured(CODE), OK, "3 of 3 original"),
 ]  # fmt: skip
 
@@ -670,7 +670,7 @@ WEIGHTS = [
     Row(65, "all codes of E5M2", put(UP, ALL_CODES.view(torch.float8_e5m2)), INCONCLUSIVE,
         "16 of 512 elements of the quantized weight are NaN or infinite"),  # 0x7C to 0x7F and 0xFC to 0xFF
     Row(65, "all codes of E4M3FNUZ", put(UP, ALL_CODES.view(torch.float8_e4m3fnuz)), INCONCLUSIVE,
-        "F8_E4M3FNUZ [32, 16]) is in a layout this version does not read"),
+        "F8_E4M3FNUZ [32, 16]) is in a layout that this version does not support"),
     Row(66, "an original of zeros", tensors({"w": torch.zeros(4, 4)}, {"w": ONES}), OK,
         "w: the original is all zeros, the quantized weight is not"),
     Row(67, "the same file twice", lambda folder: ("compare", *(pair(folder)[0],) * 2), OK, "tensors are identical"),
@@ -682,7 +682,7 @@ WEIGHTS = [
           INCONCLUSIVE, (f"shape [4, 8] in the original, {list(shape)} (F32) in the quantized; {hint}", "1 of 2 orig"))
       for shape, hint in (((8, 4), "transposed?"), ((5, 8), "fused or padded rows?"), ((4, 2), "packed codes"))),
     Row(71, "a layout that is known and not read", tensors({"w.weight": SQUARE, "v": ONES}, HIGGS | {"v": SQUARE}),
-        INCONCLUSIVE, "its codes are in an order made for one model of GPU"),
+        INCONCLUSIVE, "its codes are ordered for one GPU model"),
 ]  # fmt: skip
 
 
@@ -759,7 +759,7 @@ MACHINE = [
     Row(74, "an output that is an input", output_is_an_input, USAGE, "is an input, or one of its files"),
     Row(74, "an output that is there", output_is_there, ENVIRONMENT, "r.json: exists, and --no-clobber"),
     Row(74, "an unknown suffix", whole("-o", "{folder}/r.pdf"), USAGE, "unknown suffix; choose one of .json"),
-    Row(75, "an unknown metric", whole("--require", "snr >= 30"), USAGE, "called snr; did you mean snr_db?"),
+    Row(75, "an unknown metric", whole("--require", "snr >= 30"), USAGE, "named snr; did you mean snr_db?"),
     Row(75, "a bad operator", whole("--require", "snr_db => 30"), USAGE, "column 8: expected one of"),
     Row(75, "a unit", whole("--require", "snr_db >= 30 dB"), USAGE, "column 14: expected the end of the rule"),
     Row(75, "no file of thresholds", whole("--thresholds", "{folder}/t.toml"), USAGE, "t.toml"),
@@ -767,12 +767,12 @@ MACHINE = [
         ("t.toml: is not TOML: ", "line 2")),
     Row(75, "a misspelt metric in thresholds", thresholds(RULE.replace("snr_db", "snr")), USAGE,
         ('t.toml:2: rule "x"', "did you mean snr_db?")),
-    Row(75, "a rule twice", thresholds(RULE + RULE.removeprefix("schema = 1\n")), USAGE, "later one selects all"),
+    Row(75, "a rule twice", thresholds(RULE + RULE.removeprefix("schema = 1\n")), USAGE, "later rule selects all"),
     Row(75, "a rule of no layer", thresholds(RULE + 'layers = ["x9"]\n'), USAGE,
         't.toml:2: rule "x": no layer matches "x9"'),
-    Row(76, "a baseline of another original", other_baseline, USAGE, "it is of a different original"),
+    Row(76, "a baseline of another original", other_baseline, USAGE, "it has a different original"),
     Row(76, "an edited report", edited_report, UNREADABLE, "report.json: "),
-    Row(76, "a newer report", stored_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this quanterr reads 1.x"),
+    Row(76, "a newer report", stored_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this version reads 1.x"),
     Row(76, "a cut report", stored_report(HEAD), UNREADABLE, "report.json: is not valid UTF-8 JSON at byte"),
     Row(76, "no report", stored_report("[]"), UNREADABLE, "is not a report of quanterr"),
 ]  # fmt: skip
@@ -808,7 +808,7 @@ def test_bad_input_that_is_accepted_on_demand_and_told(tmp_path: Path, row: Row)
     accepted = done(row, tmp_path, "--lenient", "-o", str(tmp_path / "report.json"))
 
     report = json.loads((tmp_path / "report.json").read_text())
-    notes = [found["message"] for found in report["findings"] if found["code"] == "odd_file"]
+    notes = [found["message"] for found in report["findings"] if found["code"] == "nonstandard_file"]
     assert refused.stderr.endswith(". --lenient accepts it\n")
     assert (OK, 1, []) == (accepted.status, len(notes), report["not_compared"])
     assert f"quanterr: warning: {notes[0]}\n" == accepted.stderr

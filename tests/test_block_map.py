@@ -84,7 +84,7 @@ class TestCells:
         assert 1 == cells.count("0")
         assert str(bad) == line(text, "module0")[-1]
         assert all(len(row.rstrip()) <= width for row in text.splitlines())
-        assert ("blocks a cell" in text) == (len(cells) < blocks)
+        assert ("blocks per cell" in text) == (len(cells) < blocks)
 
     def test_every_block_has_a_digit_where_there_is_room(self):
         assert 38 == len(line(shown(report_of(mixed()), 140), "modulation.lin")[1])

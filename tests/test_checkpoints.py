@@ -279,7 +279,7 @@ def test_tensors_that_the_index_leaves_out_are_noted(folder):
 
     assert ["a", "b"] == list(checkpoint.entries)
     assert 1 == len(checkpoint.notes)
-    assert checkpoint.notes[0].endswith(": index does not list b; compared all the same")
+    assert checkpoint.notes[0].endswith(": index does not list b; compared anyway")
 
 
 def test_a_shard_that_the_index_does_not_name_is_noted(folder):
@@ -291,7 +291,7 @@ def test_a_shard_that_the_index_does_not_name_is_noted(folder):
 
     assert list(A) == list(checkpoint.entries)
     assert (
-        f"{folder}: index names nothing of model-00002-of-00002.safetensors, beside it; left out",
+        f"{folder}: index does not name model-00002-of-00002.safetensors, which is in the same folder; ignored",
     ) == checkpoint.notes
 
 
@@ -301,7 +301,7 @@ def test_an_unknown_field_of_an_entry_is_noted(tmp_path):
     assert (f'{path}: w: ignoring unknown field "strides"',) == opened(path).notes
 
 
-# What lies beside the weights
+# What is stored with the weights
 
 
 def test_the_configuration_beside_a_folder_is_read(folder):
@@ -419,7 +419,7 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
 def test_what_is_not_cached_says_how_to_get_it(hub, given, command):
     message = refusal(CheckpointError, given)
 
-    assert f"not in the Hugging Face cache ({hub}); get it with `{command}`" in message
+    assert f"nor in the Hugging Face cache ({hub}); get it with `{command}`" in message
 
 
 def test_a_revision_that_is_not_cached_is_not_replaced_by_another(hub):

@@ -130,7 +130,7 @@ class TestInputs:
 
         assert Status.USAGE == call("compare", x, y, "-l", layers).returncode
         assert Status.USAGE == call("rank", x, y, x, "-l", layers).returncode
-        with pytest.raises(UsageError, match="leaves no layer to compare"):
+        with pytest.raises(UsageError, match="selects no layer"):
             quanterr.compare(x, y, layers=[layers])
 
     def test_a_device_that_is_not_there_is_told(self, checkpoints):
@@ -372,13 +372,13 @@ def test_formats_lists_every_row_and_prints_a_specification():
     [
         ("int8", "int8; did you mean int8_convrot, int8_tensor, int8_row, int8_block, bnb_int8, "),
         ("fp8_blok", "fp8_blok; did you mean fp8_block"),
-        ("zzz", "zzz; they are "),
-        ("", '""; they are '),
+        ("zzz", "zzz; formats are "),
+        ("", '""; formats are '),
     ],
 )
 def test_a_format_that_there_is_not_is_wrong_usage_and_the_near_ones_are_told(name, told):
     done = call("formats", name)
 
     assert Status.USAGE == done.returncode
-    assert f"no format is called {told}" in done.stderr
-    assert ("nvfp4" in done.stderr) == ("they are" in told)
+    assert f"no format named {told}" in done.stderr
+    assert ("nvfp4" in done.stderr) == ("formats are" in told)

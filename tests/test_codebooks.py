@@ -141,7 +141,7 @@ REFUSED = {
         changed("a.trellis", lambda t: torch.zeros(*t.shape[:2], 144, dtype=t.dtype)),
         "an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not a.trellis (I16 [8, 8, 144])",
     ),
-    "exl3: rows that are no multiple of 128": (
+    "exl3: rows that are not a multiple of 128": (
         "exl3/handmade",
         changed("a.trellis", lambda t: t[:, :7].contiguous()),
         "a.trellis (I16 [8, 7, 80]) holds 112 × 128 weights, which should be multiples of 128",
@@ -259,7 +259,7 @@ REFUSED = {
     "quip_sharp: an unknown codebook": (
         "quip_sharp/handmade_rvq4",
         changed("a.codebook_id", lambda _: torch.tensor(8)),
-        "a.codebook_id (I64 []) names no codebook that is read, which are 7 (E8P12), 17 (E8P12RVQ4B), 18 (E8P12RVQ3B)",
+        "a.codebook_id (I64 []) does not name a supported codebook (7 (E8P12), 17 (E8P12RVQ4B), 18 (E8P12RVQ3B))",
     ),
     "quip_sharp: codes of other bits": (
         "quip_sharp/handmade_rvq4",
@@ -345,14 +345,14 @@ class TestRefused:
     def test_is_spqr_with_other_tiles(self, tmp_path):
         reason = refusal(tmp_path, *golden("spqr/handmade"), {"quant_method": "spqr", "bits": 3, "beta1": 32})
 
-        assert "config.json says beta1 32, but only SpQR with 16 is read" in reason
+        assert "config.json declares beta1 32, but only SpQR with 16 is supported" in reason
 
     @pytest.mark.parametrize(("name", "value", "read"), [("norm_dim", 1, 0), ("vector_quant_dim", "in", "out")])
     def test_is_vptq_along_the_other_axis(self, tmp_path, name, value, read):
         config = {"quant_method": "vptq", "config_for_layers": {"a": {name: value}}}
         reason = refusal(tmp_path, *golden("vptq/handmade"), config)
 
-        assert f"config.json says {name} {value}, but only VPTQ with {read} is read" in reason
+        assert f"config.json declares {name} {value}, but only VPTQ with {read} is supported" in reason
 
     @pytest.mark.parametrize("missing", ["a.suh", "a.svh"])
     def test_is_a_part_of_what_a_layout_needs(self, tmp_path, missing):
@@ -360,7 +360,7 @@ class TestRefused:
         stored = {name.replace("b.", "a."): t for name, t in stored.items()}
         stored.pop(missing)
 
-        assert "a layout this version does not read" in refusal(tmp_path, stored, values)
+        assert "a layout that this version does not support" in refusal(tmp_path, stored, values)
 
 
 class TestConfiguration:
@@ -373,7 +373,7 @@ class TestConfiguration:
         weight, read = weight_of(tmp_path, stored, values, {"quant_method": "gptq"})
         method = case.partition("/")[0]
 
-        assert f"config.json says quant_method gptq, but its tensors are those of {method}" in weight.warnings
+        assert f"config.json declares quant_method gptq, but its tensors are those of {method}" in weight.warnings
         assert bool(((read - values).abs() <= 1e-6 * values.abs().max()).all())
 
     def test_of_aqlm_that_the_shapes_contradict_is_a_doubt(self, tmp_path):
@@ -381,7 +381,7 @@ class TestConfiguration:
         weight, _ = weight_of(tmp_path, *golden("aqlm/handmade"), config)
 
         assert weight.warnings == (
-            "config.json says nbits_per_codebook 8 for 5, in_group_size 8 for 4, which the shapes tell",
+            "config.json declares nbits_per_codebook 8 for 5, in_group_size 8 for 4, which the shapes give",
         )
 
     @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
@@ -425,10 +425,10 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("lost", "config", "says"),
         [
-            ((), {"enable_perm": False}, "config.json says enable_perm False, but perm is stored"),
-            ((), {"enable_norm": True}, "config.json says enable_norm True, but weight_scale is missing"),
-            (("perm",), {"enable_perm": True}, "config.json says enable_perm True, but perm is missing"),
-            ((), {"outlier_size": 8}, "config.json says outlier_size 8, but outlier_indices is missing"),
+            ((), {"enable_perm": False}, "config.json declares enable_perm False, but perm is stored"),
+            ((), {"enable_norm": True}, "config.json declares enable_norm True, but weight_scale is missing"),
+            (("perm",), {"enable_perm": True}, "config.json declares enable_perm True, but perm is missing"),
+            ((), {"outlier_size": 8}, "config.json declares outlier_size 8, but outlier_indices is missing"),
             (("res_",), {"num_res_centroids": [-1, 16]}, "num_res_centroids [-1, 16], but res_centroids.weight is"),
         ],
     )
@@ -451,12 +451,12 @@ class TestConfiguration:
         assert "pass" == apart.verdict
         assert [] == [layer for layer in apart.layers if layer.relative_error > 1e-6]
         assert "inconclusive" == together.verdict
-        assert "which rows its fuse_scales belong to" in together.reasons[0]
+        assert "the rows of its fuse_scales are known only" in together.reasons[0]
 
     def test_of_quip_sharp_says_whether_columns_are_rescaled(self, tmp_path):
         reason = refusal(tmp_path, *golden("quip_sharp/handmade_rvq4"), {"rescale_WH": True})
 
-        assert "config.json says rescale_WH true, but scaleWH is missing" in reason
+        assert "config.json declares rescale_WH true, but scaleWH is missing" in reason
 
     @pytest.mark.parametrize("said", [{"quip_params": {}}, {"quip_params": {}, "quantization_config": {"bits": 4}}])
     def test_of_quip_sharp_may_say_what_divides_residuals(self, tmp_path, said):

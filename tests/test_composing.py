@@ -9,7 +9,7 @@ from quanterr.pairing.plan import Bucket
 
 
 def fp8(name, weight):
-    """FP8 codes with a scale a row, and the values they stand for."""
+    """FP8 codes with a scale per row, and the values they stand for."""
     rows = weight.float().view(-1, weight.shape[-1])
     scale = rows.abs().amax(1, keepdim=True) / 448
     codes = (rows / scale).to(torch.float8_e4m3fn).view(weight.shape)
@@ -83,7 +83,7 @@ class TestFused:
 
         assert {} == found
         assert {Bucket.UNSUPPORTED} == {bucket for (side, _), (bucket, _) in left.items() if side == "original"}
-        assert all("cannot be told" in reason for (side, _), (_, reason) in left.items() if side == "original")
+        assert all("cannot be inferred" in reason for (side, _), (_, reason) in left.items() if side == "original")
 
     def test_part_that_is_missing_is_told(self, tmp_path):
         name = "model.layers.0.self_attn.qkv_proj.weight"
@@ -91,7 +91,7 @@ class TestFused:
         found, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
 
         assert {} == found
-        assert "nothing holds layers.0.self_attn.k_proj" in left["original", name][1]
+        assert "no tensor holds layers.0.self_attn.k_proj" in left["original", name][1]
 
     def test_that_two_could_hold_is_refused_and_both_are_named(self, tmp_path):
         stored = {f"{place}.self_attn.qkv_proj.weight": numbers(88, 64) for place in ("layers.0", "module.layers.0")}
@@ -196,7 +196,7 @@ class TestTransposed:
 
         assert turned == (report.layers[0].snr_db > 30)
         assert turned == (report.verdict == "pass")
-        assert turned == any("no weight that is not square tells so" in found.message for found in report.findings)
+        assert turned == any("no rectangular weight confirms it" in found.message for found in report.findings)
 
     @pytest.mark.parametrize("turned", [True, False])
     def test_square_original_only_as_those_that_are_not_square(self, tmp_path, turned):
@@ -207,7 +207,7 @@ class TestTransposed:
 
         assert turned == (report.verdict == "pass")
         assert turned == (len(report.lossless) == 2)
-        assert [] == [found for found in report.findings if found.code == "layout_doubt"]
+        assert [] == [found for found in report.findings if found.code == "ambiguous_layout"]
 
 
 def test_vocabulary_is_cropped_and_said_so(tmp_path):
@@ -359,7 +359,7 @@ class TestMistral:
         found, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
 
         assert {} == found
-        assert "tells how many heads" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
+        assert "gives the number of heads" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
 
     def test_heads_that_do_not_fit_are_refused(self, tmp_path):
         with_config(tmp_path, {"num_attention_heads": 5})
@@ -417,7 +417,7 @@ class TestGateAndUpInTurn:
 
         assert "pass" == report.verdict
         assert 3 == len(report.lossless)
-        assert told != any("in turn" in found.message for found in report.findings)
+        assert told != any("alternating" in found.message for found in report.findings)
 
     def test_any_cut_gives_the_same(self, tmp_path):
         with_config(tmp_path, {"model_type": "gpt_oss"})
@@ -462,4 +462,4 @@ class TestHeadsOfMla:
         found, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
 
         assert {} == found
-        assert "only a part of it is stored: nothing holds " in left["original", self.NAME][1]
+        assert "only a part of it is stored: no tensor holds " in left["original", self.NAME][1]

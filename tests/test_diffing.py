@@ -1,4 +1,4 @@
-"""Two reports side by side: every layer of either ends in exactly one place."""
+"""Two reports next to each other: every layer of either ends in exactly one place."""
 
 import json
 import subprocess
@@ -130,12 +130,12 @@ class TestWhatCompares:
         ],
     )
     def test_is_not_a_report_of_something_else_unless_that_is_forced(self, old):
-        with pytest.raises(UsageError, match=r"old\.json does not compare with new\.json: it .*--force"):
+        with pytest.raises(UsageError, match=r"old\.json cannot be compared with new\.json: it .*--force"):
             of(old, self.NEW)
 
         found = of(old, self.NEW, force=True)
         assert found.difference
-        assert next(diff_lines(found, 10)).startswith("warning: these do not compare: it ")
+        assert next(diff_lines(found, 10)).startswith("warning: not comparable: it ")
 
     def test_is_one_of_the_same_original_where_a_layer_is_no_longer_finite(self):
         found = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
@@ -201,7 +201,7 @@ class TestCommand:
     def test_says_which_report_was_changed_since_it_was_written(self, reports):
         lines = call("diff", *reports).stderr.splitlines()
 
-        assert [f"quanterr: warning: {reports[1]}: was changed since it was written, as its checksum shows"] == lines
+        assert [f"quanterr: warning: {reports[1]}: its checksum does not match: it was edited"] == lines
 
     def test_writes_all_of_it_as_json(self, reports):
         fields = json.loads(call("diff", *reports, "--json", "--top-layers", "0").stdout)

@@ -28,7 +28,7 @@ def recognized(folder, tensors, shape, name="a.weight", metadata=None):
 
 
 def doubts_of(report):
-    return [finding.message for finding in report.findings if finding.code == "layout_doubt"]
+    return [finding.message for finding in report.findings if finding.code == "ambiguous_layout"]
 
 
 def w4a4(**changed):
@@ -130,7 +130,7 @@ REFUSED = {
         (4, 64),
         "the label's orig_shape is [4, 48], but the codes are a.weight (I8 [4, 64])",
     ),
-    "convrot_w4a4, a scale a block": (
+    "convrot_w4a4, a scale per block": (
         w4a4(**{"a.weight_scale": torch.ones(4, 2)}),
         (4, 64),
         "its scale a.weight_scale (F32 [4, 2]) should be one for each row of a.weight (I8 [4, 32])",
@@ -169,12 +169,12 @@ REFUSED = {
     "asym_w4a8_int8, a codebook beside 6 bits": (
         w4a8(**{"a.weight": int8_codes(4, 48), "a.weight_codebook": torch.ones(16)}),
         (4, 64),
-        "a.weight_codebook (F32 [16]) should be [16] beside codes of 4 bits; these are of 6",
+        "a.weight_codebook (F32 [16]) should be [16] for 4-bit codes; these have 6",
     ),
     "asym_w4a8_int8, a correction of another shape": (
         w4a8(**{"a.weight_correction": torch.ones(4, 3)}),
         (4, 64),
-        "a.weight_correction (F32 [4, 3]) should be [4, 4] beside codes of 4 bits",
+        "a.weight_correction (F32 [4, 3]) should be [4, 4] for 4-bit codes",
     ),
     "asym_w4a8_int8, labelled otherwise": (
         w4a8(**{"a.comfy_quant": label(format="int8_tensorwise")}),
@@ -254,7 +254,7 @@ REFUSED = {
     "Nunchaku's scale of a tensor beside integers": (
         w4a4_of_nunchaku(wtscale=bf16(1)),
         (128, 128),
-        "a.wtscale (BF16 [1]) is not known beside int4 codes",
+        "a.wtscale (BF16 [1]) is unknown with int4 codes",
     ),
     "Nunchaku's codes without their scales": (
         w4a4_of_nunchaku(wscales=None),
@@ -333,14 +333,14 @@ class TestDoubts:
         said = label(format="awq_w4a16", group_size=32)
         weight = recognized(tmp_path, awq(**{"a.comfy_quant": said}), (4, 128))
 
-        assert ("the comfy_quant tensor says group_size 32, the shapes 64; the shapes decided",) == weight.warnings
+        assert ("the comfy_quant tensor says group_size 32, the shapes 64; the shapes were used",) == weight.warnings
 
     def test_of_a_header_that_names_other_codes_than_nunchakus_scales_are_of(self, tmp_path):
         config = {"quantization_config": json.dumps({"method": "svdquant", "weight": {"dtype": "fp4_e2m1_all"}})}
         weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata=config)
 
         assert 1 == len(weight.warnings)
-        assert "says fp4_e2m1_all, but a.wscales (BF16 [2, 128]) is of int4" in weight.warnings[0]
+        assert "declares fp4_e2m1_all, but a.wscales (BF16 [2, 128]) is of int4" in weight.warnings[0]
 
     @pytest.mark.parametrize("text", ['{"weight": {"dtype": "int4"}}', "{", "[]", '{"weight": 4}', "{}"])
     def test_not_of_a_header_that_says_the_same_or_nothing(self, tmp_path, text):
@@ -369,7 +369,7 @@ def test_a_rotation_is_undone_by_its_matrix(size):
 
 
 def quantized_rows(x, steps):
-    """Codes, and one scale a row, of integers up to ``steps``."""
+    """Codes, and one scale per row, of integers up to ``steps``."""
     scale = x.abs().amax(1, keepdim=True) / steps
     return (x / scale).round().to(torch.int8), scale
 
@@ -386,7 +386,7 @@ class TestReadings:
 
         assert [("int8_convrot", True)] == [(layer.format, layer.snr_db > 35) for layer in report.layers]
         assert (
-            f"read as codes I8, scale a.weight_scale (F32 [64, 1]): one scale a row; rotated in groups of {size}"
+            f"read as codes I8, scale a.weight_scale (F32 [64, 1]): one scale per row; rotated in groups of {size}"
             in (doubts_of(report)[0])
         )
 
@@ -398,7 +398,7 @@ class TestReadings:
         report = compared(tmp_path, {"a.weight": x}, tensors)
 
         assert [("int8_row", True)] == [(layer.format, layer.snr_db > 35) for layer in report.layers]
-        assert "as label and shapes tell" in doubts_of(report)[0]
+        assert "as label and shapes suggest" in doubts_of(report)[0]
 
     def test_codes_that_are_wrong_either_way(self, tmp_path):
         x = numbers(64, 256, dtype=torch.float32)
@@ -454,7 +454,7 @@ class TestFoldedSmoothing:
         tensors = w4a4_of_nunchaku("t.qkv_proj", 384) | w4a4_of_nunchaku("t.out_proj", cols=384, **one_and_orig(384))
         reason = recognized(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")
 
-        assert "t.out_proj.smooth_orig (BF16 [384]) is folded into rows of it that cannot be told: 384 rows" in reason
+        assert "t.out_proj.smooth_orig (BF16 [384]) is folded into rows that cannot be identified: 384 rows" in reason
 
     @pytest.mark.parametrize("named", ["smooth_orig", None])
     def test_is_none_where_the_smoothing_is_used_or_one(self, tmp_path, named):
@@ -479,7 +479,7 @@ class TestBias:
 
     def test_of_another_length_is_refused(self, tmp_path):
         weight = recognized(tmp_path, w4a4_of_nunchaku() | {"a.bias": numbers(96)}, (96,), "a.bias")
-        reason = "a bias beside a.qweight (I8 [128, 64]) should be as long as its rows, not a.bias (BF16 [96])"
+        reason = "a bias of a.qweight (I8 [128, 64]) should have one element per row, not a.bias (BF16 [96])"
 
         assert reason == weight.refusal
 

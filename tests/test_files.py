@@ -173,7 +173,7 @@ def test_a_document_that_begins_with_a_section_is_somebodys(tmp_path, report):
 
 def test_standard_output_carries_one_document():
     for given in (["-", "-"], ["-", "/dev/stdout"]):
-        with pytest.raises(UsageError, match="standard output carries one document"):
+        with pytest.raises(UsageError, match="standard output holds one document"):
             targets(given, [])
 
 

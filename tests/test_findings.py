@@ -1,4 +1,4 @@
-"""Findings: each from a checkpoint that has just that fault, and none from sound ones."""
+"""Findings: each from a checkpoint that has just that fault, and none from valid ones."""
 
 import ast
 import math
@@ -9,10 +9,12 @@ import torch
 from making import FP8, compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
-from quanterr.findings import CODES, finding
+from quanterr.findings import finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.repairs import order_of
 from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.report.finding_codes import CODES, FORMER_NAMES
+from quanterr.report.model import Finding
 
 UP = "layers.{}.mlp.up_proj.weight"
 SHAPE = 64, 128
@@ -64,7 +66,7 @@ def codes_as(function):
 
 class TestCodes:
     def test_evidence_is_what_json_can_hold(self):
-        made = finding("far_off", "error", None, "x", snr_db=-math.inf, cosine_similarity=math.nan, rows=[1])
+        made = finding("implausible_error", "error", None, "x", snr_db=-math.inf, cosine_similarity=math.nan, rows=[1])
 
         assert {"snr_db": None, "cosine_similarity": None, "rows": [1]} == made.evidence
 
@@ -82,11 +84,24 @@ class TestCodes:
         assert made <= CODES.keys()
 
     def test_every_code_is_used(self):
-        paths = [path for path in Path(quanterr.__file__).parent.rglob("*.py") if path.name != "codes.py"]
+        paths = [path for path in Path(quanterr.__file__).parent.rglob("*.py") if path.name != "finding_codes.py"]
         nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
         used = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
         assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # put together from the side
+
+    def test_former_names_are_read_as_todays(self):
+        made = Finding(code="far_off", severity="error", layer=None, message="x", remedy=None, evidence={})
+
+        assert "implausible_error" == made.code
+        assert set(FORMER_NAMES.values()) <= CODES.keys()
+        assert FORMER_NAMES.keys().isdisjoint(CODES)
+
+    def test_every_code_has_an_example_and_a_remedy_in_whole_sentences(self):
+        for code, row in CODES.items():
+            assert row.example, code
+            assert row.remedy[0].isupper(), code
+            assert row.remedy.endswith("."), code
 
 
 @pytest.mark.parametrize("quantize", [quantized_fp8, quantized_int8, by_row])
@@ -105,7 +120,7 @@ class TestScales:
         assert factor == pytest.approx(float(found["scale_factor"].evidence["found"]), rel=0.002)
         assert f"off by a factor of {found['scale_factor'].evidence['found']}" in found["scale_factor"].message
         assert found["scale_factor"].evidence["snr_db_repaired"] > 30 > found["scale_factor"].evidence["snr_db"]
-        assert "far_off" not in found
+        assert "implausible_error" not in found
 
     def test_a_factor_that_is_but_a_part_of_the_error_is_a_warning(self, tmp_path):
         def four_bits(weight):
@@ -140,8 +155,8 @@ class TestScales:
         y[f"{name}_scale"] = y[f"{name}_scale"].roll(1, 0)
         found = told(compared(tmp_path, x, y))
 
-        assert "a factor for each row mends it" in found["scale_factor"].message
-        assert "each belongs 1 further back" in found["scale_factor"].message
+        assert "one factor per row corrects it" in found["scale_factor"].message
+        assert "each scale belongs 1 earlier" in found["scale_factor"].message
 
     def test_scales_of_other_blocks_are_told(self, tmp_path):
         x = model(shape=(128, 128))
@@ -153,7 +168,7 @@ class TestScales:
         codes = (blocks / scale[:, None, :, None]).round().reshape(128, 128).to(torch.int8)
         found = told(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
 
-        assert "a factor for each block mends it" in found["scale_factor"].message
+        assert "one factor per block corrects it" in found["scale_factor"].message
         assert "error" == found["scale_factor"].severity
 
     def test_factors_of_columns_are_told(self, tmp_path):
@@ -161,7 +176,7 @@ class TestScales:
         name = UP.format(0)
         found = told(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
 
-        assert "a factor for each column mends it" in found["scale_factor"].message
+        assert "one factor per column corrects it" in found["scale_factor"].message
 
     def test_scales_of_one_are_told_once_for_all(self, tmp_path):
         x = {name: (weight * 20).to(torch.float8_e4m3fn).float() for name, weight in model(2).items()}
@@ -225,7 +240,7 @@ class TestScalesOfActivations:
         (3.0, 1.0, "the real one was dropped"),
         (0.02, 0.0004, "applied twice"),
         (0.0004, 0.02, "inverse"),
-        (0.02, 0.02, "had them already"),
+        (0.02, 0.02, "already include them"),
         (448.0, 0.01, "largest FP8 E4M3"),
         (1 / 127, 0.3, "largest INT8"),
         (0.25, 0.3, "power of two"),
@@ -242,12 +257,12 @@ def test_what_a_factor_suggests(factor, scale, words):
 @pytest.mark.parametrize(
     ("stored", "factors", "words"),
     [
-        (lambda s: s * 0 + 1, lambda s: 1 / s, "every scale that is stored is 1, the real ones were dropped"),
+        (lambda s: s * 0 + 1, lambda s: 1 / s, "every stored scale is 1; the real ones were dropped"),
         (lambda s: s * s, lambda s: s, "applied twice, or stored squared"),
         (lambda s: 1 / s, lambda s: s**-2, "inverse"),
-        (lambda s: s, lambda s: s, "had them already"),
-        (lambda s: s.roll(1), lambda s: s.roll(1) / s, "1 further back"),
-        (lambda s: s.roll(16), lambda s: s.roll(16) / s, "16 further on"),
+        (lambda s: s, lambda s: s, "already include them"),
+        (lambda s: s.roll(1), lambda s: s.roll(1) / s, "belongs 1 earlier"),
+        (lambda s: s.roll(16), lambda s: s.roll(16) / s, "belongs 16 later"),
         (lambda s: s, lambda s: s.flip(0) / s, ""),
         (lambda s: -s, lambda s: s, ""),
     ],
@@ -264,20 +279,20 @@ class TestOrder:
     def test_rows_in_another_order(self, tmp_path):
         found, name = faulty(tmp_path, codes_as(lambda codes: codes.roll(1, 0)))
 
-        assert ("error", name) == (found["order"].severity, found["order"].layer)
-        assert "its rows are in another order (shifted by 1)" in found["order"].message
-        assert found["order"].evidence["snr_db_repaired"] > 30
+        assert ("error", name) == (found["permuted"].severity, found["permuted"].layer)
+        assert "its rows are in another order (shifted by 1)" in found["permuted"].message
+        assert found["permuted"].evidence["snr_db_repaired"] > 30
 
     def test_columns_whose_neighbours_are_exchanged(self, tmp_path):
         found, _ = faulty(tmp_path, codes_as(lambda codes: codes.reshape(64, 64, 2).flip(2).reshape(64, 128)))
 
-        assert "its columns are in another order (neighbours are exchanged" in found["order"].message
+        assert "its columns are in another order (neighbours are swapped" in found["permuted"].message
 
     def test_no_simple_rule(self, tmp_path):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
         found, _ = faulty(tmp_path, codes_as(lambda codes: codes[order]))
 
-        assert "no simple rule" in found["order"].message
+        assert "irregular order" in found["permuted"].message
 
     def test_the_other_way_round(self, tmp_path):
         found, _ = faulty(tmp_path, codes_as(lambda codes: codes.t()), shape=(64, 64))
@@ -291,10 +306,10 @@ class TestOrder:
             (lambda i: (i - 2) % 64, "shifted by 2"),
             (lambda i: (i + 3) % 64, "shifted by -3"),
             (lambda i: 63 - i, "in reverse"),
-            (lambda i: i ^ 7, "in reverse within runs of 8"),
+            (lambda i: i ^ 7, "reversed within runs of 8"),
             (lambda i: i ^ 16, "halves of runs of 32"),
             (lambda i: i % 8 * 8 + i // 8, "interleaved"),
-            (lambda i: i * 5 % 64, "no simple rule"),
+            (lambda i: i * 5 % 64, "irregular order"),
         ],
     )
     def test_an_order_in_words(self, there, words):
@@ -308,7 +323,7 @@ class TestOrder:
         first, second = UP.format(0), UP.format(2)
         for part in ("", "_scale"):
             y[first + part], y[second + part] = y[second + part], y[first + part]
-        found = [f for f in compared(tmp_path, x, y).findings if f.code == "another_weight"]
+        found = [f for f in compared(tmp_path, x, y).findings if f.code == "swapped_weight"]
 
         assert [(first, second), (second, first)] == [(f.layer, f.evidence["weight"]) for f in found]
 
@@ -316,7 +331,7 @@ class TestOrder:
         x = model()
         found = told(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
 
-        assert {"far_off"} == found.keys()
+        assert {"implausible_error"} == found.keys()
 
 
 @pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e155, 1e-160), (1e160, 1.001e160)])
@@ -324,7 +339,7 @@ def test_values_that_float64_cannot_square_are_no_pass(tmp_path, x, y):
     ones = torch.ones(16, 64, dtype=torch.float64)
     report = compared(tmp_path, {"a.weight": x * ones}, {"a.weight": y * ones})
 
-    assert ("inconclusive", ["far_off"]) == (report.verdict, [finding.code for finding in report.findings])
+    assert ("inconclusive", ["implausible_error"]) == (report.verdict, [finding.code for finding in report.findings])
 
 
 class TestZeroPoints:
@@ -332,14 +347,14 @@ class TestZeroPoints:
         x = model()
         found = told(compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row)))
 
-        assert ("warning", UP.format(0)) == (found["one_sided"].severity, found["one_sided"].layer)
+        assert ("warning", UP.format(0)) == (found["biased_error"].severity, found["biased_error"].layer)
 
     def test_a_shift_of_each_row_mends_it(self, tmp_path):
         x = model()
         shifts = torch.linspace(-0.2, 0.2, 64)[:, None]
         found = told(compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row)))
 
-        assert "a shift of each row mends it" in found["zero_points"].message
+        assert "one shift per row corrects it" in found["zero_points"].message
 
 
 class TestRows:
@@ -398,19 +413,19 @@ class TestVectors:
     @pytest.mark.parametrize(
         ("name", "broken", "code", "words"),
         [
-            (NORM, lambda x: x[NORM] * 0, "far_off", "all its values are zero"),
-            (NORM, lambda x: x[NORM] * (torch.arange(128) % 3 == 0), "far_off", "of its 128 values are zero"),
+            (NORM, lambda x: x[NORM] * 0, "implausible_error", "all its values are zero"),
+            (NORM, lambda x: x[NORM] * (torch.arange(128) % 3 == 0), "implausible_error", "of its 128 values are zero"),
             (NORM, lambda x: -x[NORM], "scale_factor", "times -1: the sign is inverted"),
             (NORM, lambda x: x[NORM] * 1000, "scale_factor", "times 1000"),
-            (NORM, lambda x: x[NORM].flip(0), "order", "in another order"),
-            (NORM, lambda x: x[NORM].roll(1), "order", "in another order"),
-            (NORM, lambda x: 50 * numbers(128, seed=9), "far_off", "another tensor, or broken"),
+            (NORM, lambda x: x[NORM].flip(0), "permuted", "permuted"),
+            (NORM, lambda x: x[NORM].roll(1), "permuted", "permuted"),
+            (NORM, lambda x: 50 * numbers(128, seed=9), "implausible_error", "another tensor, or damaged"),
             (NORM, lambda x: x[NORM] * 20 + 0.3 * numbers(128, seed=9), "scale_factor", "times 20"),
-            (BIAS, lambda x: x[BIAS] * 0, "far_off", "all its values are zero"),
+            (BIAS, lambda x: x[BIAS] * 0, "implausible_error", "all its values are zero"),
             (BIAS, lambda x: x[BIAS] * 10, "scale_factor", "times 10"),
-            (BIAS, lambda x: x[BIAS][torch.randperm(64)], "order", "in another order"),
-            (BIAS, lambda x: x[OTHER_BIAS], "another_weight", f"those of {OTHER_BIAS} of the original"),
-            (BIAS, lambda x: numbers(64, seed=9), "far_off", "another tensor, or broken"),
+            (BIAS, lambda x: x[BIAS][torch.randperm(64)], "permuted", "permuted"),
+            (BIAS, lambda x: x[OTHER_BIAS], "swapped_weight", f"those of {OTHER_BIAS} of the original"),
+            (BIAS, lambda x: numbers(64, seed=9), "implausible_error", "another tensor, or damaged"),
         ],
     )
     def test_that_are_broken_are_errors(self, tmp_path, name, broken, code, words):
@@ -447,21 +462,24 @@ class TestVectors:
         norm = (1 + x[NORM]) * factors - 1 if around_zero else x[NORM] * factors
         found = told(compared(tmp_path, x, x | {NORM: norm}))
 
-        assert {"far_off", "other_changes"} == found.keys()
-        assert ("warning", [NORM]) == (found["far_off"].severity, found["far_off"].evidence["layers"])
+        assert {"implausible_error", "other_changes"} == found.keys()
+        assert ("warning", [NORM]) == (
+            found["implausible_error"].severity,
+            found["implausible_error"].evidence["layers"],
+        )
 
     def test_a_norm_of_ones_is_what_is_left_where_it_was_fused_and_yet_a_warning(self, tmp_path):
         x = vectors()
         found = told(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
 
-        assert "warning" == found["far_off"].severity
+        assert "warning" == found["implausible_error"].severity
 
     def test_a_norm_of_ones_that_is_zero_is_told_with_both_readings(self, tmp_path):
         x = {NORM: torch.ones(64)}
         found = told(compared(tmp_path, x, {NORM: torch.zeros(64)}))
 
         assert "warning" == found["norm_offset"].severity
-        assert "stored less one, or lost" in found["norm_offset"].message
+        assert "stored minus one, or lost" in found["norm_offset"].message
 
     @pytest.mark.parametrize("change", [lambda x: x - 1, lambda x: x + 1], ids=["minus", "plus"])
     @pytest.mark.parametrize("changed", [["layers.3.norm.weight"], ["norm.weight"]])
@@ -489,7 +507,7 @@ class TestVectors:
     def test_of_few_elements(self, tmp_path, y, severity):
         report = compared(tmp_path, {"logit_scale": torch.tensor(100.0)}, {"logit_scale": torch.tensor(y)})
 
-        assert severity == next((f.severity for f in report.findings if f.code == "far_off"), None)
+        assert severity == next((f.severity for f in report.findings if f.code == "implausible_error"), None)
 
     def test_small_values_that_a_cast_makes_zero_are_no_error(self, tmp_path):
         x = torch.full((64,), 1e-9)
@@ -510,8 +528,8 @@ class TestNumbersThatTellNothing:
         x = numbers(16, 32).double() * 1e-200
         found = told(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
 
-        assert ("error", "a.weight") == (found["far_off"].severity, found["far_off"].layer)
-        assert "their squares vanish" in found["far_off"].message
+        assert ("error", "a.weight") == (found["implausible_error"].severity, found["implausible_error"].layer)
+        assert "their squares underflow" in found["implausible_error"].message
 
     def test_an_element_that_is_not_finite_is_told_once(self, tmp_path):
         x = numbers(16, 32).float()
@@ -531,13 +549,13 @@ class TestAllWeights:
         y[name], y[f"{name}_scale"] = by_row(x[name].float() + noise)
         found = told(compared(tmp_path, x, y))
 
-        assert ("warning", name) == (found["below_group"].severity, found["below_group"].layer)
+        assert ("warning", name) == (found["group_outlier"].severity, found["group_outlier"].layer)
 
     def test_what_a_repair_explains_is_not_told_twice(self, tmp_path):
         found, name = faulty(tmp_path, times(1.5), 8, by_row)
 
         assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
-        assert "below_group" not in found
+        assert "group_outlier" not in found
 
     def test_bad_rows_of_many_are_told_once_and_are_no_warning(self, tmp_path):
         x = model(8)
@@ -548,7 +566,7 @@ class TestAllWeights:
         (found,) = (found for found in report.findings if found.code == "bad_rows")
 
         assert ("info", None, list(x)[:4]) == (found.severity, found.layer, found.evidence["layers"])
-        assert found.message.startswith("4 of 8 weights have rows far worse")
+        assert found.message.startswith("4 of 8 weights have rows with far more error")
 
     def test_norms_that_differ_by_one(self, tmp_path):
         x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}

@@ -328,25 +328,25 @@ REFUSED = {
         {"a.weight": numbers(4, 40), "a.weight_scale": torch.tensor(2.0)},
         "stored as dense (BF16), but unused: a.weight_scale",
     ),
-    "a scale of a shape that fits no rule": (
+    "a scale of a shape that fits no known layout": (
         {"a.weight": fp8_codes(192, 320), "a.weight_scale": torch.ones(5, 3)},
-        "scale a.weight_scale (F32 [5, 3]) fits no rule for a weight of shape [192, 320]",
+        "scale a.weight_scale (F32 [5, 3]) fits no known layout for a weight of shape [192, 320]",
     ),
     "a scale a column": (
         {"a.weight": CODES, "a.weight_scale": torch.ones(40)},
-        "scale a.weight_scale (F32 [40]) fits no rule",
+        "scale a.weight_scale (F32 [40]) fits no known layout",
     ),
     "more scales than rows": (
         {"a.weight": CODES, "a.weight_scale": torch.ones(5, 1)},
-        "scale a.weight_scale (F32 [5, 1]) fits no rule",
+        "scale a.weight_scale (F32 [5, 1]) fits no known layout",
     ),
     "a scale of too many dimensions": (
         {"a.weight": CODES, "a.weight_scale": torch.ones(4, 1, 1, 2)},
-        "scale a.weight_scale (F32 [4, 1, 1, 2]) fits no rule",
+        "scale a.weight_scale (F32 [4, 1, 1, 2]) fits no known layout",
     ),
     "many scales for a vector": (
         {"a.weight": fp8_codes(40), "a.weight_scale": torch.ones(40)},
-        "scale a.weight_scale (F32 [40]) fits no rule",
+        "scale a.weight_scale (F32 [40]) fits no known layout",
     ),
     "a scale of float64": (
         {"a.weight": CODES, "a.weight_scale": ONE.double()},
@@ -374,7 +374,7 @@ REFUSED = {
     ),
     "a layout that is not read": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.float8_e4m3fnuz), "a.weight_scale": ONE},
-        "a.weight (F8_E4M3FNUZ [4, 40]) is in a layout this version does not read",
+        "a.weight (F8_E4M3FNUZ [4, 40]) is in a layout that this version does not support",
     ),
 }  # fmt: skip
 
@@ -400,13 +400,13 @@ class TestRefused:
             pairs, reasons = plan.pairs, [left.reason for left in plan.leftovers if left.name == "a.weight"]
 
         assert pairs == []
-        assert ["scales divide" in reason for reason in reasons] == [True, True]
+        assert ["dividing scales" in reason for reason in reasons] == [True, True]
 
     def test_is_a_missing_scale_that_config_json_speaks_of(self, tmp_path):
         config = {"quantization_config": {"quant_method": "fp8"}}
         reason = refused(tmp_path, {"a.weight": CODES}, config=config)
 
-        assert "its scale is missing: config.json says quant_method fp8" in reason
+        assert "its scale is missing: config.json declares quant_method fp8" in reason
 
     def test_is_a_scale_of_experts_that_two_rules_fit(self, tmp_path):
         original = store(tmp_path / "original.safetensors", {"experts.up": torch.zeros(3, 40, 40)})
@@ -415,7 +415,9 @@ class TestRefused:
             reasons = {left.reason for left in plan.leftovers}
 
             assert plan.pairs == []
-        assert {"scale experts.up_scale (F32 [3, 40]) fits no rule for a weight of shape [3, 40, 40]"} == reasons
+        assert {
+            "scale experts.up_scale (F32 [3, 40]) fits no known layout for a weight of shape [3, 40, 40]"
+        } == reasons
 
 
 BLOCKS = [
@@ -475,7 +477,7 @@ class TestBlocks:
         with planned(original, store(tmp_path / "quantized", tensors, config=config)) as plan:
             (doubt,) = plan.pairs[0].quantized.warnings
 
-        assert "config.json says blocks of 64 × 64, read as 128 × 128, as the scale's shape has it" == doubt
+        assert "config.json declares blocks of 64 × 64, read as 128 × 128, as the scale's shape has it" == doubt
 
     @pytest.mark.parametrize("edge", [14, 16])
     def test_of_groups_whose_last_may_be_partial_are_those_that_bear_out_the_original(self, tmp_path, edge):
@@ -575,7 +577,7 @@ PLAIN_LABELS = ["float8_e4m3fn", "float8_e4m3fn_rowwise", "int8_tensorwise", "in
 
 def doubts_of(report):
     """What speaks against how a weight was read."""
-    return [finding.message for finding in report.findings if finding.code == "layout_doubt"]
+    return [finding.message for finding in report.findings if finding.code == "ambiguous_layout"]
 
 
 class TestLabelsThatContradictTensors:
@@ -600,10 +602,10 @@ class TestLabelsThatContradictTensors:
     @pytest.mark.parametrize(
         ("format", "scale", "says"),
         [
-            ("float8_e4m3fn", (4,), "labelled float8_e4m3fn, but its scale a.weight_scale (F32 [4]) is one a row"),
-            ("float8_e4m3fn_blockwise", (4, 1), "is one a row"),
-            ("float8_e4m3fn", (4, 2, 1), "is one a block"),
-            ("float8_e4m3fn_rowwise", (2, 2), "is one a block"),
+            ("float8_e4m3fn", (4,), "labelled float8_e4m3fn, but its scale a.weight_scale (F32 [4]) is one per row"),
+            ("float8_e4m3fn_blockwise", (4, 1), "is one per row"),
+            ("float8_e4m3fn", (4, 2, 1), "is one per block"),
+            ("float8_e4m3fn_rowwise", (2, 2), "is one per block"),
             ("int8_blockwise", (4, 1), "labelled int8_blockwise, but its scale a.weight_scale (F32 [4, 1])"),
             ("float8_e4m3fn_rowwise", (4,), None),
             ("float8_e4m3fn_blockwise", (2, 2), None),
@@ -643,18 +645,18 @@ class TestLabelsThatContradictTensors:
         told = [f.message for f in report.findings if "labels disagree" in f.message]
 
         assert disagree == bool(told)
-        assert all("while ComfyUI obeys the header" in message for message in told)
+        assert all("but ComfyUI follows the header" in message for message in told)
 
     @pytest.mark.parametrize(
         ("format", "says"),
-        [("sdnq", "dequantize the model with the SDNQ library"), ("int8_block32", "quantize again, as int8_blockwise")],
+        [("sdnq", "dequantize the model with the SDNQ library"), ("int8_block32", "quantize again as int8_blockwise")],
     )
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
     def test_of_a_layout_that_is_known_and_not_read(self, tmp_path, format, says, dtype):
         tensors = {"a.weight": torch.zeros(4, 20, dtype=dtype), "a.weight_scale": ONE}
         reason = refused(tmp_path, tensors | {"a.comfy_quant": label(format=format)}, shape=(4, 40))
 
-        assert f"comfy_quant tensor says {format}: a layout that is not read; " in reason
+        assert f"comfy_quant tensor says {format}: an unsupported layout; " in reason
         assert says in reason
 
     def test_of_a_layout_that_config_json_tells_and_that_is_not_read(self, tmp_path):
@@ -662,7 +664,7 @@ class TestLabelsThatContradictTensors:
         tensors = {"a.weight": torch.zeros(4, 20, dtype=torch.uint8), "a.scale": ONE}
         reason = refused(tmp_path, tensors, config=config, shape=(4, 40))
 
-        assert "config.json says quant_method sdnq: a layout that is not read" in reason
+        assert "config.json declares quant_method sdnq: an unsupported layout" in reason
 
 
 class TestAllZeroLayers:
@@ -675,7 +677,7 @@ class TestAllZeroLayers:
         tensors = {"a.weight": torch.zeros(41, 100, dtype=torch.int8), "a.weight_scale": torch.ones(scale)}
         tensors["a.comfy_quant"] = label(format="int8_tensorwise", **fields)
         report = compared(tmp_path, original, tensors)
-        told = [message for message in doubts_of(report) if "fits no rule: read as zeros" in message]
+        told = [message for message in doubts_of(report) if "fits no known layout: read as zeros" in message]
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
         assert report.verdict == "pass"
@@ -687,7 +689,7 @@ class TestAllZeroLayers:
         codes.view(-1)[place] = 1
         reason = refused(tmp_path, {"a.weight": codes, "a.weight_scale": torch.ones(0, 1)})
 
-        assert "scale a.weight_scale (F32 [0, 1]) fits no rule for a weight of shape [1025, 1025]" in reason
+        assert "scale a.weight_scale (F32 [0, 1]) fits no known layout for a weight of shape [1025, 1025]" in reason
 
 
 def test_codes_and_scales_may_lie_at_odd_offsets(tmp_path):

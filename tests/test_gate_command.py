@@ -1,4 +1,4 @@
-"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, what is told, what is written."""
+"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, what is reported, what is written."""
 
 import json
 import os
@@ -112,7 +112,7 @@ class TestStatus:
         done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", worse)
 
         assert Status.USAGE == done.returncode
-        assert "the baseline says nothing about this report: it is of a different original" in done.stderr
+        assert "the baseline does not apply to this report: it has a different original" in done.stderr
 
     @pytest.mark.parametrize("link", [os.link, os.symlink, None])
     @pytest.mark.parametrize("words", [(), ("--update-baseline",)], ids=" ".join)
@@ -123,7 +123,7 @@ class TestStatus:
         done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", baseline, *words)
 
         assert Status.USAGE == done.returncode
-        assert f"quanterr: --baseline {baseline}: is the report itself; give an older one" in done.stderr
+        assert f"quanterr: --baseline {baseline}: is the report itself; give an older report" in done.stderr
         assert before == stored.read_text()
 
     def test_2_for_a_report_that_is_not_there_is_told_of_the_report(self, stored):
@@ -206,7 +206,7 @@ class TestWhatIsTold:
 
         assert f"layer {UP}, in layers" == lines[0]
         assert lines[1].startswith("  rule layers: snr_db >= 25: holds: ")
-        assert "  rule model: global(overall_snr_db) >= 30: is about the whole model" == lines[2]
+        assert "  rule model: global(overall_snr_db) >= 30: applies to the whole model" == lines[2]
 
     def test_explain_goes_to_stderr_where_the_report_goes_to_stdout(self, stored):
         done = gate(stored, "--thresholds", "fp8", "--explain", UP, "-o", "-")
@@ -233,7 +233,7 @@ class TestWhatIsWritten:
         fields = json.loads(again.read_text())
 
         assert ("pass", 1) == (fields["verdict"], len(fields["gates"]))
-        assert ["everything that was selected was compared; the gate holds"] == fields["reasons"]
+        assert ["everything selected was compared; the gate holds"] == fields["reasons"]
 
     def test_the_report_itself_is_never_overwritten(self, stored):
         done = gate(stored, "--require", "snr_db >= 20", "-o", stored)
@@ -247,7 +247,7 @@ class TestWhatIsWritten:
 
         done = gate(worse, *rule, "--update-baseline")
         assert Status.GATE_FAILED == done.returncode
-        assert done.stderr.endswith(f"baseline {baseline} is left as it was: fail\n")
+        assert done.stderr.endswith(f"baseline {baseline} is unchanged: fail\n")
         assert stored.read_text() == baseline.read_text()
 
         done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline)
@@ -267,7 +267,7 @@ class TestWhatIsWritten:
         done = gate(worse, "--thresholds", path, "--baseline", baseline, "--update-baseline")
 
         assert Status.OK == done.returncode
-        assert done.stderr.endswith(f"baseline {baseline} is left as it was: gate x of severity warn does not hold\n")
+        assert done.stderr.endswith(f"baseline {baseline} is unchanged: warning: gate x does not hold\n")
         assert stored.read_text() == baseline.read_text()
 
     def test_a_baseline_of_another_original_is_not_updated_even_if_no_rule_compares(self, stored, worse):
@@ -376,7 +376,7 @@ class TestCompare:
         done = call("compare", *words, env=LOCAL)
 
         assert Status.USAGE == done.returncode
-        assert "quanterr: the baseline cannot be relied on: its run was interrupted; compare again" in done.stderr
+        assert "quanterr: the baseline is not reliable: its run was interrupted; compare again" in done.stderr
 
     def test_a_baseline_of_something_else_keeps_the_comparison(self, worse, tmp_path):
         fields = json.loads(worse.read_text())
@@ -389,7 +389,7 @@ class TestCompare:
 
         assert Status.USAGE == done.returncode
         assert "inconclusive" == kept["verdict"]
-        assert kept["reasons"][0].startswith("not judged: the baseline says nothing about this report")
+        assert kept["reasons"][0].startswith("not judged: the baseline does not apply to this report")
         assert Status.OK == gate(path, "--require", "snr_db >= 20").returncode
         assert Status.GATE_FAILED == gate(path, "--require", "snr_db >= 99").returncode
 
@@ -400,7 +400,7 @@ class TestCompare:
         words = ("--require", "snr_db >= 20", "-o", tmp_path / "again.json")
 
         assert "changed" not in gate(path, *words).stderr
-        assert 1 == gate(changed, *words).stderr.count(f"{changed}: was changed since it was written")
+        assert 1 == gate(changed, *words).stderr.count(f"{changed}: its checksum does not match")
 
 
 class TestGitHub:
@@ -529,7 +529,7 @@ class TestLimitsOfGitHub:
         text = summary(Verdict("fail", [], [failed(1, violations=violations)]))
 
         assert MAX_SUMMARY - 1000 < len(text.encode()) <= MAX_SUMMARY
-        assert "The rest is left out" in text[-200:]
+        assert "The rest is omitted" in text[-200:]
         assert "" == summary(Verdict("fail", [], [failed(1)]), limit=10)
 
 

@@ -19,7 +19,7 @@ from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, RE
 
 
 def judge(report, *rules, baseline=None):
-    """The gates of a made-up report; a rule may be its condition alone."""
+    """The gates of a synthetic report; a rule may be its condition alone."""
     rules = [rule if isinstance(rule, Rule) else Rule(rule, parse(rule)) for rule in rules]
     return judge_values(Values(report), rules, Values(baseline) if baseline else None)
 
@@ -333,7 +333,7 @@ class TestSelection:
     def test_a_rule_that_decides_for_no_layer_does_not_hold(self):
         first = judge(made({"a": 30.0}), Rule("id", parse("snr_db >= 1")), Rule("id", parse("snr_db >= 2"), ("a",)))
 
-        assert "later rules of its id decide for all its layers" in first.gates[0].message
+        assert "later rules of the same id decide for all its layers" in first.gates[0].message
 
 
 class TestBaseline:
@@ -341,7 +341,7 @@ class TestBaseline:
         found = gate(made({"a": 20.0}), "delta(snr_db) >= -9", BEFORE, undefined="skip")
 
         assert ["b", "c"] == [violation.layer for violation in found.violations]
-        assert "is in the baseline and not in this report" == found.violations[0].reason
+        assert "is in the baseline but not in this report" == found.violations[0].reason
 
     @pytest.mark.parametrize(("undefined", "status"), [("fail", "fail"), ("skip", "pass")])
     def test_a_layer_that_is_new_has_no_change(self, undefined, status):
@@ -402,8 +402,8 @@ class TestBaseline:
     @pytest.mark.parametrize(
         ("before", "why"),
         [
-            (made(LAYERS, original={"tensors": 4, "bytes": 300}), "different original: 4 tensors there, 3 here"),
-            (made(LAYERS, original={"tensors": 3, "bytes": 301}), "different original: 301 bytes there, 300 here"),
+            (made(LAYERS, original={"tensors": 4, "bytes": 300}), "a different original: 4 tensors there, 3 here"),
+            (made(LAYERS, original={"tensors": 3, "bytes": 301}), "a different original: 301 bytes there, 300 here"),
             (made(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
             (made(LAYERS, settings=weighted_by(None, 0.1)), "another outlier threshold: 0.1 there, 0.01 here"),
             (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1.0 here"),
@@ -413,7 +413,7 @@ class TestBaseline:
         with pytest.raises(UsageError) as caught:
             judge(made(LAYERS), "delta(snr_db) >= -1", baseline=before)
 
-        assert "the baseline says nothing about this report: it " in str(caught.value)
+        assert "the baseline does not apply to this report: it " in str(caught.value)
         assert why in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ class TestBaseline:
         ],
     )
     def test_that_cannot_be_relied_on_as_a_whole_is_refused(self, before, why):
-        with pytest.raises(UsageError, match=f"the baseline cannot be relied on: {why}; compare again for it"):
+        with pytest.raises(UsageError, match=f"the baseline is not reliable: {why}; compare again, or"):
             judge(made(LAYERS), Rule("id", parse("delta(snr_db) >= -1"), undefined="skip"), baseline=before)
 
     def test_a_layer_that_is_not_finite_does_not_tell_another_original(self):
@@ -468,7 +468,7 @@ class TestVerdict:
         found = judge(made(LAYERS), "snr_db >= 1", "min(snr_db) >= 1")
 
         assert ("pass", Status.OK) == (found.verdict, exit_status(found))
-        assert ["everything that was selected was compared; 2 gates hold"] == found.reasons
+        assert ["everything selected was compared; 2 gates hold"] == found.reasons
 
     def test_fails_with_one_reason_a_gate(self):
         found = judge(made(LAYERS), "snr_db >= 25", "min(snr_db) >= 1", "max(snr_db) < 40")
@@ -481,13 +481,13 @@ class TestVerdict:
         found = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
 
         assert ("pass", Status.OK, "fail") == (found.verdict, exit_status(found), found.gates[0].status)
-        assert "the gate holds; 1 gate of severity warn does not" in found.reasons[0]
+        assert "the gate holds; 1 gate with a warning does not hold" in found.reasons[0]
 
     @pytest.mark.parametrize(
         ("report", "reason"),
         [
             (made(LAYERS, verdict="inconclusive", reasons=["why"]), "why"),
-            (made(LAYERS, verdict="inconclusive"), "the report says that it is inconclusive, and not why"),
+            (made(LAYERS, verdict="inconclusive"), "the report says inconclusive without a reason"),
             (made(LAYERS, complete=False), "the run was interrupted"),
             (made(LAYERS, missing=["d"]), "d: not compared: has no counterpart"),
             (made(LAYERS, findings=[finding("a")]), "a: broken"),
@@ -578,8 +578,8 @@ class TestExplain:
             "layer a2, in layers",
             "  rule attn: snr_db >= 30: selects it; a later rule of the same id decides",
             "  rule attn: snr_db >= 15: holds: 16 (margin 1)",
-            "  rule all: mean(snr_db) >= 15: takes it in with 16",
-            "  rule model: global(nmse) <= 1: is about the whole model",
+            "  rule all: mean(snr_db) >= 15: includes it with 16",
+            "  rule model: global(nmse) <= 1: applies to the whole model",
             "  rule pct: saturated_pct <= 1: skips it: saturated_pct is undefined",
         ] == lines
 
@@ -597,7 +597,7 @@ class TestExplain:
 
     def test_names_the_nearest_layer(self):
         report = Values(made({"model.layers.0.mlp.weight": 1.0}))
-        with pytest.raises(UsageError, match=r"no layer called .*did you mean model\.layers\.0\.mlp\.weight"):
+        with pytest.raises(UsageError, match=r"no layer named .*did you mean model\.layers\.0\.mlp\.weight"):
             explain(report, self.RULES, "layers.0.mlp.weight")
 
 

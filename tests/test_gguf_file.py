@@ -266,7 +266,7 @@ class TestSplitFiles:
 
         message = refused(path)
         assert f"{path}: shard 2 of 2 (split.no, split.count), but opened as 1 of 1" in message
-        assert message.endswith("its name should end in -00002-of-00002.gguf, beside the others")
+        assert message.endswith("its name should end in -00002-of-00002.gguf, in the same folder as the others")
 
     def test_must_say_that_they_are_split(self, tmp_path):
         for number in (1, 2):
@@ -292,8 +292,8 @@ def test_the_first_bytes_tell_the_format_and_not_the_name(tmp_path):
     one = write_gguf(tmp_path / "a.safetensors", [A])
     other = write(tmp_path / "b.gguf", {"a": torch.zeros(2, 3)})
 
-    assert (f"{one}: is a GGUF file, whatever its name says",) == opened(one).notes
-    assert (f"{other}: is a safetensors file, whatever its name says",) == opened(other).notes
+    assert (f"{one}: is a GGUF file, despite its name",) == opened(one).notes
+    assert (f"{other}: is a safetensors file, despite its name",) == opened(other).notes
     assert ["a"] == list(opened(one).entries) == list(opened(other).entries)
 
 
@@ -448,12 +448,12 @@ BAD = [
     Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… says (6, 1, 1"),
     Bad("too many dimensions", gguf([A], [original_shape("a", *[1] * 2_000)]), "should be a whole number or a shape"),
     # where the data lies
-    Bad("an odd offset", gguf([A, B._replace(offset=40)]), "b: offset 40 is no multiple of 32"),
+    Bad("an odd offset", gguf([A, B._replace(offset=40)]), "b: offset 40 is not a multiple of 32"),
     Bad("an overlap", gguf([A, B._replace(offset=0)]), "a and b overlap at 0–24"),
     Bad("a hole", gguf([A, B._replace(offset=64)]) + bytes(32), "bytes 32–64 belong to no tensor (between a and b)"),
     Bad("a hole at the start", gguf([A._replace(offset=32)]) + bytes(32), "bytes 0–32 belong to no tensor (between"),
-    Bad("an offset beyond the file", gguf([A, B._replace(offset=2**40)]), f"b: offset {2**40} is behind the end"),
-    Bad("an offset of 2^64 - 32", gguf([A, B._replace(offset=2**64 - 32)]), "b: offset 18446744073709551584 is behind"),
+    Bad("an offset beyond the file", gguf([A, B._replace(offset=2**40)]), f"b: offset {2**40} is past the end"),
+    Bad("an offset of 2^64 - 32", gguf([A, B._replace(offset=2**64 - 32)]), "b: offset 18446744073709551584 is past"),
     Bad("bytes behind the last", gguf([A, B]) + b"x", "1 trailing byte after the last tensor"),
     Bad("bytes behind no tensor", gguf([]) + b"x", "1 trailing byte after the last tensor"),
     Bad("data cut off", WHOLE[:-30], "truncated: 10 bytes missing (have 546, need 556); first affected: b"),

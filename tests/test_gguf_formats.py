@@ -175,7 +175,7 @@ def test_a_weight_of_two_bits_that_is_further_off_than_zeros_was_read_wrong(tmp_
     report = low_bit_report(tmp_path, weights(8, 256), tq2_0(weights(8, 256)))
 
     assert Status.INCONCLUSIVE == exit_status(report)
-    assert ["far_off"] == [finding.code for finding in report.findings]
+    assert ["implausible_error"] == [finding.code for finding in report.findings]
 
 
 def test_a_q2_0_of_another_block_size_is_refused_and_not_guessed(tmp_path):
@@ -189,7 +189,7 @@ def test_a_q2_0_of_another_block_size_is_refused_and_not_guessed(tmp_path):
 
 
 def test_a_block_with_one_element_set_has_it_in_its_place(tmp_path):
-    """Which element a code belongs to, told by hand for the plainest type: low halves first, then high halves."""
+    """Which element a code belongs to, given by hand for the plainest type: low halves first, then high halves."""
     codes = [8] * 32
     codes[3], codes[20] = 9, 5
     packed = bytes(codes[j] | codes[16 + j] << 4 for j in range(16))

@@ -158,7 +158,7 @@ def test_matrix_of_another_model_is_an_error(tmp_path):
     report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), path)
 
     assert "inconclusive" == report.verdict
-    assert "importance_of_nothing" in {finding.code for finding in report.findings}
+    assert "importance_unmatched" in {finding.code for finding in report.findings}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class TestInspection:
         assert {"unread"} == found.formats.keys()
         assert None is found.total.bits_per_weight
         assert all(weight.reason for weight in found.weights)
-        assert "fits no rule" in found.findings[1].message
+        assert "fits no known layout" in found.findings[1].message
         assert {"error"} == {finding.severity for finding in found.findings}
 
     def test_tells_what_is_odd(self, tmp_path):
@@ -79,7 +79,7 @@ class TestInspection:
         said = header({"a": {"format": "int8_blockwise"}, "gone": {"format": "int8_blockwise"}})
         found = findings(quanterr.inspect(store(tmp_path / "m.safetensors", tensors, said)))
 
-        assert "labels disagree" in found["layout_doubt"]
+        assert "labels disagree" in found["ambiguous_layout"]
         assert "gone" in found["label_without_layer"]
 
     def test_configuration_without_codes_is_odd(self, tmp_path):

@@ -195,7 +195,7 @@ class TestZeroPointsOfGptq:
         weight, _ = read(tmp_path, torch.zeros(64, 96), gptq(made), GPTQ_V1)
 
         assert len(weight.warnings) == 1
-        assert "config.json says checkpoint_format gptq, but all its zero points are 8" in weight.warnings[0]
+        assert "config.json declares checkpoint_format gptq, but all its zero points are 8" in weight.warnings[0]
 
     def test_that_are_equal_in_one_block_alone_tell_nothing(self, tmp_path):
         made = Made(64, 96, 32, 4)
@@ -226,7 +226,7 @@ class TestZeroPointsOfGptq:
         report = compared(tmp_path, {"a.weight": original}, tensors_of(arrays), config={"quantization_config": config})
 
         assert [("gptq" if less_one else "gptq_v2")] == [layer.format for layer in report.layers]
-        assert [] == [finding for finding in report.findings if finding.code == "layout_doubt"]
+        assert [] == [finding for finding in report.findings if finding.code == "ambiguous_layout"]
 
     def test_are_as_the_configuration_tells_where_the_original_is_another_one(self, tmp_path):
         _, arrays = rounded(64, 256, 32, 8, less_one=False)
@@ -719,11 +719,11 @@ REFUSED = {
     ),
     "zero points of another number of bits": (
         GPTQ | {"a.qzeros": GPTQ["a.qzeros"][:, :2]},
-        "a.qweight (I32 [12, 40]) and a.qzeros (I32 [3, 2]) fit no number of bits a code in 96 columns",
+        "a.qweight (I32 [12, 40]) and a.qzeros (I32 [3, 2]) fit no number of bits per code in 96 columns",
     ),
     "fewer codes than columns": (
         GPTQ | {"a.qweight": GPTQ["a.qweight"][:11]},
-        "fit no number of bits a code in 96 columns",
+        "fit no number of bits per code in 96 columns",
     ),
     "zero points in other containers": (
         GPTQ | {"a.qzeros": GPTQ["a.qzeros"].astype(np.int16)},
@@ -743,7 +743,7 @@ REFUSED = {
     ),
     "an order of other columns": (
         GPTQ | {"a.g_idx": np.zeros(200, np.int32)},
-        "fit no number of bits a code in 200 columns",
+        "fit no number of bits per code in 200 columns",
     ),
     "an unused part of GPTQ": (
         GPTQ | {"a.lora_A": np.zeros((2, 96), np.float16)},
@@ -773,7 +773,7 @@ REFUSED = {
         FAST | {"a.scales": np.ones((64, 40), np.float16), "a.qzeros": np.zeros((64, 40), np.float16)},
         "a.scales (F16 [64, 40]) fits no size of blocks in 128 columns",
     ),
-    "a missing shape": (without(CT, "a.weight_shape"), "a layout this version does not read"),
+    "a missing shape": (without(CT, "a.weight_shape"), "a layout that this version does not support"),
     "another shape": (
         CT | {"a.weight_shape": np.array([41, 96])},
         "a.weight_shape (I64 [2]) says [41, 96], but the codes",
@@ -826,7 +826,7 @@ REFUSED = {
     ),
     "scales of Quark that fit neither way": (
         QUARK | {"a.weight_scale": np.ones((3, 48), np.float16)},
-        "a.weight_scale (F16 [3, 48]) fit a.weight (I32 [96, 5]) neither as one a block",
+        "a.weight_scale (F16 [3, 48]) fit a.weight (I32 [96, 5]) neither as one per block",
     ),
 }
 
@@ -877,9 +877,15 @@ class TestTold:
     @pytest.mark.parametrize(
         ("config", "says"),
         [
-            ({"bits": 8}, "config.json says 8 bits, the shape of a.qweight (I32 [12, 40]) 4"),
-            ({"group_size": 64}, "config.json says group_size 64, a.scales (F16 [3, 40]) has 3 blocks of 96 columns"),
-            ({"group_size": -1}, "config.json says group_size -1, a.scales (F16 [3, 40]) has 3 blocks of 96 columns"),
+            ({"bits": 8}, "config.json declares 8 bits, the shape of a.qweight (I32 [12, 40]) 4"),
+            (
+                {"group_size": 64},
+                "config.json declares group_size 64, a.scales (F16 [3, 40]) has 3 blocks of 96 columns",
+            ),
+            (
+                {"group_size": -1},
+                "config.json declares group_size -1, a.scales (F16 [3, 40]) has 3 blocks of 96 columns",
+            ),
         ],
     )
     def test_is_a_configuration_that_contradicts_the_tensors(self, tmp_path, config, says):
@@ -900,5 +906,5 @@ class TestTold:
         made = Made(40, 100, 32, 4)
         weight, actual = read(tmp_path, made.values, ct_pack(made))
 
-        assert ("blocks of 32 columns are told from shapes alone; 25 fit as well",) == weight.warnings
+        assert ("blocks of 32 columns are inferred from shapes alone; 25 would fit as well",) == weight.warnings
         assert same_bits(made.values, actual)

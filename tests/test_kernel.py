@@ -32,7 +32,7 @@ FEW, MANY = 3 * 2.0**-24, 1e-7
 MANY_ELEMENTS = 10_000
 # Float64 adds a rounding of 2^-53 of the magnitudes for every doubling of the number of elements.
 EXACT = 1e-13
-# What is told of single elements: the difference and the quotient are float32.
+# What is reported of single elements: the difference and the quotient are float32.
 ONE_ROUNDING, TWO_ROUNDINGS = 2.0**-24, 2.0**-23
 
 
@@ -119,7 +119,7 @@ def normal(*shape, seed=0):
 
 
 def quantized(x, bits=8):
-    """Rounded to equal steps, a scale a row, as int8 is."""
+    """Rounded to equal steps, a scale per row, as int8 is."""
     scale = (x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)).clamp(min=1e-30)
     return (x / scale).round() * scale
 

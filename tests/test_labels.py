@@ -89,7 +89,7 @@ class TestTensor:
             (b'{"format": "x", "format": "y"}', 'duplicate key "format"'),
             (b'{"group_size": NaN}', "NaN is not JSON"),
             (b'{"format": "x"}\x00\x00', "not valid UTF-8 JSON at byte 15"),
-            (b"[" * 60_000, "nested too deeply"),
+            (b"[" * 60_000, "nested too deep"),
             (
                 b'{"format": "' + b"x" * (1 << 16) + b'"}',
                 "a.comfy_quant (U8 [65550]): a .comfy_quant label is a short row",

@@ -290,7 +290,7 @@ NONE_OF_THEM = {
     "theoretical_sqnr_db",
     "weighted_nmse",
     "weighted_snr_db",
-}  # sums of nothing are zero; the others are told otherwise
+}  # sums of nothing are zero; the others are reported otherwise
 
 UNDEFINED = {
     "an all-zero original": (

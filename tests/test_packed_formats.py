@@ -1,4 +1,4 @@
-"""Packed codes of LLM checkpoints: what is told from labels, headers and the original, and what is refused."""
+"""Packed codes of LLM checkpoints: what is inferred from labels, headers and the original, and what is refused."""
 
 import json
 
@@ -94,7 +94,7 @@ class TestMLX:
         weight = weight_of(tmp_path, (4, 256), mlx(8, 32), config=mlx_config(bits=4, group_size=64))
 
         assert (weight.code_bits, weight.block_size) == (8, (1, 32))
-        assert "config.json speaks of no layer of 8 bits in groups of 32" in weight.warnings[0]
+        assert "config.json declares no layer of 8 bits in groups of 32" in weight.warnings[0]
 
     def test_a_layer_that_config_json_calls_otherwise_is_no_doubt(self, tmp_path):
         said = mlx_config(bits=4, group_size=64, **{"language_model.model.a": {"bits": 8, "group_size": 32}})
@@ -317,8 +317,8 @@ REFUSED = {
         None,
         "its quant_state a.weight.quant_state.bitsandbytes__nf4 (U8 [9]) is not valid UTF-8 JSON",
     ),
-    "bnb whose state tells no shape": (nf4(shape="many"), None, "tells no shape"),
-    "bnb whose state tells no block": (nf4(blocksize=0), None, "tells no usable blocksize"),
+    "bnb whose state has no shape": (nf4(shape="many"), None, "has no shape"),
+    "bnb whose state tells no block": (nf4(blocksize=0), None, "has no usable blocksize"),
     "bnb in old tiles": (
         {"a.weight": INT8, "a.SCB": torch.ones(4), "a.weight_format": ONE},
         None,
@@ -374,7 +374,7 @@ REFUSED = {
         None,
         "should have one number for each group of a.weight._data._data (U8 [4, 32])",
     ),
-    "hqq with a quantized scale": (hqq(quant_scale=ONE), None, "its scale or zero point is quantized itself"),
+    "hqq with a quantized scale": (hqq(quant_scale=ONE), None, "its scale or zero point is itself quantized"),
     "hqq in an unknown packing": (
         hqq(packing=ascii_bytes("9bit_u8")),
         None,
@@ -399,17 +399,17 @@ REFUSED = {
     "hqq along an axis that is none": (
         hqq(axis=torch.tensor(7, dtype=torch.int32)),
         None,
-        "a.axis (I32 []) says that groups lie along axis 7",
+        "a.axis (I32 []) declares groups along axis 7",
     ),
     "hqq along another axis than its scale": (
         hqq(axis=torch.tensor(0, dtype=torch.int32)),
         None,
-        "a.axis (I32 []) says that groups lie along axis 0, the shape of a.scale (F32 [8, 1]) along axis 1",
+        "a.axis (I32 []) declares groups along axis 0, the shape of a.scale (F32 [8, 1]) implies axis 1",
     ),
     "hqq with scales that tell no axis": (
         {name: part for name, part in hqq(scale=torch.ones(8)).items() if name != "a.axis"},
         None,
-        "nothing tells the axis of its groups: a.scale (F32 [8]) is neither (1, groups) nor (groups, 1)",
+        "the axis of its groups is unknown: a.scale (F32 [8]) is neither (1, groups) nor (groups, 1)",
     ),
     "hqq with groups that do not divide": (
         hqq(group_size=torch.tensor(30, dtype=torch.int32)),
@@ -421,7 +421,7 @@ REFUSED = {
     "torchao of an unknown type": (
         int8(),
         torchao("Int4PreshuffledTensor"),
-        "the header says Int4PreshuffledTensor, which is not read: Int8Tensor,",
+        "the header declares Int4PreshuffledTensor, which is not supported; supported are Int8Tensor,",
     ),
     "torchao with a missing part": (
         {"a._weight_qdata": INT8},
@@ -453,7 +453,7 @@ REFUSED = {
         torchao("Int8Tensor", block_size=[2, 64]),
         "block_size [2, 64] of a._weight_qdata (I8 [4, 64]): neither groups of columns nor all",
     ),
-    "torchao without a block": (int8(), torchao("Int8Tensor"), "the header says block_size None"),
+    "torchao without a block": (int8(), torchao("Int8Tensor"), "the header declares block_size None"),
     "torchao of other codes": (
         int8() | {"a._weight_qdata": random_bytes(4, 64)},
         torchao("Int8Tensor", **BLOCK),
@@ -462,7 +462,7 @@ REFUSED = {
     "torchao with elements that are not read": (
         int8(),
         torchao("MXTensor", elem_dtype="fp6_e2m3", block_size=32),
-        "the header says elements fp6_e2m3 in blocks of 32, which is not read",
+        "the header declares elements fp6_e2m3 in blocks of 32, which is not supported",
     ),
     "torchao with scales that are no tiles": (
         {"a._weight_qdata": random_bytes(4, 32), "a._weight_scale": torch.ones(4, 4).to(F8)},
@@ -480,7 +480,8 @@ REFUSED = {
             "a._weight_scale_and_zero": torch.ones(16, 8, 2),
         },
         torchao("Int4TilePackedTo4dTensor", **BLOCK, shape=[9, 64]),
-        "the header says shape [9, 64] and block_size [1, 64], which a._weight_qdata (I32 [1, 8, 32, 4]) cannot hold",
+        "the header declares shape [9, 64] and block_size [1, 64], which a._weight_qdata (I32 [1, 8, 32, 4]) "
+        "cannot hold",
     ),
 }  # fmt: skip
 

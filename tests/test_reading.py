@@ -123,7 +123,7 @@ def test_a_newer_major_version_is_refused_although_it_is_as_it_was_written(repor
     stored.write_text(report.model_copy(update={"schema_version": "2.0"}).to_json())
 
     for read in (read_report, read_extract):
-        with pytest.raises(ReportError, match=r"report schema 2\.0, this quanterr reads 1\.x"):
+        with pytest.raises(ReportError, match=r"report schema 2\.0, this version reads 1\.x"):
             read(stored)
 
 
@@ -177,7 +177,7 @@ def test_a_verdict_that_the_rest_contradicts_is_refused_and_the_right_one_is_not
     edit(fields)
     for verdict in ("pass", also):
         stored.write_text(json.dumps(fields | {"verdict": verdict}))
-        with pytest.raises(ReportError, match=f"its verdict is {verdict}, and yet it says: {told}; it was edited"):
+        with pytest.raises(ReportError, match=f"its verdict is {verdict}, but it says: {told}; it was edited"):
             read(stored)
 
     assert also == read_extract(stored)["verdict"]  # for gates, which form their own
@@ -228,13 +228,13 @@ BAD = {
     "empty": (lambda text: "", "empty file"),
     "blank": (lambda text: " \n", "empty file"),
     "not JSON": (lambda text: "<html>", "is not valid UTF-8 JSON at byte 0"),
-    "cut off": (lambda text: text[:-20], "is not valid UTF-8 JSON at byte"),
+    "truncated": (lambda text: text[:-20], "is not valid UTF-8 JSON at byte"),
     "a list": (lambda text: "[]", "is not a report of quanterr"),
     "another document": (lambda text: '{"schema": "other"}', "is not a report of quanterr"),
-    "a newer schema": (edited(schema_version="2.0"), "report schema 2.0, this quanterr reads 1.x"),
+    "a newer schema": (edited(schema_version="2.0"), "report schema 2.0, this version reads 1.x"),
     "a newer schema in its own layout": (
-        lambda text: text.replace('"schema_version": "1.0"', '"schema_version": "2.0"'),
-        "report schema 2.0, this quanterr reads 1.x",
+        lambda text: text.replace('"schema_version": "1.1"', '"schema_version": "2.0"'),
+        "report schema 2.0, this version reads 1.x",
     ),
     "no number of a version": (edited(schema_version="1.garbage"), "report schema 1.garbage"),
     "no version": (edited(schema_version=None), "report schema None"),
@@ -265,7 +265,7 @@ BAD = {
         lambda text: text.rstrip()[:-1] + ', "verdict": "pass"}',
         'duplicate key "verdict"',
     ),
-    "a deep nest": (lambda text: "[" * 100_000, "is nested too deeply"),
+    "a deep nest": (lambda text: "[" * 100_000, "is nested too deep"),
     "hostile": (lambda text: edited(schema_version="\x1b[31m\n::error::")(text), r"\x1b[31m\x0a::error::"),
 }
 

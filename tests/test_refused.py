@@ -46,7 +46,7 @@ class TestLayoutsThatAreKnownAndNotRead:
         report = quanterr.compare(*files(tmp_path, stored_as(row)), device="cpu")
         told = {item.layer_name: item.reason for item in report.not_compared}
 
-        assert told["a.weight"].startswith(f"stored as {row.name}, which is not read: ")
+        assert told["a.weight"].startswith(f"stored as {row.name}, which is not supported: ")
         assert report.verdict == "inconclusive"
 
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.called], ids=lambda row: row.name)

@@ -84,7 +84,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("words", "told"),
         [
-            ((), "say what to write"),
+            ((), "nothing to write"),
             (("--to", "pdf"), "choose one of json, jsonl, csv, html, md, junit"),
             (("-o", "report.pdf"), "unknown suffix"),
             (("--to", "md", "-o", "a", "-o", "b"), "--to is for one output"),
@@ -117,8 +117,8 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("spoil", "told"),
         [
-            (lambda text: text.replace('"schema_version": "1.0"', '"schema_version": "2.0"'), "report schema 2.0"),
-            (lambda text: text[: len(text) // 2], "cut off"),
+            (lambda text: text.replace('"schema_version": "1.1"', '"schema_version": "2.0"'), "report schema 2.0"),
+            (lambda text: text[: len(text) // 2], "truncated"),
             (lambda text: text.replace('"snr_db": 3', '"snr_db": NaN, "x": 3', 1), "NaN"),
             (lambda text: text.replace('"verdict":', '"verdict": "pass", "verdict":', 1), "duplicate key"),
             (lambda text: text.replace('"total_layers": 6', '"total_layers": 5', 1), "was edited"),

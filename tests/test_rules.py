@@ -48,31 +48,31 @@ BAD = {
     "snr_db >= 1e999": "the limit is too large for a number",
     "snr_db >= ３０": "expected a number",
     "snr_db >= __import__('os')": "expected a number",
-    "snr >= 30": "no metric of a layer is called snr; did you mean snr_db?",
-    "SNR_DB >= 30": "no metric of a layer is called SNR_DB",
+    "snr >= 30": "no metric of a layer named snr; did you mean snr_db?",
+    "SNR_DB >= 30": "no metric of a layer named SNR_DB",
     "cosine >= 0.99": "did you mean cosine_similarity",
-    "worst_rows >= 1": "no metric of a layer is called worst_rows",
+    "worst_rows >= 1": "no metric of a layer named worst_rows",
     "absolute_error_percentiles < 1": "did you mean absolute_error_percentiles.p",
-    "layer_name == 1": "no metric of a layer is called layer_name",
-    "overall_snr_db >= 30": "that is of the whole model: global(overall_snr_db)",
-    "global(snr_db) >= 30": "snr_db is of layers; did you mean overall_snr_db",
-    "global(nothing_like_it) >= 30": "no metric of the whole model is called nothing_like_it; the README lists them",
-    "global(lossless) >= 30": "lossless is of the report; write it without global()",
-    "mean(lossless) >= 30": "that is of the report: write lossless alone",
-    "avg(snr_db) >= 30": "no function is called avg; there are each, min, max, mean, median, p05, share, global, delta",
-    "medain(snr_db) >= 30": "no function is called medain; did you mean median",
-    "pNN(snr_db) >= 30": "no function is called pNN; there are each",
-    "p00(snr_db) >= 30": "p00 is no percentile; for the lowest value write min()",
-    "p100(snr_db) >= 30": "no function is called p100; did you mean p05",
+    "layer_name == 1": "no metric of a layer named layer_name",
+    "overall_snr_db >= 30": "it is a metric of the whole model: global(overall_snr_db)",
+    "global(snr_db) >= 30": "snr_db is a metric of layers; did you mean overall_snr_db",
+    "global(nothing_like_it) >= 30": "no metric of the whole model named nothing_like_it; see quanterr guide metrics",
+    "global(lossless) >= 30": "lossless is a metric of the report; write it without global()",
+    "mean(lossless) >= 30": "it is a metric of the report: write lossless alone",
+    "avg(snr_db) >= 30": "no function named avg; there are each, min, max, mean, median, p05, share, global, delta",
+    "medain(snr_db) >= 30": "no function named medain; did you mean median",
+    "pNN(snr_db) >= 30": "no function named pNN; there are each",
+    "p00(snr_db) >= 30": "p00 is not a percentile; for the lowest value write min()",
+    "p100(snr_db) >= 30": "no function named p100; did you mean p05",
     "min() >= 30": "column 5: expected a metric",
     "min(snr_db >= 30": "column 12: expected )",
     "min(max(snr_db)) >= 30": "column 8: expected )",
-    "min snr_db >= 30": "no metric of a layer is called min",
+    "min snr_db >= 30": "no metric of a layer named min",
     "share(snr_db) >= 0.9": "column 13: expected one of",
     "share(snr_db >= 30)": "it ends there",
-    "share(min(snr_db) >= 30) >= 0.9": "in share() stands a plain comparison",
-    "share(share(snr_db >= 30) >= 1) >= 1": "in share() stands a plain comparison",
-    "share(findings.error == 0) >= 1": "that is of the report",
+    "share(min(snr_db) >= 30) >= 0.9": "share() takes a plain comparison",
+    "share(share(snr_db >= 30) >= 1) >= 1": "share() takes a plain comparison",
+    "share(findings.error == 0) >= 1": "it is a metric of the report",
     "snr_db >= 30 # comment": "expected the end of the rule",
     "snr_db; rm -rf /": "expected one of",
     "\x1b[31m >= 30": r"\x1b[31m",
@@ -126,11 +126,11 @@ def thresholds(tmp_path, text):
 RULE = '[[rule]]\nid = "x"\nrequire = "snr_db >= 30"\n'
 FILES = {
     "not TOML": ("schema = 1\n[[rule]\n", "is not TOML: Expected ']]' at the end of an array declaration (at line 2"),
-    "no schema": (RULE, "the first line has to be: schema = 1"),
-    "another schema": (f"schema = 2\n{RULE}", "the first line has to be: schema = 1"),
-    "a truth for a schema": (f"schema = true\n{RULE}", "the first line has to be: schema = 1"),
-    "nothing": ("", "the first line has to be: schema = 1"),
-    "no rule": ("schema = 1\n", "holds no [[rule]]"),
+    "no schema": (RULE, "the first line must be: schema = 1"),
+    "another schema": (f"schema = 2\n{RULE}", "the first line must be: schema = 1"),
+    "a truth for a schema": (f"schema = true\n{RULE}", "the first line must be: schema = 1"),
+    "nothing": ("", "the first line must be: schema = 1"),
+    "no rule": ("schema = 1\n", "has no [[rule]]"),
     "unknown key": ("schema = 1\nrules = []\n", "unknown key rules; did you mean rule?"),
     "one rule, not a list": ('schema = 1\n[rule]\nid = "x"\n', "rules are written as [[rule]]"),
     "rules that are none": ("schema = 1\nrule = [1]\n", "rules are written as [[rule]]"),
@@ -140,36 +140,36 @@ FILES = {
     "a number to require": ('schema = 1\n[[rule]]\nid = "x"\nrequire = 30\n', 'a rule needs require = "…"'),
     "a misspelt key": (f'schema = 1\n{RULE}layer = ["a"]\n', 'rule "x": unknown key layer; did you mean layers?'),
     "an unknown key of a rule": (f"schema = 1\n{RULE}colour = 1\n", "there are id, require, layers, severity"),
-    "layers as a text": (f'schema = 1\n{RULE}layers = "a"\n', "layers has to be a list such as"),
-    "layers as numbers": (f"schema = 1\n{RULE}layers = [1]\n", "layers has to be a list such as"),
+    "layers as a text": (f'schema = 1\n{RULE}layers = "a"\n', "layers must be a list such as"),
+    "layers as numbers": (f"schema = 1\n{RULE}layers = [1]\n", "layers must be a list such as"),
     "an empty pattern": (f'schema = 1\n{RULE}layers = [""]\n', "layers: an empty pattern"),
     "a bad regular expression": (f'schema = 1\n{RULE}layers = ["re:("]\n', "is not a regular expression"),
     "layers of the whole model": (
         'schema = 1\n[[rule]]\nid = "x"\nrequire = "global(nmse) < 1"\nlayers = ["a"]\n',
-        "is about the whole model; it cannot have layers",
+        "applies to the whole model; it cannot have layers",
     ),
-    "an unknown severity": (f'schema = 1\n{RULE}severity = "warning"\n', "severity has to be one of error, warn, not"),
+    "an unknown severity": (f'schema = 1\n{RULE}severity = "warning"\n', "severity must be one of error, warn, not"),
     "a severity that is none": (
         f"schema = 1\n{RULE}severity = [1]\n",
-        "severity has to be one of error, warn, not [1]",
+        "severity must be one of error, warn, not [1]",
     ),
     "undefined as pass": (
         f'schema = 1\n{RULE}undefined = "pass"\n',
-        "undefined has to be one of fail, skip, not 'pass'",
+        "undefined must be one of fail, skip, not 'pass'",
     ),
-    "a number for a reason": (f"schema = 1\n{RULE}reason = 1\n", "reason has to be a text, not 1"),
+    "a number for a reason": (f"schema = 1\n{RULE}reason = 1\n", "reason must be a string, not 1"),
     "an expression that is wrong": (
         f'schema = 1\n{RULE}\n[[rule]]\nid = "y"\nrequire = "snr >= 30"\n',
-        'thresholds.toml:6: rule "y": require: "snr >= 30": no metric of a layer is called snr; did you mean snr_db?',
+        'thresholds.toml:6: rule "y": require: "snr >= 30": no metric of a layer named snr; did you mean snr_db?',
     ),
     "one id for two of the whole": (
         'schema = 1\n[[rule]]\nid = "x"\nrequire = "min(nmse) < 1"\n' + RULE + 'layers = ["a"]\n',
-        'two rules have the id "x"; only rules about each layer can share one',
+        'two rules have the id "x"; only rules that apply to each layer can share one',
     ),
-    "one id, the later for all layers": (f"schema = 1\n{RULE}{RULE}", "the later one selects all layers"),
+    "one id, the later for all layers": (f"schema = 1\n{RULE}{RULE}", "the later rule selects all layers"),
     "a hostile id": (
         'schema = 1\n[[rule]]\nid = "\\u001b[31m"\nrequire = "x"\n',
-        r'rule "\x1b[31m": require: "x": no metric of a layer is called x',
+        r'rule "\x1b[31m": require: "x": no metric of a layer named x',
     ),
     "deeply nested": ("schema = 1\nrule = " + "[" * 5000, "is not TOML"),
 }
@@ -240,7 +240,7 @@ class TestCommandLine:
             read_rules(None, [], ["snr"])
 
     def test_without_any_rule_is_wrong_usage(self):
-        with pytest.raises(UsageError, match="no rule to judge by"):
+        with pytest.raises(UsageError, match="no rules given"):
             read_rules(None)
 
     def test_of_the_same_rule_twice_is_wrong_usage(self):
@@ -255,7 +255,7 @@ class TestCommandLine:
         check_baseline_use(plain, given=True, updated=True)
         with pytest.raises(UsageError, match="no rule compares with the baseline"):
             check_baseline_use(plain, given=True)
-        with pytest.raises(UsageError, match="needs an older report to compare with"):
+        with pytest.raises(UsageError, match="compares with an older report"):
             check_baseline_use(comparing, given=False, updated=True)
 
 
@@ -278,7 +278,7 @@ class TestPresets:
         Path("int8").mkdir()
 
         assert ["layers", "x"] == [read_rules(name)[0].id for name in ("int8", "./fp8")]
-        with pytest.raises(UsageError, match=r"^fp8: is a preset, and a file here; give \./fp8"):
+        with pytest.raises(UsageError, match=r"^fp8: is both a preset and a file; give \./fp8"):
             read_rules("fp8")
 
     def test_allow_what_plain_rounding_reaches_and_no_broken_layer(self):

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def stored(folder, **shapes):
-    """A BF16 original and FP8 with a scale a row, of these shapes."""
+    """A BF16 original and FP8 with a scale per row, of these shapes."""
     random = torch.Generator().manual_seed(0)
     x = {f"{name}.weight": torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
     y = {}

@@ -247,7 +247,7 @@ def test_no_name_is_proposed_that_matches_nothing_either(word):
 
 @pytest.mark.parametrize("patterns", [["attn,!attn"], ["!*"], ["lm_head", "!head"], ["mlp,re:up_proj", "!re:."]])
 def test_patterns_that_leave_nothing_are_refused(patterns):
-    with pytest.raises(UsageError, match=r"leaves no layer to compare: what it takes in it leaves out") as raised:
+    with pytest.raises(UsageError, match=r"selects no layer: it excludes everything it includes") as raised:
         Selection(patterns).check(NAMES)
 
     assert ",".join(patterns) in str(raised.value)

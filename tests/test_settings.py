@@ -88,7 +88,7 @@ class TestFile:
         (folder / "model.gguf").touch()
         finished = compare(checkpoints, cwd=folder)
 
-        assert "is not read: it lies beside weights" in finished.stderr
+        assert "is not read: it is stored with weights" in finished.stderr
         assert "settings from" not in finished.stderr
 
     def test_settings_that_are_no_file_are_wrong_usage(self, checkpoints, tmp_path):
@@ -96,24 +96,24 @@ class TestFile:
         finished = compare(checkpoints, cwd=tmp_path)
 
         assert (Status.USAGE, "") == (finished.returncode, finished.stdout)
-        assert f"{tmp_path / 'quanterr.toml'}: holds no settings, as it is no file; rename it" in finished.stderr
+        assert f"{tmp_path / 'quanterr.toml'}: is not a file, so it holds no settings; rename it" in finished.stderr
 
     def test_of_a_project_the_table_is_named_as_it_has_to_stand_there(self, checkpoints, project):
         finished = compare(checkpoints, cwd=project("[tool.quanterr]\nrequire = 'snr_db >= 1'", "pyproject.toml"))
 
         assert Status.USAGE == finished.returncode
-        assert "stand in the table of their command: [tool.quanterr.compare], then" in finished.stderr
+        assert "belong in the table of their command: [tool.quanterr.compare], then" in finished.stderr
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ('device = "cpu"', "options stand in the table of their command"),
-            ("[compar]", "no command is called compar; did you mean compare?"),
-            ("[compare]\nreqire = 'snr_db >= 1'", "no option is called reqire; did you mean require?"),
-            ("[compare]\noriginal = 'x'", "no option is called original"),
-            ("[compare]\nquiet = 'yes'", "quiet: has to be true or false"),
-            ("[compare]\nrequire = [1]", "require: has to be a text, or a list of texts"),
-            ("[compare]\ntop-layers = true", "top-layers: has to be a text or a number"),
+            ('device = "cpu"', "options belong in the table of their command"),
+            ("[compar]", "no command named compar; did you mean compare?"),
+            ("[compare]\nreqire = 'snr_db >= 1'", "no option named reqire; did you mean require?"),
+            ("[compare]\noriginal = 'x'", "no option named original"),
+            ("[compare]\nquiet = 'yes'", "quiet: must be true or false"),
+            ("[compare]\nrequire = [1]", "require: must be a string or a list of strings"),
+            ("[compare]\ntop-layers = true", "top-layers: must be a string or a number"),
             ("[compare]\ntop-layers = 'ten'", "Invalid value for '--top-layers'"),
             ("[compare]\ncolor = 'blue'", "Invalid value for '--color'"),
             ("[compare", "is not TOML"),
@@ -141,7 +141,7 @@ class TestEnvironment:
         finished = compare(checkpoints, cwd=tmp_path, env={variable: "snr_db >= 1"})
 
         assert Status.USAGE == finished.returncode
-        assert f"no setting is called {variable}; did you mean {meant}?" in finished.stderr
+        assert f"no setting named {variable}; did you mean {meant}?" in finished.stderr
 
     def test_a_variable_of_another_command_is_none_of_this_one(self, checkpoints, tmp_path):
         finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_GATE_REQUIRE": "snr_db >= 999"})

@@ -101,8 +101,8 @@ def test_rows_of_heads_are_told_from_the_values_at_two_bits(tmp_path):
 @pytest.mark.parametrize(
     ("name", "permuted", "says"),
     [
-        ("llama", False, "not in the pairs that llama.cpp expects of llama"),
-        ("qwen2", True, "not in the halves that llama.cpp expects of qwen2"),
+        ("llama", False, "not in the pairs that llama.cpp expects for llama"),
+        ("qwen2", True, "not in the halves that llama.cpp expects for qwen2"),
     ],
 )
 def test_rows_of_heads_in_an_order_that_llama_cpp_does_not_expect_are_an_error(tmp_path, name, permuted, says):
@@ -136,8 +136,8 @@ def test_norms_that_are_one_more_are_compared_as_such(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "one_more", "says"),
     [
-        ("llama", True, "stored plus one, which llama.cpp does not expect of llama"),
-        ("gemma", False, "without the one that llama.cpp expects of gemma"),
+        ("llama", True, "stored plus one, which llama.cpp does not expect for llama"),
+        ("gemma", False, "without the added one that llama.cpp expects for gemma"),
     ],
 )
 def test_norms_that_llama_cpp_does_not_expect_are_an_error(tmp_path, name, one_more, says):

@@ -170,7 +170,7 @@ def _open_files(
             notes += _check_index(index, entries, display(given)) + _unnamed_shards(paths, display(given))
         notes += _twins(entries, display(given))
         config: dict[str, Any] = {}
-        if ggufs:  # a GGUF file tells all of itself: what lies beside it is another checkpoint's
+        if ggufs:  # a GGUF file tells all of itself: what is stored with it is another checkpoint's
             _check_split(files, ggufs, len(entries))
         else:
             config, odd = _config(paths[0].parent)
@@ -183,15 +183,15 @@ def _open_files(
 
 
 def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
-    """Entries, what the header says besides, and notes; which format it is tell the first bytes, not the name."""
+    """Entries, what the header declares besides, and notes; which format it is tell the first bytes, not the name."""
     if not gguf_file.is_gguf(file):
         found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
-            found[2].append(f"{file}: is a safetensors file, whatever its name says")
+            found[2].append(f"{file}: is a safetensors file, despite its name")
         return found
     header = gguf_file.read_header(file, lenient)
     if file.path.suffix in SAFETENSORS:
-        header.notes.append(f"{file}: is a GGUF file, whatever its name says")
+        header.notes.append(f"{file}: is a GGUF file, despite its name")
     return header
 
 
@@ -202,7 +202,7 @@ def _check_split(files: list[StoredFile], found: list[GgufMetadata], n_tensors: 
     for number, (file, metadata) in enumerate(zip(files, found, strict=True)):
         total, own = metadata.whole("split.count") or 1, metadata.whole("split.no") or 0
         if total != len(files) or own != number:
-            hint = f"its name should end in -{own + 1:05}-of-{total:05}{GGUF}, beside the others"
+            hint = f"its name should end in -{own + 1:05}-of-{total:05}{GGUF}, in the same folder as the others"
             raise CheckpointError(
                 f"{file}: shard {own + 1} of {total} (split.no, split.count), but opened as {number + 1} of "
                 f"{len(files)}; {hint}"
@@ -224,18 +224,18 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
         if name not in entries or entries[name].file.path.name != shard:
             raise CheckpointError(f"{given}: index: {display(name)} is not in {display(shard)}")
     unlisted = [name for name in entries if name not in index]
-    return [f"{given}: index does not list {listed(unlisted)}; compared all the same"] if unlisted else []
+    return [f"{given}: index does not list {listed(unlisted)}; compared anyway"] if unlisted else []
 
 
 def _unnamed_shards(paths: list[Path], given: str) -> list[str]:
-    """A note on shards of the same series that lie beside those that the index names."""
+    """A note on shards of the same series that are stored with those that the index names."""
     series = {
         (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
     }
     found = [match for name in sorted(os.listdir(paths[0].parent)) if (match := SHARD.fullmatch(name))]
     names = [match[0] for match in found if (match["stem"], match["total"], match["suffix"]) in series]
     left = [name for name in names if paths[0].parent / name not in paths]
-    return [f"{given}: index names nothing of {listed(left)}, beside it; left out"] if left else []
+    return [f"{given}: index does not name {listed(left)}, which is in the same folder; ignored"] if left else []
 
 
 def _twins(names: Iterable[str], given: str) -> list[str]:
@@ -251,7 +251,7 @@ def _twins(names: Iterable[str], given: str) -> list[str]:
 
 
 def _config(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """What lies beside the weights as configuration, one key a file, and notes on what of it cannot be read.
+    """What is stored with the weights as configuration, one key a file, and notes on what of it cannot be read.
 
     These are hints: the tensors tell what they are, and where they do not, no format is guessed.
     """

@@ -224,7 +224,7 @@ class Entry:
 class Checkpoint:
     """Named entries in one or several files, found from headers alone.
 
-    ``metadata`` is the files' ``__metadata__``, one dict a file; ``config`` what lies beside the
+    ``metadata`` is the files' ``__metadata__``, one dict a file; ``config`` what is stored with the
     weights as ``config.json`` and the like: hints, which are checked against the tensors. ``gguf`` is
     what a GGUF file says of its model.
     """
@@ -277,8 +277,8 @@ def check_lengths(entries: Iterable[Entry], lenient: bool, notes: list[str]) -> 
     """Refuse names that no model has."""
     for entry in entries:
         if len(entry.name) > MAX_NAME:
-            told = f"name of {len(entry.name)} characters; the limit is {MAX_NAME}"
-            refuse(f"{entry.file}: {display(entry.name)}: {told}", lenient, notes)
+            description = f"name of {len(entry.name)} characters; the limit is {MAX_NAME}"
+            refuse(f"{entry.file}: {display(entry.name)}: {description}", lenient, notes)
 
 
 def truncated(file: StoredFile, entries: Iterable[Entry], affected: str) -> CheckpointError:

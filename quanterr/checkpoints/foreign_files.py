@@ -1,7 +1,7 @@
-"""What a file is that is no checkpoint, told from its first bytes, and what to do about it."""
+"""What a file is that is no checkpoint, inferred from its first bytes, and what to do about it."""
 
 STORIES = (
-    (b"PK\x03\x04", "is a PyTorch zip or another zip archive; quanterr never unpickles. Convert to safetensors first"),
+    (b"PK\x03\x04", "is a PyTorch or other zip archive; quanterr never unpickles. Convert it to safetensors first"),
     (b"\x80\x02", "is a Python pickle; quanterr never unpickles. Convert to safetensors first"),
     (b"\x93NUMPY", "is a NumPy file, not safetensors"),
     *(
@@ -13,9 +13,9 @@ STORIES = (
 
 def describe(start: bytes) -> str | None:
     """The end of a sentence about the file that starts with these bytes; None where nothing is known of it."""
-    for magic, told in STORIES:
+    for magic, description in STORIES:
         if start.startswith(magic):
-            return told
+            return description
     text = start.lstrip()
     if text.startswith(b"version https://git-lfs"):
         real = next((line.split()[-1].decode() for line in text.splitlines() if line.startswith(b"size ")), "unknown")

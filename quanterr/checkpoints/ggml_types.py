@@ -55,8 +55,8 @@ REFUSED = {
             38: "IQ4_NL_8_8",
         }.items()
     },
-    9: ("Q8_1", "which is for activations and never stored"),
-    15: ("Q8_K", "which is for activations and never stored"),
+    9: ("Q8_1", "which is only for activations"),
+    15: ("Q8_K", "which is only for activations"),
 }
 
 # Name → elements and bytes of a block. A row is whole blocks, and blocks follow each other without padding.

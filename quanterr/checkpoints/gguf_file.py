@@ -91,7 +91,7 @@ class GgufHeader(NamedTuple):
 
 
 class _Cursor:
-    """Reads a header front to back. What does not lie in the file is never asked for."""
+    """Reads a header front to back. What does not are in the file is never asked for."""
 
     def __init__(self, file: StoredFile) -> None:
         self.file, self.at = file, 0
@@ -193,8 +193,8 @@ def read_header(file: StoredFile, lenient: bool = False) -> GgufHeader:
     check_lengths(entries, lenient, notes)
     extra = file.size - _check_tiling(file, entries, data_start, alignment)
     if extra > 0:
-        told = f"{file}: {count(extra, 'trailing byte')} after the last tensor. Save the file again"
-        refuse(told, lenient, notes)
+        description = f"{file}: {count(extra, 'trailing byte')} after the last tensor. Save the file again"
+        refuse(description, lenient, notes)
     return GgufHeader(entries, metadata, notes)
 
 
@@ -204,11 +204,12 @@ def _check_version(cursor: _Cursor) -> None:
         raise CheckpointError(f"{file}: empty file (0 bytes)")
     start = file.read(0, min(file.size, 256))
     if not start.startswith(MAGIC):
-        told = foreign_files.describe(start)
-        if told is None and len(start) < len(MAGIC):
-            told = f"too short for a GGUF header ({len(start)} bytes)"
+        description = foreign_files.describe(start)
+        if description is None and len(start) < len(MAGIC):
+            description = f"too short for a GGUF header ({len(start)} bytes)"
         raise CheckpointError(
-            f"{file}: {told or f'not a GGUF file: it begins with {display(repr(start[:4]))}, expected {MAGIC!r}'}"
+            f"{file}: "
+            f"{description or f'not a GGUF file: it begins with {display(repr(start[:4]))}, expected {MAGIC!r}'}"
         )
     cursor.skip(len(MAGIC), "the magic")
     raw = cursor.take(4, "the version")
@@ -223,7 +224,7 @@ def _check_version(cursor: _Cursor) -> None:
     if version == 1:
         raise CheckpointError(f"{file}: GGUF version 1, which llama.cpp no longer reads; convert the model again")
     raise CheckpointError(
-        f"{file}: GGUF version {version}; quanterr reads 2 and 3 (the file may be newer than this quanterr)"
+        f"{file}: GGUF version {version}; quanterr reads 2 and 3 (the file may be newer than this version of quanterr)"
     )
 
 
@@ -275,7 +276,7 @@ def _value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | None:
 def _array(cursor: _Cursor, what: str, keep: bool) -> Value | None:
     kind, n = cursor.number(U32, what), cursor.number(U64, what)
     if kind == ARRAY:
-        raise CheckpointError(f"{cursor.file}: {what} is an array of arrays, which no known writer makes")
+        raise CheckpointError(f"{cursor.file}: {what} is an array of arrays, which no known program writes")
     if kind == TEXT:
         cursor.skip_texts(n, what)
         return None
@@ -296,7 +297,7 @@ def _alignment(file: StoredFile, metadata: GgufMetadata) -> int:
 
 
 class _Tensor(NamedTuple):
-    """A tensor as the header tells of it; the innermost dimension first."""
+    """A tensor as the header declares it; the innermost dimension first."""
 
     name: str
     dimensions: tuple[int, ...]
@@ -353,14 +354,14 @@ def _unknown_type(type_id: int) -> tuple[str, str]:
 
 def _true_shape(where: str, tensor: _Tensor, stored: tuple[int, ...], metadata: GgufMetadata) -> tuple[int, ...]:
     """The shape of the weight: as stored, but for tensors that ComfyUI-GGUF has put into another one."""
-    told = metadata.values.get(ORIGINAL_SHAPE + tensor.name)
-    if told is None:
+    description = metadata.values.get(ORIGINAL_SHAPE + tensor.name)
+    if description is None:
         return stored
-    sizes = told if isinstance(told, tuple) else (told,)
+    sizes = description if isinstance(description, tuple) else (description,)
     shape = tuple(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size >= 0)
-    if shape != told or len(shape) > MAX_DIMENSIONS or prod(shape) != prod(stored):
+    if shape != description or len(shape) > MAX_DIMENSIONS or prod(shape) != prod(stored):
         raise CheckpointError(
-            f"{where}: {ORIGINAL_SHAPE}… says {display(str(told))}, but {list(stored)} elements are stored"
+            f"{where}: {ORIGINAL_SHAPE}… says {display(str(description))}, but {list(stored)} elements are stored"
         )
     return shape
 
@@ -378,7 +379,7 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, align
     for entry in entries:
         begin = entry.offset - data_start
         if begin % alignment:
-            raise CheckpointError(f"{file}: {display(entry.name)}: offset {begin} is no multiple of {alignment}")
+            raise CheckpointError(f"{file}: {display(entry.name)}: offset {begin} is not a multiple of {alignment}")
     end, before = data_start, "the start of the data"
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         begin, expected, name = entry.offset, -(-end // alignment) * alignment, display(entry.name)
@@ -389,7 +390,7 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, align
             for lost in entries:
                 if lost.offset > file.size:
                     where = f"{file}: {display(lost.name)}: offset {lost.offset - data_start}"
-                    raise CheckpointError(f"{where} is behind the end of the file ({file.size:,} bytes)")
+                    raise CheckpointError(f"{where} is past the end of the file ({file.size:,} bytes)")
             hole = f"{expected - data_start}–{begin - data_start}"
             raise CheckpointError(f"{file}: bytes {hole} belong to no tensor (between {before} and {name})")
         if begin + entry.nbytes > file.size:
@@ -400,7 +401,9 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, align
 
 def _orphans(file: StoredFile, entries: list[Entry], metadata: GgufMetadata) -> list[str]:
     names = {entry.name for entry in entries}
-    told = [key.removeprefix(ORIGINAL_SHAPE) for key in metadata.values if key.startswith(ORIGINAL_SHAPE)]
+    description = [key.removeprefix(ORIGINAL_SHAPE) for key in metadata.values if key.startswith(ORIGINAL_SHAPE)]
     return [
-        f"{file}: {ORIGINAL_SHAPE}… names {display(name)}, which is not stored" for name in told if name not in names
+        f"{file}: {ORIGINAL_SHAPE}… names {display(name)}, which is not stored"
+        for name in description
+        if name not in names
     ]

@@ -54,7 +54,7 @@ def find_snapshot(given: str) -> tuple[Path, str]:
     if not re.fullmatch(r"[\w.-]+", commit) or not snapshot.is_dir():
         wanted = f" --revision {revision}" if match["revision"] else ""
         raise CheckpointError(
-            f"{display(given)}: no such file, and not in the Hugging Face cache ({display(str(cache_folder()))}); "
+            f"{display(given)}: no such file, nor in the Hugging Face cache ({display(str(cache_folder()))}); "
             f"get it with `hf download {model}{wanted}`"
         )
     inside = match["inside"]

@@ -83,7 +83,7 @@ class Labels:
     marker: str | None  # name of a scaled_fp8 marker
     block: tuple[int, int] | None  # of config.json
     method: str | None  # quant_method of config.json
-    divides: bool  # config.json says the scale is a divisor
+    divides: bool  # config.json declares the scale is a divisor
     config: Mapping[str, Any]  # quantization_config, wherever it stands
     metadata: Mapping[str, str]  # of all files
     orphans: tuple[str, ...]  # modules named in the header that are not stored
@@ -160,9 +160,9 @@ def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]
         layers = fields.get("layers") if isinstance(fields, dict) else None
         if not isinstance(layers, dict):
             raise CheckpointError(f'{file}: {HEADER_KEY} in the header has no "layers"')
-        for layer, said in layers.items():
-            if isinstance(said, dict):
-                yield layer, said
+        for layer, declared in layers.items():
+            if isinstance(declared, dict):
+                yield layer, declared
 
 
 def _stored_module(layer: str, entries: dict[str, Entry]) -> str | None:

@@ -60,8 +60,10 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
     check_lengths(entries, lenient, odd)
     end = _check_tiling(file, entries, data_start)
     if end < file.size:
-        told = f"{file}: {count(file.size - end, 'trailing byte')} after the last tensor; some loaders ignore them, "
-        refuse(f"{told}others refuse. Save the file again", lenient, odd)
+        description = (
+            f"{file}: {count(file.size - end, 'trailing byte')} after the last tensor; some loaders ignore them, "
+        )
+        refuse(f"{description}others refuse. Save the file again", lenient, odd)
     if not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
         _check_with_library(file)
         give_back()  # what the library took for the header, some 0.5 kB a tensor
@@ -69,7 +71,7 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
 
 
 def _fields(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[dict[str, Any], int]:
-    """What the header says, and where the data starts; the header's own text is not kept."""
+    """What the header declares, and where the data starts; the header's own text is not kept."""
     header, data_start = _raw_header(file, lenient, odd)
     try:
         fields = loads(header)
@@ -88,8 +90,8 @@ def _raw_header(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[bytes,
     if file.size == 0:
         raise CheckpointError(f"{file}: empty file (0 bytes)")
     start = file.read(0, min(file.size, 256))
-    if not start[8:].startswith(b"{") and (told := foreign_files.describe(start)):
-        raise CheckpointError(f"{file}: {told}")
+    if not start[8:].startswith(b"{") and (description := foreign_files.describe(start)):
+        raise CheckpointError(f"{file}: {description}")
     if file.size < 8:
         raise CheckpointError(f"{file}: too short for a safetensors header ({file.size} bytes)")
     length = int.from_bytes(start[:8], "little")

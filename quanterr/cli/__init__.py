@@ -50,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Tells how far a quantized model checkpoint is from its original, layer by layer.",
+    help="Measures how far a quantized model checkpoint is from its original, layer by layer.",
 )
 
 COMPARE_HELP = """Compare a quantized checkpoint with its original.
@@ -64,7 +64,7 @@ Each side is a .safetensors or .sft file, a folder of shards, an index, or org/n
 Hugging Face cache.
 
 Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable;
-4 something was not compared, or the result means nothing; 5 memory, device or disk; 70 a bug.
+4 something was not compared, or the result is meaningless; 5 memory, device or disk; 70 a bug.
 """
 
 
@@ -127,16 +127,18 @@ def compare(
     no_clobber: NoClobber = False,
     top_layers: TopLayers = 10,
     sort_by: Annotated[
-        SortBy, typer.Option("--sort-by", help="What makes a layer the worst.", rich_help_panel="Output")
+        SortBy, typer.Option("--sort-by", help="The metric that ranks the worst layers.", rich_help_panel="Output")
     ] = SortBy.SNR,
     no_plot: Annotated[
-        bool, typer.Option("--no-plot", help="No maps and curves in the terminal.", rich_help_panel="Output")
+        bool, typer.Option("--no-plot", help="Do not draw maps and curves.", rich_help_panel="Output")
     ] = False,
     color: Colors = Color.AUTO,
     quiet: Quiet = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="All findings, and what decided each format.", rich_help_panel="Output"),
+        typer.Option(
+            "--verbose", "-v", help="Show all findings, and what decided each format.", rich_help_panel="Output"
+        ),
     ] = False,
     device: Device = "auto",
 ) -> None:
@@ -168,7 +170,7 @@ def compare(
             _print(gate.not_judged(report, error), to, shown)
             raise
         _print(report, to, shown)
-        gate.tell(report)
+        gate.report_verdict(report)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
 
@@ -180,7 +182,7 @@ def _sides(*given: str | None) -> tuple[str, str]:
     if left:
         raise UsageError("a checkpoint is given twice, as an argument and as an option")
     if sides[0] is None or sides[1] is None:
-        raise UsageError("give two checkpoints: quanterr compare ORIGINAL QUANTIZED (see --help)")
+        raise UsageError("two checkpoints are needed: quanterr compare ORIGINAL QUANTIZED (see --help)")
     return sides[0], sides[1]
 
 
@@ -267,7 +269,7 @@ def render(
     from quanterr.report.files import STDOUT, output_named, targets, update
 
     if not to and not outputs and not document:
-        raise UsageError("say what to write: --to html, -o report.html or --update README.md")
+        raise UsageError("nothing to write: give --to html, -o report.html or --update README.md")
     if to and outputs and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
@@ -290,7 +292,7 @@ def inspect(
     as_json: AsJson = False,
     lenient: Lenient = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every weight, and all findings.", rich_help_panel="Output")
+        bool, typer.Option("--verbose", "-v", help="Show every weight and all findings.", rich_help_panel="Output")
     ] = False,
     color: Colors = Color.AUTO,
 ) -> None:
@@ -326,8 +328,8 @@ def formats(
         names = [row.name for row in FORMATS]
         held = sorted((known for known in names if name in known), key=lambda known: not known.startswith(name))
         near = list(dict.fromkeys([*held, *get_close_matches(name, names)]))
-        told = f"did you mean {', '.join(near)}?" if name and near else f"they are {', '.join(names)}"
-        raise UsageError(f"no format is called {display(name)}; {told}")
+        description = f"did you mean {', '.join(near)}?" if name and near else f"formats are {', '.join(names)}"
+        raise UsageError(f"no format named {display(name)}; {description}")
     typer.echo(f"{found.name}: {found.summary}\nneeds {found.told_needs}\n\n{found.specification.strip()}")
 
 
@@ -398,9 +400,7 @@ def _run() -> int:
     except Exception as error:  # an exit status of 1 would read as "a gate failed"
         if is_out_of_memory(error):
             why = f" ({harmless(str(error))})" if str(error) else ""
-            print(
-                f"quanterr: out of memory{why}; more is needed than there is, or than a limit allows", file=sys.stderr
-            )
+            print(f"quanterr: out of memory{why}; more memory is needed than is available or allowed", file=sys.stderr)
             return Status.ENVIRONMENT
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             print(f"quanterr: {error.strerror}", file=sys.stderr)

@@ -71,7 +71,7 @@ AllowPartial = Annotated[
     bool,
     typer.Option(
         "--allow-partial",
-        help="Exit 0 although something was not compared; the report still says inconclusive.",
+        help="Exit 0 even if something was not compared; the report still says inconclusive.",
         rich_help_panel="Selection",
     ),
 ]
@@ -126,10 +126,10 @@ class Interrupt:
         """What ends the run at the first layer of which ``violated`` tells something."""
 
         def look(layer: "Layer") -> None:
-            if self.violation is None and (told := violated(layer)) is not None:
-                self.violation = told
+            if self.violation is None and (description := violated(layer)) is not None:
+                self.violation = description
                 self.stop.set()
-                print(f"quanterr: stopped by --fail-fast: {told}", file=sys.stderr)
+                print(f"quanterr: stopped by --fail-fast: {description}", file=sys.stderr)
 
         return look
 

@@ -1,4 +1,4 @@
-"""``quanterr diff``: two stored reports side by side, without the models."""
+"""``quanterr diff``: two stored reports next to each other, without the models."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ compare; 3 a report is unreadable.
 
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A report.json of compare.", show_default=False)],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="A later one.", show_default=False)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="A newer report.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="All that changed, as JSON on stdout.")] = False,
     top_layers: Annotated[int, typer.Option("--top-layers", help="How many layers of each kind to show.", min=0)] = 10,
     force: Annotated[

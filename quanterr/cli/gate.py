@@ -25,11 +25,11 @@ HELP = """Judge a stored report by rules, without the models.
 [bold]quanterr gate report.json --thresholds thresholds.toml --baseline last-release.json[/bold]
 [bold]quanterr gate report.json --thresholds fp8 --explain model.layers.0.mlp.up_proj.weight[/bold]
 
-A rule is a condition that has to hold. What is undefined, missing or misspelt never holds. The README says
-which metrics and functions there are.
+A rule is a condition that must hold. An undefined, missing or misspelt value never holds. See quanterr guide gates
+for the metrics and functions.
 
 Exit status: 0 all gates hold; 1 one does not; 2 wrong usage or thresholds; 3 a report is unreadable;
-4 the report says that the comparison was incomplete or means nothing.
+4 the report says that the comparison was incomplete or meaningless.
 """
 
 PANEL = "Gates"
@@ -47,7 +47,7 @@ Require = Annotated[
     list[str] | None,
     typer.Option(
         "--require",
-        help="A condition that has to hold, as 'snr_db >= 28'. Repeatable.",
+        help="A condition that must hold, such as 'snr_db >= 28'. Repeatable.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
@@ -56,7 +56,7 @@ FailIf = Annotated[
     list[str] | None,
     typer.Option(
         "--fail-if",
-        help="A condition that must not hold, as 'snr_db < 28'; what is undefined fails too. Repeatable.",
+        help="A condition that must not hold, such as 'snr_db < 28'; an undefined value fails too. Repeatable.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
@@ -74,7 +74,7 @@ StrictWarnings = Annotated[
     bool,
     typer.Option(
         "--strict-warnings",
-        help="Rules of severity warn decide too, as if they were errors.",
+        help="Treat rules of severity warn as errors.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -83,7 +83,7 @@ FailFast = Annotated[
     bool,
     typer.Option(
         "--fail-fast",
-        help="Stop at the first layer that violates a rule; the report says incomplete, and the exit status is 1.",
+        help="Stop at the first layer that violates a rule; the report is marked incomplete, and the exit status is 1.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -100,24 +100,25 @@ def gate(
         bool,
         typer.Option(
             "--update-baseline",
-            help="If all gates hold, warnings too, make this report the baseline: writes the file of --baseline.",
+            help="If all gates hold, warnings included, make this report the baseline: overwrite the file of "
+            "--baseline.",
             rich_help_panel=PANEL,
         ),
     ] = False,
     explain: Annotated[
         str | None,
-        typer.Option(help="Say what each rule makes of this layer.", rich_help_panel=PANEL, show_default=False),
+        typer.Option(help="Explain how each rule judges this layer.", rich_help_panel=PANEL, show_default=False),
     ] = None,
     allow_partial: Annotated[
         bool,
-        typer.Option("--allow-partial", help="Judge a report that says inconclusive by its gates alone."),
+        typer.Option("--allow-partial", help="Judge an inconclusive report by its gates alone."),
     ] = False,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
             "--output-report",
             "-o",
-            help="Write the report with the new verdict; as compare does. Repeatable.",
+            help="Write the report with the new verdict, as compare does. Repeatable.",
             rich_help_panel="Output",
             show_default=False,
         ),
@@ -137,11 +138,11 @@ def gate(
 
     gc.disable()  # what is read is kept to the end, and the end is near
     if update_baseline and baseline is None:
-        raise UsageError("--update-baseline writes the file that --baseline names: name one")
+        raise UsageError("--update-baseline overwrites the file of --baseline: give one")
     rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings)
     check_baseline_use(rules, baseline is not None, update_baseline)
     if baseline is not None and _same_file(report, baseline):
-        raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older one")
+        raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
     to = targets(outputs or [], [report, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
     values = Values(read_extract(report, *needed(rules)))
     before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
@@ -149,7 +150,7 @@ def gate(
     if explain is not None:
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
         print("\n".join(map(no_command, explained(values, rules, explain, before))), file=stream)
-    tell(judged)
+    report_verdict(judged)
     print(f"verdict: {judged.verdict}", file=sys.stderr)
     for reason in values.unreliable:
         print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
@@ -184,7 +185,7 @@ def prepared(
     """Rules and baseline of compare are read at once: a mistake in them costs no run."""
     if not (thresholds is not None or require or fail_if or baseline is not None):
         if fail_fast:
-            raise UsageError("--fail-fast: no rule to judge by; give --thresholds FILE, or --require 'snr_db >= 30'")
+            raise UsageError("--fail-fast: no rules given; give --thresholds FILE, or --require 'snr_db >= 30'")
         return Prepared(lambda report: report)
 
     from quanterr.gates import judged
@@ -211,7 +212,7 @@ def not_judged(report: "Report", error: UsageError) -> "Report":
     return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
 
 
-def tell(judged: "Verdict | Report") -> None:
+def report_verdict(judged: "Verdict | Report") -> None:
     """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
     from quanterr.gates import github
     from quanterr.gates.as_text import gate_lines
@@ -239,7 +240,7 @@ def _write(path: str, judged: "Verdict", to: "list[Target]", baseline: str | Non
     for target in to:
         write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
     if baseline is not None:
-        done = "is now this report" if against is None else f"is left as it was: {against}"
+        done = "is now this report" if against is None else f"is unchanged: {against}"
         print(f"baseline {display(baseline)} {done}", file=sys.stderr)
 
 
@@ -248,4 +249,4 @@ def _against_update(judged: "Verdict") -> str | None:
     if judged.verdict != "pass":
         return judged.verdict
     failed = [gate.id for gate in judged.gates if gate.status == "fail"]
-    return f"gate {display(failed[0])} of severity warn does not hold" if failed else None
+    return f"warning: gate {display(failed[0])} does not hold" if failed else None

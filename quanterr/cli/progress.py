@@ -35,7 +35,7 @@ class Bar:
                 file=sys.stderr,
                 leave=False,
                 delay=DELAY,
-                mininterval=0,  # it is called ten times a second
+                mininterval=0,  # it is called ten times per second
                 dynamic_ncols=True,
                 bar_format="{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}",
             )

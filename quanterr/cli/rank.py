@@ -50,7 +50,7 @@ def rank(
     original: Original,
     candidates: Annotated[
         list[str],
-        typer.Argument(metavar="Q1 Q2 ...", help="Those to rank, two or more.", show_default=False),
+        typer.Argument(metavar="Q1 Q2 ...", help="The checkpoints to rank, two or more.", show_default=False),
     ],
     lenient: Lenient = False,
     layers: Layers = None,
@@ -58,7 +58,7 @@ def rank(
         bool,
         typer.Option(
             "--allow-partial",
-            help="Exit 0 although a candidate is inconclusive; it is still not ranked.",
+            help="Exit 0 even if a candidate is inconclusive; it is still not ranked.",
             rich_help_panel="Selection",
         ),
     ] = False,

@@ -74,7 +74,7 @@ def _long(option: TyperOption) -> str:
 
 
 def _found() -> _Settings | None:
-    """The nearest settings, unless they lie beside weights: whoever made those made them too."""
+    """The nearest settings, unless they are stored with weights: whoever made those made them too."""
     try:
         here = Path.cwd()
     except OSError:  # a folder that is gone
@@ -83,7 +83,7 @@ def _found() -> _Settings | None:
         for path in (folder / FILE, folder / PROJECT):
             if not os.path.isfile(path):  # also where we may not look
                 if path.name == FILE and os.path.lexists(path) and not _holds_weights(folder):
-                    raise UsageError(f"{display(str(path))}: holds no settings, as it is no file; rename it")
+                    raise UsageError(f"{display(str(path))}: is not a file, so it holds no settings; rename it")
                 continue
             tables = _tables(path)
             if tables is None:
@@ -91,7 +91,8 @@ def _found() -> _Settings | None:
             if not _holds_weights(folder):
                 return _Settings(path, tables)
             print(
-                f"quanterr: warning: {display(str(path))} is not read: it lies beside weights, and may have come with "
+                f"quanterr: warning: {display(str(path))} is not read: it is stored with weights, and may have "
+                "come with "
                 "them; put it into the folder above",
                 file=sys.stderr,
             )
@@ -108,7 +109,7 @@ def _tables(path: Path) -> dict[str, Any] | None:
             return None
         tables, table = tool["quanterr"], "[tool.quanterr.compare]"
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise UsageError(f'{where}: options stand in the table of their command: {table}, then device = "cpu"')
+        raise UsageError(f'{where}: options belong in the table of their command: {table}, then device = "cpu"')
     return tables
 
 
@@ -128,21 +129,21 @@ def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], path: Path,
 def _unknown(name: str, known: Mapping[str, Any], kind: str) -> str:
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {listed(sorted(known), 40)}"
-    return f"no {kind} is called {display(name)}; {hint}"
+    return f"no {kind} named {display(name)}; {hint}"
 
 
 def _value(option: TyperOption, value: Any, where: str) -> Any:
     """The value as typer wants it."""
     if option.multiple:
         values = value if isinstance(value, list) else [value]
-        right, wanted = all(isinstance(item, str) for item in values), "a text, or a list of texts"
+        right, wanted = all(isinstance(item, str) for item in values), "a string or a list of strings"
         value = values
     elif option.is_flag:
         right, wanted = isinstance(value, bool), "true or false"
     else:
-        right, wanted = isinstance(value, str | int | float) and not isinstance(value, bool), "a text or a number"
+        right, wanted = isinstance(value, str | int | float) and not isinstance(value, bool), "a string or a number"
     if not right:
-        raise UsageError(f"{where}: has to be {wanted}")
+        raise UsageError(f"{where}: must be {wanted}")
     return value
 
 

@@ -91,7 +91,7 @@ def compare_each(
         info = RunInfo(
             started=started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - clock,
-            device=_told(run),
+            device=_described(run),
             threads=run.threads,
             torch=torch.__version__,
             python=platform.python_version(),
@@ -127,7 +127,7 @@ def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpo
     return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient))
 
 
-def _told(run: Scheduler) -> str:
+def _described(run: Scheduler) -> str:
     device = run.device
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
     return f"{name}; cpu too, for want of memory at {display(run.moved_at)}" if run.moved_at else name

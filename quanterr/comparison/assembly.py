@@ -37,7 +37,7 @@ from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display, listed, unicode, whole
 from quanterr.version import __version__
 
-# Only a made-up model has more; a group for each would be larger than the layers.
+# Only a synthetic model has more; a group for each would be larger than the layers.
 MAX_BLOCKS = 512
 
 TORCH_NAMES = {
@@ -135,7 +135,7 @@ class ReportBuilder:
         self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
 
     def add(self, done: ComparedWeight) -> Layer | None:
-        """Take in one finished weight; what is told of it if it differs."""
+        """Take in one finished weight; what is reported of it if it differs."""
         pair, sums = self._plan.pairs[done.number], done.sums
         refusal = pair.original.refusal or pair.quantized.refusal
         if refusal and not sums.exact:
@@ -206,7 +206,7 @@ class ReportBuilder:
         return Report.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict="inconclusive" if reasons else "pass",
-            reasons=reasons or ["everything that was selected was compared; no gate was asked for"],
+            reasons=reasons or ["everything selected was compared; no gates set"],
             complete=complete,
             original=_side(original, self._plan.prefixes["original"]),
             quantized=_side(quantized, self._plan.prefixes["quantized"]),
@@ -245,7 +245,7 @@ class ReportBuilder:
         places: dict[str, dict[str, Bucket]] = {side: {} for side in SIDES}
 
         def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
-            for entry in entries:  # several weights may lie in one tensor: the worst of their buckets counts
+            for entry in entries:  # several weights may are in one tensor: the worst of their buckets counts
                 before = places[side].get(entry.name, bucket)
                 places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
 
@@ -289,14 +289,14 @@ class ReportBuilder:
             names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
             if names:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
-                reasons.append(f"{count(len(names), 'tensor')} {_told(bucket)}: {listed(names, 3)} ({why})")
+                reasons.append(f"{count(len(names), 'tensor')} {_described(bucket)}: {listed(names, 3)} ({why})")
         errors = [f for f in findings if f.severity == "error"]
         for code in dict.fromkeys(f.code for f in errors):
             same = [f for f in errors if f.code == code]
             more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
             reasons.append(same[0].message + more)
         if not self._plan.pairs and not reasons:
-            reasons.append("nothing was compared: no weight that is selected is on both sides")
+            reasons.append("nothing was compared: no selected weight is on both sides")
         return reasons
 
 
@@ -304,7 +304,7 @@ def _names(checkpoint: Checkpoint) -> str:
     return listed(list(checkpoint.entries)) if checkpoint.entries else "no tensors"
 
 
-def _told(bucket: Bucket) -> str:
+def _described(bucket: Bucket) -> str:
     return {
         Bucket.ERROR: "not comparable",
         Bucket.UNSUPPORTED: "in an unsupported layout",
@@ -315,7 +315,7 @@ def _told(bucket: Bucket) -> str:
 
 
 def _header(pair: Pair) -> dict[str, Any]:
-    """What is told of every compared weight."""
+    """What is reported of every compared weight."""
     x, y = pair.original, pair.quantized
     return {
         "layer_name": pair.name,

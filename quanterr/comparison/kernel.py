@@ -35,7 +35,7 @@ SPREAD = 0.01
 
 LEAST_ROWS = 16  # that make up a sum, for the roundings of each to average out
 
-LARGE = 1 << 17  # elements of chunks for whose products a matrix product is worth its fixed price
+LARGE = 1 << 17  # elements of chunks for whose products per matrix product is worth its fixed price
 SEGMENT = 128  # elements of a row that are added one after the other
 GEMM_ERROR = 3e-7  # relative: no worse than a sum in pairs; factors that are rounded to TF32 give 2e-4
 
@@ -59,7 +59,7 @@ def fast_sums(
     """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can tell.
 
     ``matrix`` is (rows, cols) of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
-    them. What is told of single rows is worked out once for all chunks: on its own it would cost more than the
+    them. What is reported of single rows is computed once for all chunks: on its own it would cost more than the
     arithmetic.
     """
     if matrix[0] < LEAST_ROWS:
@@ -112,7 +112,7 @@ class _RowBuffers(NamedTuple):
 
 
 def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tensor, list[_RowBuffers]]:
-    """For chunks of so many rows: ``stats`` (fields, rows), ``products`` (rows, 4), and the part of each chunk."""
+    """For chunks of this many rows: ``stats`` (fields, rows), ``products`` (rows, 4), and the part of each chunk."""
     stats = workspace.buffer("rows", (len(ADDED) + len(WEIGHTED) + len(EXTREME), sum(heights)), torch.float32)
     products = workspace.buffer("products", (sum(heights), 4), torch.float32)
     sizes = list(heights)

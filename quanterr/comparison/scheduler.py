@@ -1,6 +1,6 @@
 """The run: workers that read, dequantize and sum up chunks, and hand over finished weights.
 
-One thread a core on the CPU, each with its own buffers, reads just the rows it is about to compute:
+One thread per core on the CPU, each with its own buffers, reads just the rows it is about to compute:
 they stay in that core's cache, and torch lets go of the interpreter meanwhile. On CUDA a few
 threads, each with pinned buffers and a stream of its own, so that one's reading and copying overlaps
 with another's arithmetic. What a weight's sums are does not depend on who computed which chunk.
@@ -83,9 +83,9 @@ def pick_device(name: str) -> torch.device:
 
 
 class Scheduler:
-    """Compares the pairs of tasks on a device; :meth:`run` calls back once a pair is finished.
+    """Compares the pairs of tasks on a device; :meth:`run` calls back once per pair is finished.
 
-    A task is the pairs of one weight of the original: one in a comparison, one a candidate in a ranking.
+    A task is the pairs of one weight of the original: one in a comparison, one per candidate in a ranking.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Scheduler:
             self.threads = 1
 
     def run(self, on_progress: Callable[[Progress], None]) -> bool:
-        """Compare all, or until stopped; ``watch`` is called ten times a second.
+        """Compare all, or until stopped; ``watch`` is called ten times per second.
 
         Returns whether all are compared. Raises what went wrong in a worker.
         """
@@ -262,7 +262,7 @@ def _place(original: Weight) -> tuple[str, int]:
 
 
 def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
-    """The bytes of the elements from the first chunk to the last, if codes lie in the order of the elements."""
+    """The bytes of the elements from the first chunk to the last, if codes are in the order of the elements."""
     codes, cols = weight.codes, weight.matrix[1]
     if codes.n == weight.matrix[0] * cols:
         begin = (first.row * cols + first.col) * codes.nbytes // codes.n
@@ -275,5 +275,5 @@ def _named(error: BaseException, name: str) -> BaseException:
     if isinstance(error, torch.OutOfMemoryError):
         return ResourceError(f"out of GPU memory at {display(name)}; try --device cpu")
     if is_out_of_memory(error):
-        return ResourceError(f"out of memory at {display(name)}; more is needed than there is, or than a limit allows")
+        return ResourceError(f"out of memory at {display(name)}; more memory is needed than is available or allowed")
     return error

@@ -15,7 +15,7 @@ class Job(NamedTuple):
 
 
 def group_by_original(plans: Sequence[Sequence[Pair]]) -> list[tuple[Job, ...]]:
-    """All pairs of all candidates, those whose original is the same numbers in the same shape side by side.
+    """All pairs of all candidates, those whose original is the same numbers in the same shape next to each other.
 
     Where a candidate needs the original otherwise, say transposed, its pair stands alone.
     """

@@ -116,7 +116,7 @@ class Worker:
         return sums
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
-        """What is told of a weight besides its sums; ``place`` is that of the pair among those of its original."""
+        """What is reported of a weight besides its sums; ``place`` is that of the pair among those of its original."""
         scales = _scales(pair.quantized, self._quantized[place])
         return ComparedWeight(number, sums, scales, self._worst(pair, sums, place))
 

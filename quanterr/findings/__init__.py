@@ -15,13 +15,13 @@ rounding. So errors need proof, a repair that works or a level that no right wei
 """
 
 from quanterr.findings.activations import of_activations
-from quanterr.findings.codes import CODES, finding
+from quanterr.findings.codes import finding
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
-    below_group,
     common_factor,
     constant_scales,
+    group_outlier,
     lossless,
     norm_offset,
     offset_of,
@@ -34,7 +34,7 @@ from quanterr.findings.vectors import of_vectors
 from quanterr.pairing.plan import ComparedWeight, Pair, Plan
 from quanterr.report.model import Finding
 
-__all__ = ["CODES", "Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
+__all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
 
 PROOFS = 3  # weights that are read again, until one shows that a factor mends it
 
@@ -70,14 +70,14 @@ class FindingCollector:
         if not complete:
             return single
         common, alike = self._common(seen)
-        below = list(below_group(seen))
-        doubtful = {found.layer for found in (*single, *below) if found.code in ("far_off", "below_group")}
+        below = list(group_outlier(seen))
+        doubtful = {found.layer for found in (*single, *below) if found.code in ("implausible_error", "group_outlier")}
         repairs = list(diagnoses([one for one in seen if one.number not in alike], doubtful, self._plan.pairs))
         vectors = list(of_vectors([one for one in seen if one.number not in alike], self._folded, self._plan.pairs))
         explained = {found.layer for found in repairs if found.severity == "error"}
         if any(found.severity == "error" for found in common):
             explained |= {self._seen[number].pair.name for number in alike}
-        single = [found for found in single if found.code != "far_off" or found.layer not in explained]
+        single = [found for found in single if found.code != "implausible_error" or found.layer not in explained]
         whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs), *lossless(seen, self._same)]
         single = rows_together(single, len(seen))
         below = [found for found in below if found.layer not in explained]

@@ -1,4 +1,4 @@
-"""Stored scales of activations and of the KV cache: they change no weight, and break the model all the same."""
+"""Stored scales of activations and of the KV cache: they change no weight, and break the model anyway."""
 
 from collections.abc import Iterator
 
@@ -50,7 +50,7 @@ def _of_side(side: str, entries: dict[str, Entry]) -> Iterator[Finding]:
                 f"scales of activations that are {what}, in {count(len(names), 'tensor')} of the {side} checkpoint: "
                 f"{listed(names, 3)}"
             )
-            remedy = "they change no weight, and what runs the model by them is broken: calibrate again"
+            remedy = "no weight depends on them, but runtimes that use them are broken: calibrate again"
             yield finding(code, severity, None, message, remedy, tensors=names)
 
 

@@ -12,18 +12,18 @@ LARGEST = {
     57344.0: "the largest FP8 E5M2 number",
     240.0: "the largest FP8 E4M3 FNUZ number",
     127.0: "the largest INT8 code",
-    128.0: "the number of INT8 codes of a sign",
-    255.0: "the number of steps of 8 bits",
-    15.0: "the number of steps of 4 bits",
+    128.0: "the number of negative INT8 codes",
+    255.0: "the number of 8-bit steps",
+    15.0: "the number of 4-bit steps",
     7.0: "the largest INT4 code",
     6.0: "the largest FP4 number",
-    2688.0: "448 · 6, of the second scale of NVFP4",
+    2688.0: "448 · 6, from the second scale of NVFP4",
 }
 # Power of the stored scale that the factor is: what happened to the scale.
 POWERS = {
     0.5: "scales are applied twice, or stored squared",
     2.0: "scales are stored as their inverse",
-    1.0: "scales are applied to values that had them already",
+    1.0: "scales are applied to values that already include them",
 }
 NEAR = 0.01  # of the logarithm
 
@@ -34,16 +34,16 @@ def meaning(factor: float, scales: Scales | None) -> str:
         return ": the sign is inverted" if _near(-factor, 1) else ": the sign is inverted as well"
     one = scales.low if scales and scales.low == scales.high and isfinite(scales.low) and scales.low > 0 else None
     if one == 1:
-        return ": the scale that is stored is 1, the real one was dropped"
+        return ": the stored scale is 1; the real one was dropped"
     if one is not None and not _near(one, 1):
-        for power, told in POWERS.items():
+        for power, description in POWERS.items():
             if _near(factor, one**power):
-                return f": {told}"
-    for number, told in LARGEST.items():
+                return f": {description}"
+    for number, description in LARGEST.items():
         if _near(factor, number) or _near(factor, 1 / number):
-            return f": {number:g}, {told}, was left out or used twice"
+            return f": {number:g}, {description}, was omitted or applied twice"
     if abs(log2(factor) - round(log2(factor))) < NEAR:
-        return ": a power of two, as a wrong exponent makes"
+        return ": a power of two, as a wrong exponent produces"
     return ""
 
 
@@ -57,14 +57,14 @@ def pattern(factors: Tensor, stored: Tensor) -> str:
         return ""
     f, s = factors.log(), stored.log()
     if float(s.std()) < NEAR:
-        return f": every scale that is stored is {float(stored[0]):.4g}, the real ones were dropped"
-    for power, told in POWERS.items():
+        return f": every stored scale is {float(stored[0]):.4g}; the real ones were dropped"
+    for power, description in POWERS.items():
         if _all_near(f, power * s):
-            return f": {told}"
+            return f": {description}"
     right = s - f
     for by in (1, -1, len(s) // 2):
         if _all_near(right, s.roll(by)):
-            return f": each belongs {abs(by)} further {'on' if by > 0 else 'back'}"
+            return f": each scale belongs {abs(by)} {'later' if by > 0 else 'earlier'}"
     return ""
 
 

@@ -8,7 +8,7 @@ from quanterr.formats import FORMATS
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import Pair
 
-LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of so many bits reach
+LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of this many bits reach
 LEVEL = 29.0  # dB, of more bits
 GAINS = {1: inf, 2: 2.5}  # dB that a factor may bring right weights of so few bits
 GAIN = 0.9  # dB, of more bits: 0.04 dB at 20 dB by theory, where nothing is clipped
@@ -48,7 +48,7 @@ def bits_of(pair: Pair) -> int:
 
 
 def level_of(bits: int) -> float:
-    """The SNR in dB that right weights of so many bits reach."""
+    """The SNR in dB that right weights of this many bits reach."""
     return LEVELS.get(bits, LEVEL)
 
 

@@ -8,7 +8,7 @@ from quanterr.findings.codes import finding
 from quanterr.report.model import Finding
 from quanterr.util.text import count, display
 
-NOTE = "odd_file"
+NOTE = "nonstandard_file"
 MAX_NOTES = 20
 
 BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
@@ -25,12 +25,12 @@ def of_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def of_config(config: Mapping[str, Any], code_bits: Iterable[int | None]) -> Iterator[Finding]:
-    """A quantization_config that tells of other codes than all those of the weights: these hold."""
-    told = _told_bits(config)
+    """A quantization_config that declares other codes than all those of the weights: these hold."""
+    description = _told_bits(config)
     stored = {bits for bits in code_bits if bits}
-    if told and stored and not told & stored:
-        message = f"config.json says codes of {_bits(told)}, the tensors hold codes of {_bits(stored)}: read as these"
-        remedy = "config.json may be another model's; what loads by it will misread this one"
+    if description and stored and not description & stored:
+        message = f"config.json declares codes of {_bits(description)}, the tensors hold codes of {_bits(stored)}: read as stored"
+        remedy = "check that config.json belongs to this model; loaders that follow it will misread the weights"
         yield finding("config_mismatch", "warning", None, message, remedy)
 
 
@@ -38,10 +38,10 @@ def _told_bits(config: Mapping[str, Any]) -> set[int]:
     groups = config.get("config_groups")
     places = [config, *(groups.values() if isinstance(groups, dict) else ())]
     places += [place.get("weights") for place in places if isinstance(place, dict)]
-    told = [place.get(key) for place in places if isinstance(place, dict) for key in BITS]
-    told += [METHODS.get(str(config.get("quant_method")))]
-    told += [bits for key, bits in LOADED.items() if config.get(key) is True]
-    return {bits for bits in told if isinstance(bits, int) and not isinstance(bits, bool)}
+    description = [place.get(key) for place in places if isinstance(place, dict) for key in BITS]
+    description += [METHODS.get(str(config.get("quant_method")))]
+    description += [bits for key, bits in LOADED.items() if config.get(key) is True]
+    return {bits for bits in description if isinstance(bits, int) and not isinstance(bits, bool)}
 
 
 def _bits(found: set[int]) -> str:

@@ -63,9 +63,9 @@ def common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int
     scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
     message = (
         f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
-        f"divided by it the worst of them reaches {after:.1f} instead of {before:.1f} dB{meaning(factor, scales)}"
+        f"without that factor the worst has {after:.1f} instead of {before:.1f} dB{meaning(factor, scales)}"
     )
-    remedy = "look for what applies the scales: left out, applied twice, or inverted"
+    remedy = "check how the scales are applied: omitted, applied twice, or inverted"
     found = finding(
         "scale_factor",
         severity(before, after),
@@ -85,7 +85,7 @@ def severity(before_db: float, after_db: float) -> str:
     return "error" if after_db - before_db > LEAST_DB else "warning"
 
 
-def below_group(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
+def group_outlier(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
     """Weights far below the others of their format and role."""
     groups: dict[tuple[str, int, str], list[WeightSummary]] = {}
     for one in seen:
@@ -103,11 +103,11 @@ def below_group(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
             if level < limit:
                 message = (
                     f"{display(one.pair.name)}: {level:.1f} dB, where the {len(group)} weights of {name} in "
-                    f"{role} have {middle:.1f} dB in the median"
+                    f"{role} have a median of {middle:.1f} dB"
                 )
                 remedy = "quantize it again, or leave it in higher precision"
                 yield finding(
-                    "below_group", "warning", one.pair.name, message, remedy, snr_db=level, median_snr_db=middle
+                    "group_outlier", "warning", one.pair.name, message, remedy, snr_db=level, median_snr_db=middle
                 )
 
 
@@ -120,8 +120,11 @@ def rows_together(single: Sequence[Finding], weights: int) -> list[Finding]:
     if len(bad) <= max(FEW_BAD, weights * SHARE_BAD):
         return list(single)
     worst = min(bad, key=lambda found: found.evidence["worst_row_snr_db"])
-    message = f"{len(bad)} of {count(weights, 'weight')} have rows far worse than the rest; the worst: {worst.message}"
-    remedy = "outliers do that where scales are few: more of them, or another method"
+    message = (
+        f"{len(bad)} of {count(weights, 'weight')} have rows with far more error than the rest; the worst: "
+        f"{worst.message}"
+    )
+    remedy = "outliers cause this where many weights share a scale: use finer scales or another method"
     names = [found.layer for found in bad]
     together = finding("bad_rows", "info", None, message, remedy, layers=names, worst=worst.layer)
     return [*(found for found in single if found.code != "bad_rows"), together]
@@ -132,8 +135,8 @@ def constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
     ones = [one for one in seen if one.scales and one.scales.number and one.scales.low == one.scales.high == 1]
     if ones:
         names = [one.pair.name for one in ones]
-        message = f"every scale of {count(len(names), 'weight')} is 1, as if there were none: {listed(names, 3)}"
-        remedy = "nothing, if they were cast and not scaled; else the scales were dropped"
+        message = f"every scale of {count(len(names), 'weight')} is 1: {listed(names, 3)}"
+        remedy = "nothing if the weights were cast without scaling; otherwise the scales were dropped"
         yield finding("scale_constant", "info", None, message, remedy, layers=names)
 
 
@@ -153,9 +156,9 @@ def norm_offset(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterato
     yield from _offsets([one for one in off if _kind(one.pair.name) in by_convention])
     for one in off:
         if _kind(one.pair.name) not in by_convention:
-            told = f"the original's {_by_one(one)} throughout{', which leaves zeros' if one.zero else ''}"
-            message = f"{display(one.pair.name)}: {told}, where other norms are not: no convention does that"
-            remedy = "look for what wrote this tensor"
+            description = f"the original's {_by_one(one)} throughout{', which leaves zeros' if one.zero else ''}"
+            message = f"{display(one.pair.name)}: {description}, unlike other norms: no convention explains it"
+            remedy = "check what wrote this tensor"
             yield finding("norm_offset", "error", one.pair.name, message, remedy, offset=one.offset)
 
 
@@ -181,8 +184,10 @@ def _offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
         f"{listed(names, 3)}"
     )
     if zeros := [one.pair.name for one in off if one.zero]:
-        message += f"; all zero now, of ones that the original has: stored less one, or lost: {listed(zeros, 3)}"
-    remedy = "some models compute (1 + weight) · x: make sure that what runs the quantized one knows which is stored"
+        message += f"; all zero, where the original has ones: stored minus one, or lost: {listed(zeros, 3)}"
+    remedy = (
+        "some models compute (1 + weight) · x: check that the runtime of the quantized model expects what is stored"
+    )
     yield finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
@@ -196,8 +201,8 @@ def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair]) -> Iterator[Fi
         yield finding("identical", "info", None, message)
         return
     message = (
-        f"nothing was lost by codes: {count(len(coded), 'weight')} stored quantized, each the same as the original: "
-        f"{listed([pair.name for pair in coded], 3)}; the original holds values that were rounded before"
+        f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
+        f"{listed([pair.name for pair in coded], 3)}; the original holds values that are already rounded"
     )
     remedy = "compare with the checkpoint from before the quantization"
     yield finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))

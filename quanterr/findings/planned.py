@@ -19,35 +19,35 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
             message = f"the header of the {side} checkpoint labels layers that are not stored: {layers}"
             yield finding("label_without_layer", "warning", None, message)
         if rotated := _fused_rotations(labels.config):
-            message = f"config.json of the {side} checkpoint tells of rotations fused into its weights: {rotated}"
+            message = f"config.json of the {side} checkpoint declares rotations fused into its weights: {rotated}"
             remedy = "compare before the transform is fused, or with the rotated original"
             yield finding("rotated_weights", "error", None, message, remedy)
         coded = any(pair.quantized.has_codes for pair in plan.pairs)
         if side == "quantized" and labels.method and plan.pairs and not coded and not plan.leftovers:
-            message = f"config.json says quant_method {display(labels.method)}, but no weight is stored quantized"
+            message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
             yield finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
     for name in plan.dummies:
-        message = f"{display(name)} is not quantized, but a scale of 1 lies beside it; it was ignored"
+        message = f"{display(name)} is not quantized but has a scale of 1, which was ignored"
         yield finding("dummy_scale", "warning", name, message)
     casts = [pair.name for pair in plan.pairs if pair.quantized.encoding == "cast"]
     if casts:
-        message = f"FP8 without any scale, taken as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
+        message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield finding("fp8_without_scale", "info", None, message, remedy)
     for pair in plan.pairs:
         for doubt in pair.original.warnings + pair.quantized.warnings:
-            yield finding("layout_doubt", "warning", pair.name, f"{display(pair.name)}: {doubt}")
+            yield finding("ambiguous_layout", "warning", pair.name, f"{display(pair.name)}: {doubt}")
 
 
 def _fused_rotations(config: Mapping[str, Any]) -> str:
     """Transforms of compressed-tensors that are part of the stored weights, in words."""
-    told = []
+    description = []
     for name, group in _object(_object(config.get("transform_config")).get("config_groups")).items():
         applied = _object(group).get("apply")
         places = applied if isinstance(applied, list) else []
         if any(_object(place).get("location") in FUSED_LOCATIONS for place in places):
-            told.append(f"{display(name)} ({display(str(group.get('type')))})")
-    return ", ".join(told)
+            description.append(f"{display(name)} ({display(str(group.get('type')))})")
+    return ", ".join(description)
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -61,9 +61,9 @@ def of_folding(folded: Iterable[Folded]) -> Iterator[Finding]:
             "folded_scales",
             "warning",
             found.source,
-            f"scales of {listed(list(found.names), 4)} were folded into {display(found.source)}; they were compared "
-            f"with that undone: {found.after_db:.1f} dB on a sample, {found.before_db:.1f} dB as stored",
-            "nothing, if the quantizer does so (AWQ, SmoothQuant); the two must be used together",
+            f"scales of {listed(list(found.names), 4)} were folded into {display(found.source)}; the comparison "
+            f"undoes that: {found.after_db:.1f} dB on a sample, {found.before_db:.1f} dB as stored",
+            "nothing if the quantizer does this (AWQ, SmoothQuant); use both tensors together",
             layers=list(found.names),
             snr_db_as_stored=found.before_db,
             snr_db=found.after_db,
@@ -74,8 +74,8 @@ def of_folding(folded: Iterable[Folded]) -> Iterator[Finding]:
                 "folded_scales",
                 "error",
                 found.source,
-                f"{display(found.source)} took up scales of {have}, and {lack}, which it feeds too, do not have them",
-                "quantize these layers again, all with the same scales",
+                f"{display(found.source)} absorbed the scales of {have}; {lack}, which it also feeds, lack them",
+                "quantize these layers again with the same scales",
                 layers=list(found.without),
             )
 
@@ -84,16 +84,19 @@ def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:
     """For which weights, and which matrices of stacks, nothing is known of their inputs."""
     if covered is None:
         return
-    missing = [told.name for told in covered if told.uncovered is None]
+    missing = [description.name for description in covered if description.uncovered is None]
     if len(missing) == len(covered):
         message = "the importance matrix names none of the compared weights"
-        remedy = "give the one that was made for this model"
-        yield finding("importance_of_nothing", "error", None, message, remedy)
+        remedy = "pass the importance matrix that was made for this model"
+        yield finding("importance_unmatched", "error", None, message, remedy)
     elif missing:
-        message = f"no importance is known for {count(len(missing), 'weight')}: {listed(missing, 3)}"
+        message = f"the importance matrix does not cover {count(len(missing), 'weight')}: {listed(missing, 3)}"
         yield finding("importance_missing", "info", None, message, weights=len(missing))
-    partly = [told for told in covered if told.uncovered]
+    partly = [description for description in covered if description.uncovered]
     if partly:
-        n = sum(told.uncovered or 0 for told in partly)
-        message = f"{count(n, 'expert')} that no input ever reached count evenly: {listed([t.name for t in partly], 3)}"
+        n = sum(description.uncovered or 0 for description in partly)
+        message = (
+            f"{count(n, 'expert')} without activations; all their inputs count the same: "
+            f"{listed([t.name for t in partly], 3)}"
+        )
         yield finding("importance_uncovered", "warning", None, message, experts=n)

@@ -36,7 +36,7 @@ class Mended(NamedTuple):
     """What a repair leaves of the error."""
 
     snr_db: float
-    told: str  # what was found
+    description: str  # what was found
     factors: Tensor | None = None  # one for each row or block, (r, 1 or blocks): what y is of the original
 
 
@@ -50,7 +50,7 @@ class Repair(NamedTuple):
 
 
 def simplest(sample: Sample, bits: int) -> tuple[Repair, Mended] | None:
-    """The first repair of REPAIRS that is about as good as any; None where none mends a weight of so many bits."""
+    """The first repair of REPAIRS that is about as good as any; None where none mends a weight of this many bits."""
     before, good = snr_db(sample.x, sample.y - sample.x), []
     for repair in REPAIRS:
         better = GAINS.get(bits, GAIN) if repair is ONE_FACTOR else BETTER_DB.get(bits, BETTER)
@@ -121,8 +121,8 @@ def _block_factors(sample: Sample) -> Mended | None:
 
 def _spread(snr_db: float, factors: Tensor) -> Mended:
     used = 1 / factors[factors != 0]
-    told = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
-    return Mended(snr_db, told, 1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
+    description = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
+    return Mended(snr_db, description, 1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
 
 
 def _row_shifts(sample: Sample) -> Mended | None:
@@ -139,7 +139,7 @@ def _block_shifts(sample: Sample) -> Mended | None:
 
 
 def _shifted(snr_db: float, shifts: Tensor) -> Mended:
-    return Mended(snr_db, f"{float(shifts.mean()):.3g} in the mean")
+    return Mended(snr_db, f"{float(shifts.mean()):.3g} on average")
 
 
 # Order
@@ -183,7 +183,7 @@ def order_of(own: Sequence[int], there: Sequence[int], n: int) -> str:
         return sum(fits(i, j) for i, j in pairs) > 0.9 * len(pairs)
 
     if most(lambda i, j: j == i ^ 1):
-        return "neighbours are exchanged, as by nibbles in the other order"
+        return "neighbours are swapped, as nibbles in the wrong order are"
     by = (pairs[0][0] - pairs[0][1]) % n
     if most(lambda i, j: (i - j) % n == by):
         return f"shifted by {by if by <= n // 2 else by - n}"
@@ -191,18 +191,18 @@ def order_of(own: Sequence[int], there: Sequence[int], n: int) -> str:
         return "in reverse"
     runs = max(i ^ j for i, j in pairs)
     if most(lambda i, j: i ^ j == runs) and runs & (runs + 1) == 0:
-        return f"in reverse within runs of {runs + 1}"
+        return f"reversed within runs of {runs + 1}"
     if most(lambda i, j: i ^ j == runs) and runs & (runs - 1) == 0:
-        return f"halves of runs of {2 * runs} are exchanged, as by nibbles in the other order"
+        return f"halves of runs of {2 * runs} are swapped, as nibbles in the wrong order are"
     if isqrt(n) ** 2 == n and most(lambda i, j: j == i % isqrt(n) * isqrt(n) + i // isqrt(n)):
         return "interleaved"
-    return "in an order of no simple rule"
+    return "in an irregular order"
 
 
 ONE_FACTOR = Repair(
     "scale_factor",
-    "the scale is off by a factor of {told}",
-    "look for what applies the scale: left out, applied twice, or inverted",
+    "the scale is off by a factor of {description}",
+    "check how the scale is applied: omitted, applied twice, or inverted",
     _one_factor,
 )
 
@@ -211,50 +211,50 @@ REPAIRS = (
     ONE_FACTOR,
     Repair(
         "transposed",
-        "it is stored the other way round, rows as columns",
-        "transpose it, or tell how it is stored",
+        "it is stored transposed",
+        "transpose it, or correct its metadata",
         _transposed,
     ),
     Repair(
-        "order",
-        "its rows are in another order ({told})",
-        "look for a permutation that one side has undone and the other not",
+        "permuted",
+        "its rows are in another order ({description})",
+        "look for a permutation that only one side undoes",
         _row_order,
     ),
     Repair(
-        "order",
-        "its columns are in another order ({told})",
-        "look for the order of nibbles, or of the inputs (act-order, g_idx)",
+        "permuted",
+        "its columns are in another order ({description})",
+        "check the order of nibbles and of inputs (act-order, g_idx)",
         _column_order,
     ),
     Repair(
         "scale_factor",
-        "a factor for each row mends it (rows are {told} times the original's): their scales are wrong",
-        "look for scales that were shifted, cut or ordered otherwise than the rows",
+        "one factor per row corrects it (rows are {description} times the original's): the row scales are wrong",
+        "look for scales that are shifted, truncated or in another order than the rows",
         _row_factors,
     ),
     Repair(
         "scale_factor",
-        "a factor for each column mends it (columns are {told} times the original's)",
-        "scales were folded into what comes before (AWQ, SmoothQuant), or belong to other columns",
+        "one factor per column corrects it (columns are {description} times the original's)",
+        "scales were folded into the layer before (AWQ, SmoothQuant), or belong to other columns",
         _column_factors,
     ),
     Repair(
         "zero_points",
-        "a shift of each row mends it ({told}): its zero points are off",
-        "look for the convention: some formats store zero points less one",
+        "one shift per row corrects it ({description}): its zero points are wrong",
+        "check the convention: some formats store zero points minus one",
         _row_shifts,
     ),
     Repair(
         "zero_points",
-        "a shift of each block mends it ({told}): its zero points are off",
-        "look for the convention: some formats store zero points less one",
+        "one shift per block corrects it ({description}): its zero points are wrong",
+        "check the convention: some formats store zero points minus one",
         _block_shifts,
     ),
     Repair(
         "scale_factor",
-        "a factor for each block mends it (blocks are {told} times the original's): their scales are wrong",
-        "look for scales that are shifted, transposed, or still in the tiles of a kernel",
+        "one factor per block corrects it (blocks are {description} times the original's): the block scales are wrong",
+        "look for scales that are shifted, transposed, or still tiled for a kernel",
         _block_factors,
     ),
 )

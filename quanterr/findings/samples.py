@@ -77,19 +77,24 @@ def _diagnosis(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> 
     if found is None:
         return _partly(pair, figures)
     repair, mended = found
-    told = repair.message.format(told=mended.told)
-    told += meaning(float(mended.told), one.scales) if repair is ONE_FACTOR else _pattern(pair, mended, workspaces[1])
+    description = repair.message.format(description=mended.description)
+    description += (
+        meaning(float(mended.description), one.scales)
+        if repair is ONE_FACTOR
+        else _pattern(pair, mended, workspaces[1])
+    )
     before = snr_db(sample.x, sample.y - sample.x)
     return finding(
         repair.code,
         severity(before, mended.snr_db),
         pair.name,
-        f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}: {told}; "
-        f"{'mended it is exact' if mended.snr_db == EXACT_DB else f'mended it has {mended.snr_db:.1f} dB'} on a sample",
+        f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}: {description}; "
+        f"{'exact once corrected' if mended.snr_db == EXACT_DB else f'{mended.snr_db:.1f} dB once corrected'} on "
+        "a sample",
         repair.remedy,
         snr_db=before,
         snr_db_repaired=mended.snr_db,
-        found=mended.told,
+        found=mended.description,
     )
 
 
@@ -110,8 +115,8 @@ def _partly(pair: Pair, figures: Figures) -> Finding | None:
         "warning",
         pair.name,
         f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}; its values are "
-        f"{figures.factor:.4g} times the original's on the whole, without that factor it had {figures.rescaled_db:.1f} "
-        "dB: some of its scales are wrong, or large values were cut off",
+        f"{figures.factor:.4g} times the original's overall, {figures.rescaled_db:.1f} dB without that factor: "
+        "some of its scales are wrong, or large values were clipped",
         "compare its scales with what the quantizer wrote",
         snr_db=figures.snr_db,
         snr_db_repaired=figures.rescaled_db,
@@ -131,12 +136,12 @@ def _another(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Wo
         cosine = float((x * y).sum() / (x.norm() * y.norm()))
         if cosine > LIKE:
             return finding(
-                "another_weight",
+                "swapped_weight",
                 "error",
                 pair.name,
                 f"{display(pair.name)}: its values are those of {display(other.name)} of the original "
                 f"(cosine {cosine:.4f} on a sample)",
-                "find out where the layers were exchanged",
+                "find out where the layers were swapped",
                 weight=other.name,
                 cosine_similarity=cosine,
             )

@@ -21,11 +21,11 @@ SAME_DIRECTION = 0.9  # of a cosine: only the length differs
 UNRELATED = 0.3
 SAME_LENGTH = 0.8, 1.25  # of a norm ratio
 
-FAR_DB = 9.0  # below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
-MANY = 128  # elements: of fewer nothing is told from their distribution
+USUAL_MARGIN_DB = 9.0  # below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
+MANY = 128  # elements: of fewer nothing is inferred from their distribution
 SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest element there
-ONE_SIDED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
-ROW_DB = 8.0  # a bad row is so far below its weight; of sound ones with outliers the worst were 7.6
+BIASED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
+ROW_DB = 8.0  # a bad row is so far below its weight; of valid ones with outliers the worst were 7.6
 ROW_DB_FEW = 6.0  # of at most 4 bits
 ROW_DB_SHARED = 14.0  # where rows share scales: outliers of the others cost real models' rows up to 12
 BELOW_LEVEL = 12.0  # dB, and by so much below what its bits usually reach: outliers of its own cost a row that
@@ -48,9 +48,9 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
             )
     if done.scales:
         yield from _of_scales(pair, done)
-    yield from _far_off(pair, sums)
+    yield from _implausible_error(pair, sums)
     yield from _saturated(pair, done)
-    yield from _one_sided(pair, sums)
+    yield from _biased_error(pair, sums)
     yield from _bad_rows(pair, done)
     if sums.n and not sums.x_sq and sums.e_sq:
         yield finding(
@@ -61,13 +61,16 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         )
 
 
-def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """A weight that lies further off than any right one of as many bits: read wrong, or broken."""
+def _implausible_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
+    """A weight that lies worse than any right one of as many bits: read wrong, or broken."""
     if sums.nonfinite:  # told already
         return
     if (sums.x_abs and not sums.x_sq) or (sums.e_abs and not sums.e_sq):
-        message = f"{display(pair.name)}: its values or errors are so small that their squares vanish: nothing can tell"
-        yield finding("far_off", "error", pair.name, message, "look for values below 1e-150 on either side")
+        message = (
+            f"{display(pair.name)}: its values or errors are so small that their squares underflow: the error "
+            "cannot be measured"
+        )
+        yield finding("implausible_error", "error", pair.name, message, "look for values below 1e-150 on either side")
         return
     if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and not pair.quantized.has_codes):
         return
@@ -77,8 +80,10 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
     if snr == inf:  # as near as numbers go
         return
     if not isfinite(snr):
-        message = f"{display(pair.name)}: its values as {pair.quantized.format} are too large for any ratio to tell"
-        yield finding("far_off", "error", pair.name, message, "look for values beyond 1e150 on either side")
+        message = (
+            f"{display(pair.name)}: its values as {pair.quantized.format} are too large for their error to be measured"
+        )
+        yield finding("implausible_error", "error", pair.name, message, "look for values beyond 1e150 on either side")
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
     only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]
@@ -88,11 +93,11 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
     unrelated = cosine < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
     broken = snr < BROKEN_DB.get(bits, USUALLY[1]) or only_length or unrelated
     yield finding(
-        "far_off",
+        "implausible_error",
         "error" if broken else "warning",
         pair.name,
-        f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; its norm is {ratio:.4g} times the "
-        f"original's at a cosine of {cosine:.4f}: {_diagnosis(ratio, cosine)}",
+        f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; norm {ratio:.4g} times the "
+        f"original's, cosine {cosine:.4f}: {_diagnosis(ratio, cosine)}",
         "compare the scale and the rows of this layer with what the quantizer wrote" if broken else None,
         snr_db=snr,
         norm_ratio=ratio,
@@ -103,12 +108,12 @@ def _far_off(pair: Pair, sums: Sums) -> Iterator[Finding]:
 def _below_usual(pair: Pair, snr: float) -> Iterator[Finding]:
     """A weight in a format whose level hardly depends on the weight, and yet far below it."""
     usual = usual_of(pair.quantized.format)
-    if usual and snr < usual[0] - FAR_DB and len(pair.original.shape) > 1:
+    if usual and snr < usual[0] - USUAL_MARGIN_DB and len(pair.original.shape) > 1:
         yield finding(
             "below_usual",
             "warning",
             pair.name,
-            f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; usual are {usual[0]} to {usual[1]} dB",
+            f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; {usual[0]} to {usual[1]} dB is usual",
             "quantize it again, or leave it in higher precision",
             snr_db=snr,
             usual_snr_db=list(usual),
@@ -119,14 +124,14 @@ def _diagnosis(ratio: float, cosine: float) -> str:
     if not ratio:
         return "all its values are zero"
     if cosine > SAME_DIRECTION and abs(ratio - cosine) > sqrt(1 - cosine * cosine):
-        return f"the scale is off by about that factor ({ratio:.4g})"
+        return f"the scale is wrong by about that factor ({ratio:.4g})"
     if cosine < -SAME_DIRECTION:
         return "the sign is inverted"
     if abs(cosine) < UNRELATED and SAME_LENGTH[0] < ratio < SAME_LENGTH[1]:
-        return "rows or columns in another order, rotated, or another tensor"
+        return "rows or columns permuted, a rotation, or another tensor"
     if abs(cosine) < UNRELATED:
-        return "another tensor, or read wrong"
-    return "outliers that one scale cannot hold, or a broken layer"
+        return "another tensor, or a wrong reading"
+    return "outliers that one scale cannot represent, or a damaged layer"
 
 
 def _of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
@@ -155,27 +160,27 @@ def _saturated(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         "saturated",
         "warning",
         pair.name,
-        f"{display(pair.name)}: {share:.3g} % of the codes are at the end of their range: larger values were cut off",
-        "a larger scale, or finer ones",
+        f"{display(pair.name)}: {share:.3g} % of the codes are at the end of their range: larger values were clipped",
+        "use a larger scale, or finer ones",
         saturated_pct=share,
     )
 
 
-def _one_sided(pair: Pair, sums: Sums) -> Iterator[Finding]:
+def _biased_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """Errors whose mean is no accident: zero points that are off, or rounding that always goes one way."""
     if sums.n < MANY or not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
-    if not share > ONE_SIDED:
+    if not share > BIASED:
         return
     yield finding(
-        "one_sided",
+        "biased_error",
         "warning",
         pair.name,
-        f"{display(pair.name)}: the errors lean to one side: their mean {mean:.4g} makes {share:.0%} of the squared "
-        "error; the zero points are off, or rounding always goes one way",
-        "compare zero points (some formats store them less one) and rounding with what the quantizer does",
+        f"{display(pair.name)}: the error is biased: its mean {mean:.4g} makes up {share:.0%} of the squared "
+        "error; the zero points are wrong, or rounding always goes one way",
+        "compare zero points (some formats store them minus one) and rounding with the quantizer's",
         mean_error=mean,
         share=share,
     )
@@ -196,13 +201,13 @@ def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and db(row.x_sq, row.e_sq) < limit]
     if dead and sums.y_sq:
         numbers = ", ".join(map(str, dead))
-        message = f"{display(pair.name)}: all zeros in {count(len(dead), 'row')} that the original fills, as {numbers}"
+        message = f"{display(pair.name)}: {count(len(dead), 'row')} of zeros that the original does not have: {numbers}"
         yield finding("dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead)
     if bad:
         worst = db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
         message = (
-            f"{display(pair.name)}: {worst:.1f} dB in row {bad[0]}, {db(sums.x_sq, sums.e_sq):.1f} dB in all: "
-            f"{count(len(bad), 'row')} far worse than the rest ({', '.join(map(str, bad))})"
+            f"{display(pair.name)}: {worst:.1f} dB in row {bad[0]}, {db(sums.x_sq, sums.e_sq):.1f} dB overall: "
+            f"{count(len(bad), 'row')} with far more error than the rest ({', '.join(map(str, bad))})"
         )
         yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
 

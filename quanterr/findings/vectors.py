@@ -48,7 +48,7 @@ def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Se
             if not is_vector(one.pair) or one.offset or (one.figures and one.figures.snr_db > CAST_DB):
                 continue
             sample = sample_of(one.pair, workspaces)
-            if not bool(sample.x.any()):  # told by sums
+            if not bool(sample.x.any()):  # given by sums
                 continue
             may_scale = one.pair.name.rpartition(".")[0] in folded
             found = _lost(one.pair, sample) or _reordered(one.pair, sample)
@@ -64,11 +64,11 @@ def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Se
                 changed.append(one.pair.name)
     if changed:
         message = (
-            f"{count(len(changed), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed by "
-            f"more than any cast does: {listed(changed, 3)}; scales moved elsewhere, or values were lost"
+            f"{count(len(changed), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed "
+            f"more than a cast explains: {listed(changed, 3)}; scales were folded elsewhere, or values were lost"
         )
         remedy = "find out whether the quantizer folds scales into them (AWQ, SmoothQuant) or corrects biases"
-        yield finding("far_off", "warning", None, message, remedy, layers=changed)
+        yield finding("implausible_error", "warning", None, message, remedy, layers=changed)
 
 
 def is_vector(pair: Pair) -> bool:
@@ -86,11 +86,11 @@ def _much(sample: Sample) -> bool:
     return bool(((ratios < 1 / TWICE) | (ratios > TWICE)).any())
 
 
-def _far_off(pair: Pair, sample: Sample, told: str, **evidence: object) -> Finding:
+def _implausible_error(pair: Pair, sample: Sample, description: str, **evidence: object) -> Finding:
     before = snr_db(sample.x, sample.y - sample.x)
-    message = f"{display(pair.name)}: {told}"
-    remedy = "no sound quantizer does that: look for what wrote this tensor"
-    return finding("far_off", "error", pair.name, message, remedy, snr_db=before, **evidence)
+    message = f"{display(pair.name)}: {description}"
+    remedy = "no known quantizer does this: check what wrote this tensor"
+    return finding("implausible_error", "error", pair.name, message, remedy, snr_db=before, **evidence)
 
 
 def _lost(pair: Pair, sample: Sample) -> Finding | None:
@@ -100,8 +100,8 @@ def _lost(pair: Pair, sample: Sample) -> Finding | None:
     n, of = int(lost.sum()), int((x != 0).sum())
     if 2 * n <= of or not _much(sample) or (of < FEW and n < of) or float(x[lost].abs().max()) < TINY:
         return None
-    told = "all its values are zero" if n == of else f"{n:,} of its {of:,} values are zero"
-    return _far_off(pair, sample, f"{told}, and not in the original", zeros=n)
+    description = "all its values are zero" if n == of else f"{n:,} of its {of:,} values are zero"
+    return _implausible_error(pair, sample, f"{description}; the original's are not", zeros=n)
 
 
 def _reordered(pair: Pair, sample: Sample) -> Finding | None:
@@ -113,9 +113,9 @@ def _reordered(pair: Pair, sample: Sample) -> Finding | None:
     before, after = snr_db(x, y - x), snr_db(x_sorted, y_sorted - x_sorted)
     if bool(((y_sorted - x_sorted).abs() > CAST * x_sorted.abs()).any()) or not after - before > BETTER:
         return None
-    message = f"{display(pair.name)}: {before:.1f} dB; its values are the original's in another order"
-    remedy = "look for a permutation that one side has undone and the other not"
-    return finding("order", "error", pair.name, message, remedy, snr_db=before, snr_db_repaired=after)
+    message = f"{display(pair.name)}: {before:.1f} dB; its values are the original's, permuted"
+    remedy = "look for a permutation that only one side undoes"
+    return finding("permuted", "error", pair.name, message, remedy, snr_db=before, snr_db_repaired=after)
 
 
 def _one_factor(pair: Pair, sample: Sample) -> Finding | None:
@@ -129,7 +129,7 @@ def _one_factor(pair: Pair, sample: Sample) -> Finding | None:
     if not after > EXACT_FACTOR_DB or after - before < BETTER or abs(factor - 1) < ONE_NUMBER:
         return None
     message = f"{display(pair.name)}: {before:.1f} dB; it is the original times {factor:.4g}{meaning(factor, None)}"
-    remedy = "look for what multiplied it: nothing should"
+    remedy = "check what multiplied it: nothing should"
     evidence = {"snr_db": before, "snr_db_repaired": after, "found": f"{factor:.4g}"}
     return finding("scale_factor", "error", pair.name, message, remedy, **evidence)
 
@@ -143,8 +143,8 @@ def _another(pair: Pair, sample: Sample, pairs: Sequence[Pair], workspace: Works
         after = snr_db(x, sample.y - x)
         if after > max(SAME_DB, before + BETTER):
             message = f"{display(pair.name)}: its values are those of {display(other.name)} of the original"
-            remedy = "find out where the layers were exchanged"
-            return finding("another_weight", "error", pair.name, message, remedy, weight=other.name, snr_db=after)
+            remedy = "find out where the layers were swapped"
+            return finding("swapped_weight", "error", pair.name, message, remedy, weight=other.name, snr_db=after)
     return None
 
 
@@ -153,7 +153,7 @@ def _unrelated(pair: Pair, sample: Sample) -> Finding | None:
     x, y = sample
     both, ratio = float(x.norm() * y.norm()), float(y.norm() / x.norm())
     if not isfinite(both * ratio):
-        return _far_off(pair, sample, "its values are too large for any ratio to tell")
+        return _implausible_error(pair, sample, "its values are too large for their error to be measured")
     cosine = float((x * y).sum()) / both if both else 0.0
     turned = float(x[x * y < 0].square().sum() / x.square().sum())
     if cosine >= UNRELATED and LENGTHS[0] <= ratio <= LENGTHS[1] and turned <= TURNED:
@@ -161,8 +161,8 @@ def _unrelated(pair: Pair, sample: Sample) -> Finding | None:
     lost_by_cast = not bool(y.any())  # what is no error in _lost
     if lost_by_cast or bool((y == 1).all()) or (role_of(pair.name) == "norm" and _of_another_convention(x, y)):
         return None
-    told = f"its norm is {ratio:.4g} times the original's at a cosine of {cosine:.4f}: another tensor, or broken"
-    return _far_off(pair, sample, told, norm_ratio=ratio, cosine_similarity=cosine)
+    description = f"norm {ratio:.4g} times the original's, cosine {cosine:.4f}: another tensor, or damaged"
+    return _implausible_error(pair, sample, description, norm_ratio=ratio, cosine_similarity=cosine)
 
 
 def _of_another_convention(x: Tensor, y: Tensor) -> bool:

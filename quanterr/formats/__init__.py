@@ -270,8 +270,8 @@ def recognize(
     reason = refused({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config) or reason
     if reason:
         raise FormatMismatch(reason)
-    beside = f" (beside it: {listed([entry.name for entry in siblings])})" if siblings else ""
-    raise FormatMismatch(f"{codes} is in a layout this version does not read; see `quanterr formats`{beside}")
+    beside = f"; stored with it: {listed([entry.name for entry in siblings])})" if siblings else ""
+    raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
 
 
 class _Gathered(NamedTuple):

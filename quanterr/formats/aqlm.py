@@ -50,9 +50,9 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"its scale {scales} should be {[codes.shape[0], 1, 1, 1]}, or up to {list(groups)}")
     bits = size.bit_length() - 1
     found = dict(zip(SETTINGS, (n, bits, out, into), strict=True))
-    told = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
-    other = [f"{name} {told[name]} for {found[name]}" for name in told if told[name] != found[name]]
-    warnings = (f"config.json says {', '.join(other)}, which the shapes tell",) if other else ()
+    declared = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
+    other = [f"{name} {declared[name]} for {found[name]}" for name in declared if declared[name] != found[name]]
+    warnings = (f"config.json declares {', '.join(other)}, which the shapes give",) if other else ()
     return parts.weight(
         (codes.shape[0] * out, codes.shape[1] * into),
         partial(dequantize, parts),

@@ -6,17 +6,17 @@
     weight_codebook     f32                 (16,), of 4 bits; optional
     weight_correction   f32, bf16           (cols / group, rows), of 4 bits; optional
 
-    code       4 bits: two a byte, the first column in the low nibble
+    code       4 bits: two per byte, the first column in the low nibble
                6 bits: the low four as above, in the first cols / 2 bytes of the row; the upper two of column
                c are bits 2 (c % 4) and up of byte cols / 2 + c // 4
     v          codebook[code], or float32(code - 2^(bits - 1))
     u          v * float32(s_rel[r, c // group]), rounded half to even, within -127 … 127          rounded
     rotated    u * s_channel[r]                                                                    rounded
                + float32(correction[c // group, r])                                                rounded
-    weight     rotated, turned back in groups of columns: shared/convrot.py              rounded
+    weight     rotated, un-rotated in groups of columns: shared/convrot.py              rounded
 
 The label gives the group (group_size, 16) and that of the rotation (convrot_groupsize, 256); the number of
-bits is told from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
+bits is inferred from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
 
 Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
 """
@@ -47,7 +47,7 @@ NEEDS = {
     "codebook": Part(("{weight}_codebook",), frozenset({"F32"}), optional=True),
     "correction": Part(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
 }
-HALF = {4: 8.0, 6: 32.0}  # by bits: what is taken off a code
+HALF = {4: 8.0, 6: 32.0}  # by bits: what is stripped a code
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ def _layout(parts: Parts) -> tuple[Layout, tuple[str, ...]]:
     for role, shape in shapes.items():
         part = parts.get(role)
         if part and (of_bits != 4 or part.shape != shape):
-            raise FormatMismatch(f"{part} should be {list(shape)} beside codes of 4 bits; these are of {of_bits}")
+            raise FormatMismatch(f"{part} should be {list(shape)} for 4-bit codes; these have {of_bits}")
     rotation, doubt = group_size(label, cols)
     padded = fit_padded(parts, (rows, cols), lcm(group, rotation), 1)
     return Layout(of_bits, group, rotation, padded), doubt
 
 
 def dequantize(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
-    """The rotated integers times their channel's scale, turned back, (r, c)."""
+    """The rotated integers times their channel's scale, un-rotated, (r, c)."""
     return layout.padded.dequantize(chunk, workspace, partial(_block, parts, layout))
 
 
@@ -167,7 +167,7 @@ def _uniform_pairs(device: torch.device) -> Tensor:
 FORMATS = (
     Format(
         "asym_w4a8_int8",
-        "codes of 4 or 6 bits that a scale a group makes INT8, of rotated columns",
+        "codes of 4 or 6 bits that a scale per group makes INT8, of rotated columns",
         NEEDS,
         fit,
         usual_db=(21, 35),

@@ -21,7 +21,7 @@ blocks of 32 columns, of 2 for 64, of 1 for more.
 gemv_fast: nibble i of element (a, 64 b + c) is number s = 4 c + i of 256. It is row 4 a + s // 64 and column
 64 b + 32 (s % 64 // 32) + 8 (s % 4) + 2 (s % 32 // 8) + s % 8 // 4.
 
-What is gemm, what gemv, and what GPTQ is told from the shapes.
+What is gemm, what gemv, and what GPTQ is inferred from the shapes.
 
 Reference: casper-hansen/AutoAWQ awq/modules/linear/gemm.py, gemv.py, gemv_fast.py, awq/utils/packing_utils.py;
 ModelCloud/GPTQModel gptqmodel/quantization/awq/utils/packing_utils.py for other bits; mit-han-lab/llm-awq
@@ -88,7 +88,7 @@ def fit_gemm(parts: Parts) -> Weight | None:
 
 
 def fit_gemv(parts: Parts) -> Weight | None:
-    """The weight, if shapes are those of gemv; other sizes of blocks that fit as further readings."""
+    """The weight, if shapes are those of gemv; other sizes of blocks that fit as alternatives."""
     if not is_gemv(parts):
         return None
     (rows, width), stored = parts.codes.shape, parts["scale"].shape[1]
@@ -101,7 +101,7 @@ def fit_gemv(parts: Parts) -> Weight | None:
 
 
 def fit_fast(parts: Parts) -> Weight:
-    """The weight of codes in 16 bits; other sizes of blocks that fit as further readings.
+    """The weight of codes in 16 bits; other sizes of blocks that fit as alternatives.
 
     Raises:
         FormatMismatch: the shapes of codes, scales and zero points do not belong together.
@@ -125,8 +125,8 @@ def _padded_blocks(parts: Parts, cols: int, stored: int) -> list[Blocks]:
     Raises:
         FormatMismatch: none fit.
     """
-    said = configured_group_size(parts) or 0
-    sizes = dict.fromkeys((said if said > 0 else cols if said else 0, *SIZES, cols))
+    declared = configured_group_size(parts) or 0
+    sizes = dict.fromkeys((declared if declared > 0 else cols if declared else 0, *SIZES, cols))
     fitting = [size for size in sizes if size and stored == _stored_blocks(cols, size)]
     if not fitting:
         raise FormatMismatch(f"{parts['scale']} fits no size of blocks in {cols} columns")
@@ -209,7 +209,7 @@ def _format(name: str, summary: str, needs: Mapping[str, Part], fit: Callable[[P
 
 
 FORMATS = (
-    _format("awq_gemm", "integers of mostly 4 bits, transposed; a scale and a zero point a block", GEMM, fit_gemm),
+    _format("awq_gemm", "integers of mostly 4 bits, transposed; a scale and a zero point per block", GEMM, fit_gemm),
     _format("awq_gemv", "integers of 4 bits; a scale and a zero point for each block of columns", GEMV, fit_gemv),
-    _format("awq_gemv_fast", "integers of 4 bits, shuffled; a scale and an offset a block", FAST, fit_fast),
+    _format("awq_gemv_fast", "integers of 4 bits, shuffled; a scale and an offset per block", FAST, fit_fast),
 )

@@ -1,13 +1,13 @@
 """AWQ W4A16 of comfy-kitchen: unsigned four-bit codes, a scale and an offset for each group of columns.
 
-    weight          i8                (rows, cols / 2), two codes a byte, the first column in the low nibble
+    weight          i8                (rows, cols / 2), two codes per byte, the first column in the low nibble
     weight_scale    f32, bf16, f16    (cols / group, rows)
     weight_zero     f32, bf16, f16    (cols / group, rows); weight_zeros in comfy-kitchen's own files
 
     weight[r, c] = float32(code[r, c] - 8) * float32(weight_scale[c // group, r])        rounded
                    + float32(weight_zero[c // group, r])                                 rounded
 
-The group is told from the shapes; a label's group_size must agree. Rows of a modulation layer that was taken
+The group is inferred from the shapes; a label's group_size must agree. Rows of a modulation layer that was taken
 over from Nunchaku may be interleaved (shared/adanorm_rows.py): nothing stored says so, and it is
 tried where the plain reading is far off.
 
@@ -40,7 +40,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows in order; as a further reading, with its rows interleaved.
+    """The weight with its rows in order; as a alternatives, with its rows interleaved.
 
     Raises:
         FormatMismatch: shapes that do not belong together, or a label of another layout.
@@ -53,7 +53,7 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"its scale {scale} and zero {zero} should be [groups of columns, rows] for codes {codes}")
     group = cols // groups
     warnings += tuple(
-        f"the {label.source} says group_size {label.block[0]}, the shapes {group}; the shapes decided"
+        f"the {label.source} says group_size {label.block[0]}, the shapes {group}; the shapes were used"
         for label in parts.hints.labels
         if label.block and label.block[0] != group
     )

@@ -20,7 +20,7 @@ WEIGHT_SUFFIX = ".weight"
 # What the stored bytes of a weight are: numbers as they are; FP8 numbers without a scale; codes to which scales or
 # tables give a meaning; bits that are only compared for equality.
 Encoding = Literal["floats", "cast", "codes", "bits"]
-FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds
+FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows per weight holds
 
 
 class Values(NamedTuple):
@@ -165,20 +165,20 @@ class Weight:
     encoding: Encoding = "codes"
     needs_float64: bool = False  # its values need float64
     refusal: str | None = None  # why it is not compared unless both sides are equal
-    code_bits: int | None = None  # of one code, without its share of the scales
+    code_bits: int | None = None  # of one code, scales not included
     uniform_bits: int | None = None  # the same, of codes with equal steps
     scale: Entry | None = None
     evidence: tuple[str, ...] = ()  # what decided, in words
     warnings: tuple[str, ...] = ()  # what speaks against it, in words
     comfy_format: str | None = None
     byte_share: float = 1.0  # of its parts' bytes, where they are those of several weights
-    alternatives: "tuple[Weight, ...]" = ()  # other readings of the same tensors, for when this one proves wrong
+    alternatives: "tuple[Weight, ...]" = ()  # alternatives of the same tensors, for when this one proves wrong
     close_alternatives: bool = (
         False  # its alternatives are close to each other: the clearly nearest is right, however near the first
     )
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
-        """This weight, with others of the same tensors as further readings."""
+        """This weight, with others of the same tensors as alternatives."""
         return replace(self, alternatives=tuple(others))
 
     @property

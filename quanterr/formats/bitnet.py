@@ -1,4 +1,4 @@
-"""BitNet: ternary codes, four rows a byte, and one scale.
+"""BitNet: ternary codes, four rows per byte, and one scale.
 
     weight          u8                 (rows / 4 rounded up, cols): bits 2 i and 2 i + 1 of row r are of row
                                        i · (rows / 4 rounded up) + r of the weight
@@ -75,4 +75,4 @@ def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) 
     return Values(values.mul_(scale) if product else values.div_(scale))
 
 
-FORMATS = (Format("bitnet", "ternary codes, four rows a byte, one scale", NEEDS, fit, usual_db=(5, 6)),)
+FORMATS = (Format("bitnet", "ternary codes, four rows per byte, one scale", NEEDS, fit, usual_db=(5, 6)),)

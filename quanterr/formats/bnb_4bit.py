@@ -13,7 +13,7 @@
              + float32(nested_offset)                                                 rounded
     weight[e] = quant_map[code[e]] * absmax[e // blocksize]                           rounded
 
-The table of a kind is always the same, and runtimes have it built in: another one is told as a doubt. The
+The table of a kind is always the same, and runtimes have it built in: another one is reported as a warning. The
 elements of 4-bit weights are numbered row by row, and blocks run across the ends of rows.
 
 Reference: bitsandbytes-foundation/bitsandbytes bitsandbytes/functional.py QuantState,
@@ -106,7 +106,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         _check(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one for each {state.nested_block}")
     table = torch.frombuffer(bytearray(parts["quant_map"].read()), dtype=torch.float32)
     usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
-    doubt = f"its table {parts['quant_map']} is not that of {kind}, which runtimes take whatever is stored"
+    doubt = f"its table {parts['quant_map']} is not that of {kind}, which runtimes use regardless"
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
     return parts.weight(
         state.shape,
@@ -127,15 +127,15 @@ def _state(entry: Entry, nested: bool) -> State:
     if entry.nbytes > MAX_STATE:
         raise FormatMismatch(f"its quant_state {entry} is too large to be one")
     try:
-        said = strict_json.loads(entry.read())
+        declared = strict_json.loads(entry.read())
     except strict_json.Invalid as error:
         raise FormatMismatch(f"its quant_state {entry} {error}") from error
-    said = said if isinstance(said, dict) else {}
-    shape = said.get("shape")
+    declared = declared if isinstance(declared, dict) else {}
+    shape = declared.get("shape")
     if not isinstance(shape, list) or not shape or not all(_whole(size) for size in shape):
-        raise FormatMismatch(f"its quant_state {entry} tells no shape")
-    offset = said.get("nested_offset", 0.0)
-    block, nested_block = said.get("blocksize"), said.get("nested_blocksize") if nested else 1
+        raise FormatMismatch(f"its quant_state {entry} has no shape")
+    offset = declared.get("nested_offset", 0.0)
+    block, nested_block = declared.get("blocksize"), declared.get("nested_blocksize") if nested else 1
     if (
         not _whole(block)
         or block % 2
@@ -143,7 +143,7 @@ def _state(entry: Entry, nested: bool) -> State:
         or not _whole(nested_block)
         or not isinstance(offset, int | float)
     ):
-        raise FormatMismatch(f"its quant_state {entry} tells no usable blocksize or nested_offset: {said}")
+        raise FormatMismatch(f"its quant_state {entry} has no usable blocksize or nested_offset: {declared}")
     return State(tuple(shape), block, nested_block, float(offset))
 
 

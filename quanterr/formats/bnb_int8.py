@@ -31,7 +31,7 @@ def fit(parts: Parts) -> Weight:
     """The weight, if its rows are stored as they are.
 
     Raises:
-        FormatMismatch: rows are stored in tiles, or there is not one scale a row.
+        FormatMismatch: rows are stored in tiles, or there is not one scale per row.
     """
     codes, absmax = parts.codes, parts["absmax"]
     if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
@@ -39,7 +39,7 @@ def fit(parts: Parts) -> Weight:
     tiles = parts.get("format")
     if tiles and tiles.read() != b"\0" * tiles.nbytes:
         raise FormatMismatch(
-            f"{tiles} is {tiles.read()[0]}: tiles for old GPUs (col32, turing, ampere), which are not read"
+            f"{tiles} is {tiles.read()[0]}: tiles for old GPUs (col32, turing, ampere), which are not supported"
         )
     return parts.weight(
         codes.shape,

@@ -1,10 +1,10 @@
-"""Signed four-bit codes with one scale a row; ConvRot W4A4 has rotated their columns before.
+"""Signed four-bit codes with one scale per row; ConvRot W4A4 has rotated their columns before.
 
-    weight          i8                (rows, cols / 2), two codes a byte, the first column in the low nibble
+    weight          i8                (rows, cols / 2), two codes per byte, the first column in the low nibble
     weight_scale    f32, bf16, f16    (rows,) or (rows, 1)
 
     product[r, c] = float32(code[r, c]) * float32(weight_scale[r])      code in -8 … 7     rounded
-    convrot_w4a4     weight = product, turned back in groups of columns: shared/convrot.py    rounded
+    convrot_w4a4     weight = product, un-rotated in groups of columns: shared/convrot.py    rounded
     int4_tensorwise  weight = product
 
 A label names them, for the tensors alone could be INT8 of half the width; convrot_groupsize is 256 where it
@@ -36,7 +36,7 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     """The weight, if its label names this layout.
 
     Raises:
-        FormatMismatch: the codes are no matrix, there is not one scale a row, or groups do not divide a row.
+        FormatMismatch: the codes are no matrix, there is not one scale per row, or groups do not divide a row.
     """
     label = next((label for label in parts.hints.labels if label.format in LABELS), None)
     if label is None or rotated != (label.rotated or label.format in ALWAYS_ROTATED):
@@ -61,7 +61,7 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
 
 
 def dequantize(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · float32(scale), turned back if it was rotated, (r, c)."""
+    """float32(code) · float32(scale), un-rotated if it was rotated, (r, c)."""
     return padded.dequantize(chunk, workspace, partial(_block, parts, padded, rotated))
 
 
@@ -75,7 +75,7 @@ def _block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace:
 
 
 FORMATS = tuple(
-    Format(name, f"signed 4-bit codes with one scale a row{of}", NEEDS, partial(fit, rotated), usual_db=usual_db)
+    Format(name, f"signed 4-bit codes with one scale per row{of}", NEEDS, partial(fit, rotated), usual_db=usual_db)
     for name, rotated, of, usual_db in (
         ("convrot_w4a4", True, ", of rotated columns", (18, 19)),
         ("int4_tensorwise", False, "", None),

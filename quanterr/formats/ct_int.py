@@ -18,7 +18,7 @@ from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import Blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
-from quanterr.formats.shared.ct_config import said
+from quanterr.formats.shared.ct_config import configured
 from quanterr.formats.shared.ct_row_groups import fit_row_blocks, with_zero_points
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -46,7 +46,7 @@ def fit(parts: Parts) -> Weight | None:
         partial(dequantize, parts, blocks),
         block_size=blocks.edges,
         code_bits=8,
-        uniform_bits=said(parts, "num_bits") or 8,
+        uniform_bits=configured(parts, "num_bits") or 8,
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}",),
         warnings=blocks.warnings,

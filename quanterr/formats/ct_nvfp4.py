@@ -1,9 +1,9 @@
 """NVFP4 of compressed-tensors (nvfp4-pack-quantized): E2M1 codes, an E4M3 scale for each 16 columns, and a divisor.
 
-    weight_packed          u8         (rows, cols / 2), two codes a byte, the first in the low bits; or with
+    weight_packed          u8         (rows, cols / 2), two codes per byte, the first in the low bits; or with
                                       experts in front
     weight_scale           f8_e4m3    (rows, cols / 16)
-    weight_global_scale    f32        one, or one an expert: 448 · 6 / amax, by which the other scales are divided
+    weight_global_scale    f32        one, or one per expert: 448 · 6 / amax, by which the other scales are divided
 
     scale = float32(weight_scale[r, c // 16]) / weight_global_scale                   rounded
     weight[r, c] = e2m1(code[r, c]) * scale                                           rounded

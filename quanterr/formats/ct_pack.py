@@ -31,7 +31,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_rows
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.ct_config import said
+from quanterr.formats.shared.ct_config import configured
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 from quanterr.util.text import whole
@@ -49,7 +49,7 @@ DENSE_SINCE = (0, 18)
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight by the packing that configuration and widths tell; others of that width as further readings.
+    """The weight by the packing that configuration and widths tell; others of that width as alternatives.
 
     Raises:
         FormatMismatch: the shapes of the parts do not belong together, or no packing gives that width.
@@ -65,12 +65,12 @@ def fit(parts: Parts) -> Weight:
     order = parts.get("order")
     if order is not None and order.shape != shape[1:]:
         raise FormatMismatch(f"{order} should have one for each column of a weight of shape {list(shape)}")
-    blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], said(parts, "group_size"), order)
+    blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], configured(parts, "group_size"), order)
     packings = _packings(parts, shape, blocks.n)
-    told = said(parts, "num_bits")
+    declared = configured(parts, "num_bits")
     warnings = blocks.warnings
-    if told is not None and packings[0].bits != told:
-        warnings += (f"config.json says num_bits {told}, the width of {codes} tells {packings[0].bits}",)
+    if declared is not None and packings[0].bits != declared:
+        warnings += (f"config.json declares num_bits {declared}, the width of {codes} gives {packings[0].bits}",)
     alternatives = [
         parts.weight(
             shape,
@@ -109,9 +109,11 @@ def _packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packi
     if not fitting:
         beside = f" with {zero_point}" if zero_point else ""
         raise FormatMismatch(f"{codes}{beside} fits no packing of 1 to 8 bits of a weight of shape {list(shape)}")
-    told = said(parts, "num_bits")
-    fitting.sort(key=lambda packing: (packing.bits != told, packing.bits == told and (packing in FLOOR) == dense_first))
-    return [packing for packing in fitting if packing.bits == told] or fitting
+    declared = configured(parts, "num_bits")
+    fitting.sort(
+        key=lambda packing: (packing.bits != declared, packing.bits == declared and (packing in FLOOR) == dense_first)
+    )
+    return [packing for packing in fitting if packing.bits == declared] or fitting
 
 
 def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_blocks: int) -> bool:

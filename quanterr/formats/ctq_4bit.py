@@ -1,6 +1,6 @@
 """Flat four-bit codes of convert_to_quant's experiments of December 2025, which it called bnb_nf4 and the like.
 
-    weight    u8     (n / 2,), two codes a byte, the first in the low nibble: the weight's n elements in C order
+    weight    u8     (n / 2,), two codes per byte, the first in the low nibble: the weight's n elements in C order
     absmax    f32    (n / 64,), one for each 64 elements, also across the end of a row
 
     weight[i] = table[code[i]] * absmax[i // 64]                                       rounded
@@ -88,7 +88,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         return None
     shape = parts.hints.shape or labelled_shape(parts)
     if shape is None:
-        raise FormatMismatch(f"{codes} is flat, and its shape is not stored: it is known beside the original alone")
+        raise FormatMismatch(f"{codes} is flat, and its shape is not stored: it can only be read with the original")
     block = parts.hints.labels[0].number("group_size") or BLOCK
     n = prod(shape)
     if codes.shape != (-(-n // 2),) or absmax.shape != (-(-n // block),):

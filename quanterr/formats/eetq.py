@@ -1,4 +1,4 @@
-"""EETQ: INT8 codes in the order in which CUTLASS kernels read them, a scale a row.
+"""EETQ: INT8 codes in the order in which CUTLASS kernels read them, a scale per row.
 
     weight           i8     (cols, rows) by name; its bytes are (rows / 2, cols / 64, 2, 64)
     weight_scales    f16    (rows,)
@@ -78,4 +78,6 @@ def _places(device: torch.device) -> Tensor:
     return torch.tensor([swapped[held.index(col)] for col in range(16)], device=device)
 
 
-FORMATS = (Format("eetq", "INT8 codes in the order of CUTLASS kernels, a scale a row", NEEDS, fit, usual_db=(32, 43)),)
+FORMATS = (
+    Format("eetq", "INT8 codes in the order of CUTLASS kernels, a scale per row", NEEDS, fit, usual_db=(32, 43)),
+)

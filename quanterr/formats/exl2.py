@@ -3,7 +3,7 @@
     q_weight       i32         (packed, rows): the codes of one column of the weight after the other, of each row
                                a little-endian stream of bits
     q_groups       i16         (2 · groups,): bits of a group, and its first row of q_weight
-    q_scale        i32         (groups, rows / 8), eight 4-bit codes a word, low bits first
+    q_scale        i32         (groups, rows / 8), eight 4-bit codes per word, low bits first
     q_scale_max    f16         (groups,)
     q_invperm      i16, i32    (cols,): where in that order a column of the weight stands
 
@@ -65,7 +65,7 @@ def fit(parts: Parts) -> Weight:
     """The weight of the columns that the groups hold.
 
     Raises:
-        FormatMismatch: the groups are not as many columns as are told, or the shapes do not belong together.
+        FormatMismatch: the groups are not as many columns as are reported, or the shapes do not belong together.
     """
     codes, order = parts["codes"], parts["order"]
     if len(codes.shape) != 2:

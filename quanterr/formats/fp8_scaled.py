@@ -1,4 +1,4 @@
-"""FP8 codes with a scale: one for the tensor, one a row, or one a block.
+"""FP8 codes with a scale: one for the tensor, one per row, or one per block.
 
     weight    f8_e4m3 or f8_e5m2    (rows, cols), or (experts, rows, cols)
     scale     f32, bf16, f16; f8_e8m0 or u8 (an E8M0 exponent) beside weight_scale_inv and .scale

@@ -1,4 +1,4 @@
-"""Integers of Gemma's quantization-aware training: 2, 4 or 8 bits, a scale a row, embeddings too.
+"""Integers of Gemma's quantization-aware training: 2, 4 or 8 bits, a scale per row, embeddings too.
 
     weight                 u8     (rows, cols / 4), 2 bits, or (rows, cols / 2), 4 bits, low bits first; rounded up
     weight_scale           f32    (rows, 1)
@@ -7,7 +7,7 @@
 
     weight[r, c] = float32(code[r, c] - 2^(bits - 1)) * scale[r]; i8 is not shifted          rounded
 
-Weights of 8 bits are those of int8_row. The bits are told from the number of columns of the original; without
+Weights of 8 bits are those of int8_row. The bits are inferred from the number of columns of the original; without
 one config.json must say them: num_bits, and module_quant_configs for the modules that match.
 
 Reference: huggingface/transformers src/transformers/integrations/gemma_quant.py.
@@ -47,16 +47,16 @@ def fit(parts: Parts) -> Weight | None:
     if scale.shape[1] != 1 and parts.format == "gemma_int":
         return None
     rows, stored = codes.shape
-    told = _told_bits(parts)
-    shape = parts.hints.shape or (rows, stored if codes.dtype == "I8" else stored * 8 // (told or 8))
+    declared = _told_bits(parts)
+    shape = parts.hints.shape or (rows, stored if codes.dtype == "I8" else stored * 8 // (declared or 8))
     if codes.dtype == "I8":
         n_bits = 8 if shape[-1] == stored else None
     else:
-        n_bits = next((n for n in (2 if told == 2 else 4, 4, 2) if -(-shape[-1] * n // 8) == stored), None)
+        n_bits = next((n for n in (2 if declared == 2 else 4, 4, 2) if -(-shape[-1] * n // 8) == stored), None)
     if n_bits is None or len(shape) != 2 or shape[0] != rows or shape[1] % scale.shape[1]:
         told_shape = f"for {list(shape)}" if parts.hints.shape else "and config.json does not say their bits"
         raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
-    doubt = f"config.json says num_bits {told}, but the codes have {n_bits}"
+    doubt = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
     return parts.weight(
         (rows, shape[1]),
         partial(dequantize, parts, n_bits, shape[1]),
@@ -65,20 +65,20 @@ def fit(parts: Parts) -> Weight | None:
         uniform_bits=n_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),
-        warnings=(*check_told(parts, parts.format, "gemma"), *((doubt,) if told not in (None, n_bits) else ())),
+        warnings=(*check_told(parts, parts.format, "gemma"), *((doubt,) if declared not in (None, n_bits) else ())),
     )
 
 
 def _told_bits(parts: Parts) -> int | None:
-    """What config.json says of the module: the first of its patterns, or what it says of all."""
-    told = parts.hints.config.get("num_bits")
+    """What config.json declares of the module: the first of its patterns, or what it says of all."""
+    declared = parts.hints.config.get("num_bits")
     patterns = parts.hints.config.get("module_quant_configs")
     module = parts.name.removesuffix(WEIGHT_SUFFIX)
     for pattern, options in patterns.items() if isinstance(patterns, dict) else ():
         if isinstance(options, dict) and matches(pattern, module):
-            told = options.get("num_bits", told)
+            declared = options.get("num_bits", declared)
             break
-    return told if isinstance(told, int) and told in (2, 4, 8) else None
+    return declared if isinstance(declared, int) and declared in (2, 4, 8) else None
 
 
 def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
@@ -113,14 +113,14 @@ def _table(n_bits: int, device: torch.device) -> Tensor:
 FORMATS = (
     Format(
         "gemma_int",
-        "integers of 2 or 4 bits, a scale a row (Gemma)",
+        "integers of 2 or 4 bits, a scale per row (Gemma)",
         NEEDS,
         fit,
         usual_db=(3, 22),
     ),
     Format(
         "gemma_embedding",
-        "integers of 2, 4 or 8 bits of an embedding, a scale a row (Gemma)",
+        "integers of 2, 4 or 8 bits of an embedding, a scale per row (Gemma)",
         EMBEDDING_NEEDS,
         fit,
         usual_db=(3, 43),

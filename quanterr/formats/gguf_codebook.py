@@ -90,7 +90,7 @@ def _entries(raw: Tensor, at: int, run: int, table: tuple[int, ...], workspace: 
 
 @cache
 def _pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
-    """The entries for two codes that lie in two bytes, by the number those bytes are: int16 (15 · 257 + 1,)."""
+    """The entries for two codes that are in two bytes, by the number those bytes are: int16 (15 · 257 + 1,)."""
     entries = torch.tensor(table, dtype=torch.int8)
     number = torch.arange(15 * 257 + 1)
     return as_integers(torch.stack([entries[number & 15], entries[number >> 8 & 15]], 1)).to(device)

@@ -19,8 +19,8 @@ An entry has 8 levels (IQ3: 4), an index is that of the next 8 (4) elements. All
 IQ2_XXS, IQ3_XXS   the u32 of 32 elements: four times 7 signs, the lowest first, then a scale of 4 bits. The eighth sign
                    makes the number of minus signs even.
 IQ2_XS             9 bits of index, then 7 signs, the eighth as above. A scale of 4 bits for 16 elements.
-IQ2_S              2 more bits of each index in "upper", the lowest first; 8 signs a byte; scales as IQ2_XS.
-IQ3_S              1 more bit of each index in "upper", the lowest first; 8 signs a byte; a scale of 4 bits for 32.
+IQ2_S              2 more bits of each index in "upper", the lowest first; 8 signs per byte; scales as IQ2_XS.
+IQ3_S              1 more bit of each index in "upper", the lowest first; 8 signs per byte; a scale of 4 bits for 32.
 IQ1_S              the u16 of 32 elements: four times 3 more bits of index, a scale of 3 bits, and the sign of delta.
 IQ1_M              half a byte for 8 elements: 3 more bits of index and the sign of delta. Each u16 of scales holds four
                    of 3 bits, for 16 elements each, and in its upper 4 bits a part of d, the lowest first.

@@ -12,8 +12,8 @@
     gptq_v2    zero points are stored as they are
     gptq_p     as gptq_v2, in planes: shared/bit_packing.py; all of 5, 6 and 7 bits but AutoRound's
 
-Which of them a file is, is told by config.json (checkpoint_format; AutoRound's packing_format) and often
-told wrong. Where zero points are all equal, in the first block and in the last, it is told by them: 2^(b-1) is
+Which of them a file is, is given by config.json (checkpoint_format; AutoRound's packing_format) and often
+told wrong. Where zero points are all equal, in the first block and in the last, it is given by them: 2^(b-1) is
 stored as it is, 2^(b-1) - 1 less one. Otherwise the configuration is believed, and the others are tried on the
 original, from which the wrong one lies a whole step away. Columns may be padded, to a multiple of 32 or of the
 block.
@@ -89,7 +89,7 @@ class Variant:
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if it is of that variant; the other variants that its tensors allow as further readings.
+    """The weight, if it is of that variant; the other variants that its tensors allow as alternatives.
 
     Raises:
         FormatMismatch: the shapes of codes, scales and zero points do not belong together.
@@ -107,7 +107,7 @@ def fit(parts: Parts) -> Weight | None:
     if is_gemv(parts) and parts.hints.shape not in ((rows, cols), (cols, rows)):
         return None  # in GPTQ that would be blocks of 8 columns
     blocks = fit_blocks(scale.shape[0], cols, configured_group_size(parts), parts.get("order"))
-    variants, told, warnings = _variants(parts, bits)
+    variants, declared, warnings = _variants(parts, bits)
     if variants[0].name != parts.format:
         return None
     warnings += blocks.warnings + contradictions(parts, bits, blocks.n, cols)
@@ -119,7 +119,7 @@ def fit(parts: Parts) -> Weight | None:
             code_bits=bits,
             uniform_bits=bits,
             scale=scale,
-            evidence=(f"{variant}: {told}" if variant is variants[0] else str(variant),),
+            evidence=(f"{variant}: {declared}" if variant is variants[0] else str(variant),),
             warnings=warnings,
             close_alternatives=True,
             format=variant.name,
@@ -154,11 +154,11 @@ def _bits_and_cols(parts: Parts) -> tuple[int, int]:
     ]
     if len(fitting) > 1 and known is not None:  # very few rows: how much is held too much?
         fitting = [bits for bits in fitting if codes.shape[0] == -(-known * bits // container)] or fitting
-    said = said_bits(parts)
-    bits = fitting[0] if len(fitting) == 1 else said
+    named = said_bits(parts)
+    bits = fitting[0] if len(fitting) == 1 else named
     if bits not in fitting:
         raise FormatMismatch(
-            f"{codes} and {zero_point} fit {' or '.join(map(str, fitting)) or 'no number of'} bits a code"
+            f"{codes} and {zero_point} fit {' or '.join(map(str, fitting)) or 'no number of'} bits per code"
             + (f" in {known} columns" if known is not None else "")
         )
     padding = held[bits] - known if known is not None else 0
@@ -175,7 +175,7 @@ def _original_cols(parts: Parts, rows: int) -> int | None:
 
 def _variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, ...]]:
     """The variants that the tensors allow, the likeliest first; what decided; what speaks against it."""
-    configured, told = _configured(parts.hints.config, bits)
+    configured, declared = _configured(parts.hints.config, bits)
     packings = ("dense",) if bits in WHOLE else ("dense", "planar")
     variants = [Variant(Packing(packing, bits), less_one) for packing in packings for less_one in (True, False)]
     if configured in variants:
@@ -185,11 +185,11 @@ def _variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, .
         if _common_zero_point(parts, variant.packing) != middle:
             continue
         doubt = (
-            f"{told}, but all its zero points are {middle}, as {variant.name} stores them: "
-            "a program that obeys the configuration reads every weight a step off"
+            f"{declared}, but all its zero points are {middle}, as {variant.name} stores them: "
+            "a program that follows the configuration reads every weight one step off"
         )
-        return [variant], f"all are {middle}", (doubt,) if told != UNTOLD and variant != configured else ()
-    return variants, told, ()
+        return [variant], f"all are {middle}", (doubt,) if declared != UNTOLD and variant != configured else ()
+    return variants, declared, ()
 
 
 def _configured(config: Mapping[str, Any], bits: int) -> tuple[Variant, str]:
@@ -200,7 +200,7 @@ def _configured(config: Mapping[str, Any], bits: int) -> tuple[Variant, str]:
         if isinstance(named, str) and (named in CONFIGURED or named.startswith(AUTO_ROUND)):
             packing, less_one = CONFIGURED.get(named, ("dense", False))
             packing = "dense" if bits in WHOLE else packing or usual
-            return Variant(Packing(packing, bits), less_one), f"config.json says {key} {display(named)}"
+            return Variant(Packing(packing, bits), less_one), f"config.json declares {key} {display(named)}"
     return Variant(Packing(usual, bits), True), UNTOLD
 
 

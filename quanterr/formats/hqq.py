@@ -92,7 +92,9 @@ def fit(parts: Parts) -> Weight:
         FormatMismatch: scale or zero is quantized, an unknown packing, or sizes that do not belong together.
     """
     if any(_flag(parts, name) for name in ("quant_scale", "quant_zero")):
-        raise FormatMismatch("its scale or zero point is quantized itself (quant_scale, quant_zero), which is not read")
+        raise FormatMismatch(
+            "its scale or zero point is itself quantized (quant_scale, quant_zero), which is not supported"
+        )
     packing = _text(parts["packing"])
     if packing not in PACKINGS:
         raise FormatMismatch(f"its packing {display(packing)} is none of {', '.join(PACKINGS)}")
@@ -115,12 +117,12 @@ def fit(parts: Parts) -> Weight:
     nbits = _numbers(parts["nbits"])[0] if parts.get("nbits") else code_bits
     if not 1 <= nbits <= code_bits:
         raise FormatMismatch(f"{parts['nbits']} says {nbits} bits, but its packing is {packing}")
-    said = ceil(nbits)  # 1.58 bits are stored as 2
+    configured = ceil(nbits)  # 1.58 bits are stored as 2
     return parts.weight(
         shape,
         partial(dequantize, parts, planes, groups),
-        code_bits=said,
-        uniform_bits=said,
+        code_bits=configured,
+        uniform_bits=configured,
         block_size=(1, groups.size) if groups.axis else None,
         evidence=(f"{packing}, groups of {groups.size} along axis {groups.axis}",),
     )
@@ -129,16 +131,16 @@ def fit(parts: Parts) -> Weight:
 def _axis(parts: Parts) -> int:
     """As the shape of the scale tells it, (1, groups) or (groups, 1); what is stored may not contradict it."""
     scale = parts["scale"]
-    told = int(_numbers(parts["axis"])[0]) if parts.get("axis") else None
+    declared = int(_numbers(parts["axis"])[0]) if parts.get("axis") else None
     axes: dict[tuple[int, ...], int] = {(1, scale.n): 0, (scale.n, 1): 1} if scale.n > 1 else {}
     shown = axes.get(scale.shape)
-    if told is None and shown is None and scale.n > 1:
-        raise FormatMismatch(f"nothing tells the axis of its groups: {scale} is neither (1, groups) nor (groups, 1)")
-    if None not in (told, shown) and told != shown:
+    if declared is None and shown is None and scale.n > 1:
+        raise FormatMismatch(f"the axis of its groups is unknown: {scale} is neither (1, groups) nor (groups, 1)")
+    if None not in (declared, shown) and declared != shown:
         raise FormatMismatch(
-            f"{parts['axis']} says that groups lie along axis {told}, the shape of {scale} along axis {shown}"
+            f"{parts['axis']} declares groups along axis {declared}, the shape of {scale} implies axis {shown}"
         )
-    return told if told is not None else 1 if shown is None else shown
+    return declared if declared is not None else 1 if shown is None else shown
 
 
 def _groups(parts: Parts, shape: tuple[int, ...]) -> Groups:

@@ -1,10 +1,10 @@
 """INT8 codes with a scale, of columns that were rotated before (ConvRot).
 
     weight    i8                (rows, cols)
-    scale     f32, bf16, f16    one, or one a row: as int8_tensor, int8_row and int8_block
+    scale     f32, bf16, f16    one, or one per row: as int8_tensor, int8_row and int8_block
 
     rotated[r, c] = float32(code[r, c]) * float32(scale of r, c)                      rounded
-    weight = rotated, turned back in groups of columns: shared/convrot.py   rounded
+    weight = rotated, un-rotated in groups of columns: shared/convrot.py   rounded
 
 The label says so: convrot, and convrot_groupsize (256, where it says nothing), which differs from layer to
 layer. Some writers leave out the format's name.
@@ -23,7 +23,7 @@ from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, unrotated
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if its label says that it is rotated; not rotated as a further reading.
+    """The weight, if its label says that it is rotated; not rotated as a alternatives.
 
     Raises:
         FormatMismatch: the groups do not divide a row, or the scale fits no rule.

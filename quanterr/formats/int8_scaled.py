@@ -1,4 +1,4 @@
-"""INT8 codes with a scale: one for the tensor, one a row, or one a block.
+"""INT8 codes with a scale: one for the tensor, one per row, or one per block.
 
     weight    i8                (rows, cols), or (experts, rows, cols)
     scale     f32, bf16, f16
@@ -25,7 +25,7 @@ def fit(granularity: str, parts: Parts) -> Weight | None:
     """The weight, if its scale has that granularity and no label says that it is rotated.
 
     Some writers for ComfyUI, which put no config.json beside their files, rotate and do not say so: as
-    rotated it is a further reading.
+    rotated it is a alternatives.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None

@@ -13,7 +13,7 @@
 
 Shapes tell only bits times group. The original's number of columns tells both, and is believed over
 config.json, whose names of layers often are not those of the tensors; without an original (`inspect`) what
-config.json says of the layer, or of all layers, or the only possibility.
+config.json declares of the layer, or of all layers, or the only possibility.
 
 Reference: ml-explore/mlx mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
 ml-explore/mlx-lm mlx_lm/utils.py; transformers integrations/metal_quantization.py (qbiases).
@@ -60,8 +60,8 @@ def fit_affine(parts: Parts) -> Weight:
         raise FormatMismatch(f"its biases {bias} should have the shape of its scales {scale}")
     code_bits, group, source = _bits_and_group(parts)
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
-    told = set(_told(parts.hints.config))
-    doubt = f"config.json speaks of no layer of {code_bits} bits in groups of {group}, which {source} tells"
+    declared = set(_described(parts.hints.config))
+    doubt = f"config.json declares no layer of {code_bits} bits in groups of {group}, which {source} implies"
     return parts.weight(
         shape,
         partial(dequantize, parts, unpadded(parts, shape, group), code_bits),
@@ -69,7 +69,7 @@ def fit_affine(parts: Parts) -> Weight:
         uniform_bits=code_bits,
         block_size=(1, group),
         evidence=(f"{code_bits} bits in groups of {group}: {source}",),
-        warnings=(doubt,) if told and (code_bits, group) not in told else (),
+        warnings=(doubt,) if declared and (code_bits, group) not in declared else (),
     )
 
 
@@ -89,14 +89,14 @@ def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
     for cols in _columns(parts):
         if cols in possible:
             return *possible[cols], f"the original's {cols} columns"
-    own = [pair for pair in _told(config, parts.name.removesuffix(".weight")) if pair in possible.values()]
-    everywhere = [pair for pair in _told(config, "") if pair in possible.values()]
+    own = [pair for pair in _described(config, parts.name.removesuffix(".weight")) if pair in possible.values()]
+    everywhere = [pair for pair in _described(config, "") if pair in possible.values()]
     if own or everywhere:
         return *(own or everywhere)[0], "config.json"
     if len(possible) > 1:
         found = " or ".join(f"{b} bits in groups of {group}" for b, group in possible.values())
         raise FormatMismatch(
-            f"codes {codes} and scales {scale} could be {found}; only the original or config.json tells"
+            f"codes {codes} and scales {scale} could be {found}; only the original or config.json decides"
         )
     return *next(iter(possible.values())), "the shapes"
 
@@ -111,13 +111,13 @@ def _columns(parts: Parts) -> Iterator[int]:
     yield shape[-1]
 
 
-def _told(config: Any, layer: str | None = None) -> Iterator[tuple[int, int]]:
+def _described(config: Any, layer: str | None = None) -> Iterator[tuple[int, int]]:
     """Bits and groups that config.json speaks of: of a layer, of all ("") or anywhere (None)."""
     if not isinstance(config, dict):
         return
     places = {"": config} | {key: value for key, value in config.items() if isinstance(value, dict)}
-    for name, said in places.items():
-        bits, group = said.get("bits"), said.get("group_size")
+    for name, configured in places.items():
+        bits, group = configured.get("bits"), configured.get("group_size")
         if layer in (None, name) and isinstance(bits, int) and isinstance(group, int):
             yield bits, group
 

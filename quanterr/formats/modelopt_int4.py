@@ -34,7 +34,7 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if there are twice as many rows of scales as of codes.
 
     Raises:
-        FormatMismatch: blocks fit no size, or the input's scales are not one a column.
+        FormatMismatch: blocks fit no size, or the input's scales are not one per column.
     """
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or len(scale.shape) != len(codes.shape):
@@ -81,7 +81,7 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
 FORMATS = (
     Format(
         "modelopt_int4",
-        "signed integers of 4 bits, two rows a byte; a scale for each block of columns",
+        "signed integers of 4 bits, two rows per byte; a scale for each block of columns",
         NEEDS,
         fit,
         usual_db=(17, 22),

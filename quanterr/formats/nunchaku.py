@@ -16,7 +16,7 @@
                      * float32(wtscale) * float32(wcscales[r]), where there are any              rounded each
     weight = residual / smooth + lora_up @ lora_down                                    float64, rounded
 
-All of them lie in the order of shared/nunchaku_order.py; rows and columns are padded to multiples of
+All of them are in the order of shared/nunchaku_order.py; rows and columns are padded to multiples of
 128, and the weight is the first of them.
 
 Where smooth is one everywhere and smooth_orig is not, the smoothing was taken out of the V rows of the fused
@@ -101,17 +101,17 @@ def fit(codes: str, parts: Parts) -> Weight | None:
     if codes != ("nvfp4" if parts["scale"].dtype == "F8_E4M3" else "int4"):
         return None
     layout = _layout(codes, parts)
-    told = f"{codes} codes in fragments, a branch of rank {parts['down'].shape[1]}"
+    declared = f"{codes} codes in fragments, a branch of rank {parts['down'].shape[1]}"
     if layout.folded:
-        told += "; its smoothing is folded into the V rows before it, and undone on both sides"
+        declared += "; its smoothing is folded into the V rows before it, and undone on both sides"
     if layout.v_factors:
-        told += f"; V rows times {layout.v_factors.name}, which is folded into them"
+        declared += f"; V rows times {layout.v_factors.name}, which is folded into them"
     return parts.weight(
         layout.padded.shape,
         partial(dequantize, parts, layout),
         code_bits=4,
         block_size=(1, layout.group),
-        evidence=(told,),
+        evidence=(declared,),
         warnings=tuple(_doubts(codes, parts)),
     )
 
@@ -140,7 +140,7 @@ def _layout(codes: str, parts: Parts) -> Layout:
         raise FormatMismatch(f"{scale} should be [{cols // group}, {rows}] beside codes {stored}")
     for role in ("tensor_scale", "row_scale"):
         if codes == "int4" and (part := parts.get(role)):
-            raise FormatMismatch(f"{part} is not known beside int4 codes")
+            raise FormatMismatch(f"{part} is unknown with int4 codes")
     if rank % 16 or not rank:
         raise FormatMismatch(f"{parts['down']} should have a rank in multiples of 16")
     if (tensor_scale := parts.get("tensor_scale")) and tensor_scale.n != 1:
@@ -166,7 +166,7 @@ def _v_factors(parts: Parts, padded: Padded) -> Entry | None:
         smooth, smooth_orig = stored
         if smooth and smooth_orig and smooth.dtype in HALVES and _is_folded(smooth, smooth_orig):
             if padded.rows % 3 or not 0 <= smooth_orig.n - padded.rows // 3 < TILE:
-                raise FormatMismatch(f"{smooth_orig} is folded into rows of it that cannot be told: {padded.rows} rows")
+                raise FormatMismatch(f"{smooth_orig} is folded into rows that cannot be identified: {padded.rows} rows")
             return smooth_orig
     return None
 
@@ -174,15 +174,15 @@ def _v_factors(parts: Parts, padded: Padded) -> Entry | None:
 def _doubts(codes: str, parts: Parts) -> Iterable[str]:
     for label in parts.hints.labels:
         yield f"{label}, but the codes are those of Nunchaku: read as what is stored"
-    said = parts.hints.metadata.get("quantization_config")
+    configured = parts.hints.metadata.get("quantization_config")
     try:
-        config = strict_json.loads(said.encode()) if said else None
+        config = strict_json.loads(configured.encode()) if configured else None
     except strict_json.Invalid:
         return
     weight = config.get("weight") if isinstance(config, dict) else None
     dtype = weight.get("dtype") if isinstance(weight, dict) else None
     if dtype is not None and CODES.get(str(dtype)) != codes:
-        yield f"quantization_config in the header says {display(str(dtype))}, but {parts['scale']} is of {codes}"
+        yield f"quantization_config in the header declares {display(str(dtype))}, but {parts['scale']} is of {codes}"
 
 
 def dequantize(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:

@@ -41,7 +41,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows as its name tells; as further readings, in other orders.
+    """The weight with its rows as its name tells; as alternatives, in other orders.
 
     Raises:
         FormatMismatch: shapes that do not belong together.

@@ -4,7 +4,7 @@
 
     qweight i8     in the order of shared/nunchaku_order.py, padded to a multiple of 128
     qweight i32    interleaved as the rows of a modulation layer are, shared/adanorm_rows.py; to the second
-                   part and to the last but one, which are scales, 1 was added: it is taken off in float32
+                   part and to the last but one, which are scales, 1 was added: it is stripped in float32
 
 Behind a GELU the runtime shifts activations and a term of the low-rank branch was added to the bias: that
 difference stays.
@@ -30,7 +30,7 @@ BIAS = ".bias"
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The bias, if a layer in Nunchaku's order lies beside it; refused where it is not as long as that."""
+    """The bias, if a layer in Nunchaku's order is stored with it; refused where it is not as long as that."""
     module = parts.name.removesuffix(BIAS)
     qweight = parts.checkpoint.get(f"{module}.qweight")
     if module == parts.name or qweight is None or f"{module}.wscales" not in parts.checkpoint:
@@ -38,7 +38,7 @@ def fit(parts: Parts) -> Weight | None:
     bias, interleaved = parts.codes, parts_by_name(module)
     in_fragments = qweight.dtype == "I8"
     if len(bias.shape) != 1 or bias.n % (TILE if in_fragments else interleaved):
-        refusal = f"a bias beside {qweight} should be as long as its rows, not {bias}"
+        refusal = f"a bias of {qweight} should have one element per row, not {bias}"
         return parts.weight(bias.shape, partial(_as_stored, parts), encoding="floats", refusal=refusal, format="dense")
     if in_fragments:
         shape = parts.hints.shape or bias.shape
@@ -50,8 +50,8 @@ def fit(parts: Parts) -> Weight | None:
     return _weight(parts, bias.shape, interleaved, f"interleaved by {interleaved}")
 
 
-def _weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, told: str) -> Weight:
-    return parts.weight(shape, partial(dequantize, parts, interleaved), evidence=(f"a bias {told}",))
+def _weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, declared: str) -> Weight:
+    return parts.weight(shape, partial(dequantize, parts, interleaved), evidence=(f"a bias {declared}",))
 
 
 def _as_stored(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:

@@ -1,9 +1,9 @@
 """NVFP4: E2M1 codes, an E4M3 scale for each 16 columns, and one float32 scale for the tensor.
 
-    weight            u8              (rows, cols / 2), two codes a byte; or (experts, rows, cols / 2)
+    weight            u8              (rows, cols / 2), two codes per byte; or (experts, rows, cols / 2)
                       f4              (rows, cols), or (experts, rows, cols)
     weight_scale      f8_e4m3 or u8   (rows, cols / 16), or that in tiles: shared/swizzled_scales.py
-    weight_scale_2    f32             one, or one an expert
+    weight_scale_2    f32             one, or one per expert
     pre_quant_scale   floating        (cols,), where the layer multiplies its input by it; optional
 
     scale = float32(weight_scale[r, c // 16]) * weight_scale_2                        rounded
@@ -13,7 +13,7 @@
 Four dialects share these names: ComfyUI (convert_to_quant, BFL) puts the first column into the high nibble
 and scales into tiles, and pads rows and columns to multiples of 16; its label may say nibble_order lo_first;
 ModelOpt puts the first column into the low nibble and scales into rows; its exports for diffusers use tiles.
-A label says which; where tensors and original contradict it, the other readings are tried.
+A label says which; where tensors and original contradict it, the alternatives are tried.
 
 Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/nvfp4.py, backends/eager/quantization.py;
 NVIDIA/Model-Optimizer modelopt/torch/quantization/qtensor/nvfp4_tensor.py; ComfyUI comfy/ops.py for
@@ -37,7 +37,7 @@ MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight by the dialect that label and shapes tell; the other dialects as further readings.
+    """The weight by the dialect that label and shapes tell; the other dialects as alternatives.
 
     Raises:
         FormatMismatch: the shapes of codes, scales and global scale do not belong together.
@@ -64,7 +64,7 @@ def fit(parts: Parts) -> Weight:
             partial(dequantize, parts, padded, layout, high),
             code_bits=4,
             block_size=(1, block),
-            evidence=(_told(layout, high),),
+            evidence=(_described(layout, high),),
             warnings=warnings,
             comfy_format=comfy_format,
         )
@@ -94,7 +94,7 @@ def _dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
     return True, "lo_first" not in orders
 
 
-def _told(layout: BlockScales, high_first: bool) -> str:
+def _described(layout: BlockScales, high_first: bool) -> str:
     nibble = "high" if high_first else "low"
     return f"NVFP4, first column in the {nibble} nibble, scales in {'tiles' if layout.tiled else 'rows'}"
 

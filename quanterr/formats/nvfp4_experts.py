@@ -1,8 +1,8 @@
-"""NVFP4 of stacked experts whose rows are inputs: two codes a byte lie below each other, 16 share a scale.
+"""NVFP4 of stacked experts whose rows are inputs: two codes per byte lie below each other, 16 share a scale.
 
     X                     u8         (experts, rows / 2, cols), the first row in the low bits
     X_weight_scale        f8_e4m3    (experts, rows / 16, cols)
-    X_weight_scale_2      f32        one, or one an expert
+    X_weight_scale_2      f32        one, or one per expert
 
     scale = float32(weight_scale[e, r // 16, c]) * weight_scale_2                     rounded
     weight[e, r, c] = e2m1(code[e, r, c]) * scale                                     rounded
@@ -34,7 +34,7 @@ def fit(parts: Parts) -> Weight | None:
     """The weight, if its scales lie below each other.
 
     Raises:
-        FormatMismatch: its global scale is neither one nor one an expert; or what :func:`unpadded` says.
+        FormatMismatch: its global scale is neither one nor one per expert; or what :func:`unpadded` says.
     """
     codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
     if codes.dtype != "U8" or len(codes.shape) != 3 or parts.get("pre_quant_scale"):

@@ -1,4 +1,4 @@
-"""optimum-quanto: codes with a scale a row, or packed codes with a scale and a shift for each group.
+"""optimum-quanto: codes with a scale per row, or packed codes with a scale and a shift for each group.
 
     quanto_int8, quanto_float8
     weight._data     i8, f8_e4m3, f8_e5m2    (rows, cols)
@@ -17,7 +17,7 @@
 
 A group is 128 columns, or fewer where that does not divide them, or a row; codes of ungrouped convolutions keep
 their axes, (rows / codes of a byte, …). The shape of packed weights is
-not stored: the original tells it; without one (`inspect`) they are told as (groups, group).
+not stored: the original tells it; without one (`inspect`) they are reported as (groups, group).
 
 Reference: huggingface/optimum-quanto optimum/quanto/tensor/qbits.py, packed.py, grouped.py and
 nn/qmodule.py.
@@ -55,7 +55,7 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
     """The weight of codes of a byte.
 
     Raises:
-        FormatMismatch: the scale is neither one nor one a row.
+        FormatMismatch: the scale is neither one nor one per row.
     """
     grid = fit_grid(parts["scale"], parts.codes.shape, [])
     if grid.granularity == "block":
@@ -94,8 +94,8 @@ def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
         raise FormatMismatch(
             f"{codes} should have a half or a quarter of {scale.n} rows, as many as {scale} has groups"
         )
-    told = TOLD.get(str(parts.hints.config.get("weights")))
-    first, *others = [told] if told in fitting else fitting
+    declared = TOLD.get(str(parts.hints.config.get("weights")))
+    first, *others = [declared] if declared in fitting else fitting
     if code_bits != first:
         return None
     return _packed(first, parts).or_else(_packed(size, parts) for size in others)
@@ -143,14 +143,14 @@ def dequantize_packed(
 FORMATS = (
     Format(
         "quanto_int8",
-        "optimum-quanto: INT8 codes, one scale a row",
+        "optimum-quanto: INT8 codes, one scale per row",
         INT8,
         partial(fit_bytes, "quanto_int8"),
         usual_db=(32, 41),
     ),
     Format(
         "quanto_float8",
-        "optimum-quanto: FP8 codes, one scale a row",
+        "optimum-quanto: FP8 codes, one scale per row",
         FLOAT8,
         partial(fit_bytes, "quanto_float8"),
         usual_db=(31, 33),

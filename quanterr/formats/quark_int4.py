@@ -1,9 +1,9 @@
 """AMD Quark INT4: integers of 4 bits in words of 32, signed (int4) or not (uint4).
 
-    one scale a block     weight               i32               (cols, rows / 8), rows packed: transposed
+    one scale per block     weight               i32               (cols, rows / 8), rows packed: transposed
                           weight_scale         f32, bf16, f16    (blocks, rows)
                           weight_zero_point    i32               (blocks, rows / 8), packed alike; optional
-    one scale a row       weight               i32               (rows, cols / 8), columns packed
+    one scale per row       weight               i32               (rows, cols / 8), columns packed
                           weight_scale         f32, bf16, f16    (rows,)
                           weight_zero_point    i32               (rows / 8,), packed alike; optional
 
@@ -53,7 +53,7 @@ class Coding(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, as its scale and the configuration tell; what they leave open as further readings.
+    """The weight, as its scale and the configuration tell; what they leave open as alternatives.
 
     Raises:
         FormatMismatch: the shapes of codes, scales and zero points do not belong together.
@@ -69,8 +69,8 @@ def fit(parts: Parts) -> Weight:
     zeros_shape = (n_blocks, packed_rows) if transposed else (packed_rows,)
     if codes.shape != expected or (zero_point is not None and zero_point.shape != zeros_shape):
         raise FormatMismatch(_unfitting(parts))
-    said = _said(parts.hints.config)
-    size = said.get("group_size")
+    declared = _declared(parts.hints.config)
+    size = declared.get("group_size")
     blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
     dequantize = dequantize_blocks if transposed else dequantize_rows
     alternatives = [
@@ -84,7 +84,7 @@ def fit(parts: Parts) -> Weight:
             evidence=(f"{coding}, in {codes}, scale {scale}",),
             warnings=blocks.warnings,
         )
-        for coding in _codings(parts, said.get("dtype"))
+        for coding in _codings(parts, declared.get("dtype"))
     ]
     return alternatives[0].or_else(alternatives[1:])
 
@@ -92,8 +92,8 @@ def fit(parts: Parts) -> Weight:
 def _unfitting(parts: Parts) -> str:
     beside = f" and {zero_point}" if (zero_point := parts.get("zero_point")) else ""
     return (
-        f"{parts['scale']}{beside} fit {parts.codes} neither as one a block (codes (cols, rows / 8), scales (blocks, "
-        "rows)) nor as one a row (codes (rows, cols / 8), scales (rows,))"
+        f"{parts['scale']}{beside} fit {parts.codes} neither as one per block (codes (cols, rows / 8), scales (blocks, "
+        "rows)) nor as one per row (codes (rows, cols / 8), scales (rows,))"
     )
 
 
@@ -103,7 +103,7 @@ def _cols(parts: Parts, width: int) -> int:
     return shape[1] if shape and len(shape) == 2 and -(-shape[1] // 8) == width else 8 * width
 
 
-def _said(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _declared(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the configuration says of the weights of all layers; nothing, where layers differ."""
     everywhere = config.get("global_quant_config")
     weight = everywhere.get("weight") if isinstance(everywhere, dict) else None

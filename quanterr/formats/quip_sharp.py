@@ -1,6 +1,6 @@
 """QuIP#: vectors of eight columns from the E8P lattice codebook, rotated on both sides by Hadamard matrices.
 
-    Qidxs          i64               (rows, words): cols · bits / 64 words a row
+    Qidxs          i64               (rows, words): cols · bits / 64 words per row
     SU             f16, bf16, f32    (cols,): factors, mostly signs
     SV             f16, bf16, f32    (rows,)
     Wscale         f32, f16          one
@@ -12,7 +12,7 @@
                quip_params of config.json may say another divisor (resid_scale_override)
     weight     diag(SV · Wscale) · H(rows) · vectors · H(cols)ᵀ · diag(SU / scaleWH)    H / sqrt(n): hadamard.py
 
-E8P codes, four a word, lie as (rows / 16, cols / 64, 8, 4): word (i, j, k, l) holds those of the rows
+E8P codes, four per word, lie as (rows / 16, cols / 64, 8, 4): word (i, j, k, l) holds those of the rows
 16 i + 2 k and the next, for the columns 64 j + 16 l and the next 8. The low 32 bits are four bytes, of the
 first row, the second, the first row's next columns, the second's: the vector of magnitudes. Bit 4 b + n of the
 high 32 bits is sign bit b of the n-th of the four. Sign 0 is turned where the eight have odd parity; then
@@ -54,7 +54,7 @@ NORM_12 = (  # the 29 vectors of squared length 12, doubled
     "33133311 33133131 33131331 33133113 33131313 33131133 31333311 31333131 31331331 31333113 "
     "31331313 13331133 13333311 13333131 13331331 13333113 13331313 11331333 33113331"
 )
-OF_WHICH_ROWS = "which rows its fuse_scales belong to is told only by an original that stores the layers apart"
+OF_WHICH_ROWS = "the rows of its fuse_scales are known only from an original that stores the layers separately"
 SPREAD = (0, 2, 4, 6, 1, 3, 5, 7)  # column of a vector that a sign bit belongs to
 NEEDS = {
     "codes": Part(("{module}.Qidxs",), frozenset({"I64"})),
@@ -98,7 +98,7 @@ def fit(parts: Parts) -> Weight:
     codebook = CODEBOOKS.get(numbers[0])
     if codebook is None:
         known = ", ".join(f"{number} ({book.name})" for number, book in CODEBOOKS.items())
-        raise FormatMismatch(f"{identity} names no codebook that is read, which are {known}, but {numbers[0]}")
+        raise FormatMismatch(f"{identity} does not name a supported codebook ({known}), but {numbers[0]}")
     rows, cols = parts["rows"].n, parts["cols"].n
     if rows % 16 or cols % 64 or codes.shape != (rows, cols * codebook.bits // 64):
         raise FormatMismatch(
@@ -112,9 +112,9 @@ def fit(parts: Parts) -> Weight:
     if (rescaled := parts.get("rescaled")) and rescaled.n != cols:
         raise FormatMismatch(f"{rescaled} should have one for each of {cols} columns")
     if rescaled is None and parts.hints.config.get("rescale_WH") is True:
-        raise FormatMismatch("config.json says rescale_WH true, but scaleWH is missing")
-    told = parts.hints.config.get("resid_scale_override")
-    residual = float(told) if isinstance(told, int | float) and told > 0 else codebook.residual
+        raise FormatMismatch("config.json declares rescale_WH true, but scaleWH is missing")
+    declared = parts.hints.config.get("resid_scale_override")
+    residual = float(declared) if isinstance(declared, int | float) and declared > 0 else codebook.residual
     return parts.weight(
         (rows, cols),
         partial(dequantize, parts, Layer(rows, cols, codebook.bits, residual)),
@@ -144,7 +144,7 @@ def _half_rotated(parts: Parts, layer: Layer, workspace: Workspace) -> Tensor:
     """H(rows) · vectors, not yet divided by sqrt(rows), (rows, cols) float32."""
     half = torch.empty(layer.rows, layer.cols, device=workspace.device)
     stored = workspace.whole("codes", parts["codes"])
-    first, shape = layer.cols // 32, (layer.rows // 16, -1, 8, 4)  # words a row of E8P codes, and how they lie
+    first, shape = layer.cols // 32, (layer.rows // 16, -1, 8, 4)  # words per row of E8P codes, and how they lie
     main, rest = stored[:, :first].contiguous().view(shape), stored[:, first:]
     rest = rest.contiguous().view(shape) if layer.bits == 4 else rest
     step = max(AT_ONCE // (64 * layer.rows), 1)  # of 64 columns

@@ -4,7 +4,7 @@
     row_offsets      i32    (rows + 1,) first outliers of the rows; or (rows / 16 + 1,) of the tiles' rows, where
                             outlier n belongs to row n % 16 and zeros fill up ("PTCSR")
     col_vals         i32    (outliers,): a column in the low half, a float16 in the high half
-    in_perm          i32    (cols / 2,), two u16 a word: the column of the weight that is stored there; or empty
+    in_perm          i32    (cols / 2,), two u16 per word: the column of the weight that is stored there; or empty
 
 Bits of a word, low first: 3 code of the scale, 3 of the zero point, 16 · 3 codes, and 8 of which those of two
 rows together are a byte of four float16: scale and zero point of the scales, ss and sz, and of the zero points,
@@ -43,7 +43,7 @@ NEEDS = {
 
 
 class Layer(NamedTuple):
-    """(rows, cols) of the weight, how many tiles a row of tiles has, and how outliers lie."""
+    """(rows, cols) of the weight, how many tiles per row of tiles has, and how outliers lie."""
 
     rows: int
     cols: int
@@ -60,7 +60,7 @@ def fit(parts: Parts) -> Weight:
     for name, value in CONFIG.items():
         if parts.hints.config.get(name, value) != value:
             raise FormatMismatch(
-                f"config.json says {name} {parts.hints.config[name]}, but only SpQR with {value} is read"
+                f"config.json declares {name} {parts.hints.config[name]}, but only SpQR with {value} is supported"
             )
     codes, offsets = parts["codes"], parts["offsets"]
     order = parts.get("order") if parts.get("order") and parts["order"].n else None

@@ -1,7 +1,7 @@
 """SVDQuant W4A4 in ComfyUI files: signed four-bit codes of a smoothed weight, and a branch of low rank.
 
     in order
-      weight           i8                (rows, cols / 2), two codes a byte, the first column in the low nibble
+      weight           i8                (rows, cols / 2), two codes per byte, the first column in the low nibble
       weight_scale     bf16, f16, f32    (cols / 64, rows)
       proj_up          bf16, f16, f32    (rows, rank)
     in tiles (layout kitchen_tile_packed_w4a4)
@@ -131,7 +131,7 @@ def _block(parts: Parts, padded: Padded, smoothed: bool, chunk: Chunk, workspace
 
 
 def _read_rows(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, (r, c / 2), scales, (r, groups), and rows of proj_up, (r, rank), that lie in order."""
+    """Codes, (r, c / 2), scales, (r, groups), and rows of proj_up, (r, rank), that are in order."""
     rows, rank = slice(chunk.row, chunk.stop_row), parts["up"].shape[1]
     first = (chunk.row * padded.stored_cols + chunk.col) // 2
     codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))

@@ -9,14 +9,14 @@
                      Int8Tensor          weight = (code - zero_point) * scale         rounded
     torchao_fp8      Float8Tensor        qdata f8_e4m3 or f8_e5m2 (rows, cols), scale of each block_size
                                          weight = code * scale                        rounded
-    torchao_mx       MXTensor            qdata f8_e4m3, f8_e5m2 or two E2M1 codes a byte, scale f8_e8m0 for each
+    torchao_mx       MXTensor            qdata f8_e4m3, f8_e5m2 or two E2M1 codes per byte, scale f8_e8m0 for each
                                          32 columns; weight = code * 2^(scale - 127)
-    torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes a byte, scale f8_e4m3 for each 16 columns,
-                                         per_tensor_scale f32, one or one an expert, or missing
+    torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes per byte, scale f8_e4m3 for each 16 columns,
+                                         per_tensor_scale f32, one or one per expert, or missing
                                          weight = code * (scale * per_tensor_scale)   rounded twice
     torchao_int4     Int4Tensor, Int4TilePackedTo4dTensor: shared/torchao_int4.py
 
-Each may have experts in front. Where is_swizzled_scales is true the scales lie in the tiles of
+Each may have experts in front. Where is_swizzled_scales is true the scales are in the tiles of
 shared/swizzled_scales.py, those of a stack of experts as one matrix. act_pre_scale (cols,) multiplies the
 layer's input, and so the columns of the weight: rounded. Scales of activations change no weight.
 
@@ -68,20 +68,23 @@ ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point"
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if the header says that it is of that format.
+    """The weight, if the header declares that it is of that format.
 
     Raises:
-        FormatMismatch: the header says nothing of it, or a type that is not read; its parts contradict what it says.
+        FormatMismatch: the header does not describe it, or as an unsupported type; its parts contradict it.
     """
     text = parts.hints.metadata.get(parts.name)
     if text is None:
         raise FormatMismatch(
-            f"{parts.codes} is of torchao, but the header (__metadata__) does not describe {display(parts.name)}: "
+            f"{parts.codes} is a torchao tensor, but the header (__metadata__) does not describe "
+            f"{display(parts.name)}: "
             "save the checkpoint again with its metadata"
         )
-    kind, said, listed = described(text)
+    kind, declared, listed = described(text)
     if kind not in KINDS:
-        raise FormatMismatch(f"the header says {display(kind)}, which is not read: {', '.join(KINDS)} are")
+        raise FormatMismatch(
+            f"the header declares {display(kind)}, which is not supported; supported are {', '.join(KINDS)}"
+        )
     name, needed, optional, read = KINDS[kind]
     if name != parts.format:
         return None
@@ -90,19 +93,19 @@ def fit(parts: Parts) -> Weight | None:
     if lost := [part for part in listed if part != CODES and part not in parts.entries]:
         raise FormatMismatch(f"its {display(lost[0])} is missing, which the header lists (_tensor_data_names)")
     used = {role: entry for role, entry in parts.entries.items() if role in ("codes", *needed, *optional, *ACTIVATIONS)}
-    return read(replace(parts, entries=used), said)
+    return read(replace(parts, entries=used), declared)
 
 
-def _fit_integers(parts: Parts, said: Described) -> Weight:
+def _fit_integers(parts: Parts, declared: Described) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype != "I8" or len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"codes of {parts.format} are I8 (rows, cols), not {codes}")
-    *front, group = block_size(parts, said)
+    *front, group = block_size(parts, declared)
     cols = codes.shape[-1]
     one = (*front, group) == codes.shape
     if cols % group or not (one or set(front) == {1}):
         raise FormatMismatch(
-            f"the header says block_size {[*front, group]} of {codes}: neither groups of columns nor all"
+            f"the header declares block_size {[*front, group]} of {codes}: neither groups of columns nor all"
         )
     number = 1 if one else codes.n // group
     for part in (scale, parts.get("zero_point")):
@@ -110,7 +113,7 @@ def _fit_integers(parts: Parts, said: Described) -> Weight:
             raise FormatMismatch(f"{part} should have {number} numbers: one for each {group} of the columns of {codes}")
     if scale.dtype not in FLOATS:
         raise FormatMismatch(f"its scale {scale} should be floating")
-    target = said.get("target_dtype")
+    target = declared.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
     code_bits = whole(named.removeprefix("int")) or 8
     padded = unpadded(parts, codes.shape, group)
@@ -159,11 +162,11 @@ class Integers:
         return stored[:, chunk.col // group : chunk.stop_col // group].float().unsqueeze(2)
 
 
-def _fit_float8(parts: Parts, said: Described) -> Weight:
+def _fit_float8(parts: Parts, declared: Described) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype not in ("F8_E4M3", "F8_E5M2") or scale.dtype not in FLOATS:
         raise FormatMismatch(f"codes of {parts.format} are FP8 and its scale floating, not {codes} and {scale}")
-    *_, rows, cols = (1, *block_size(parts, said))
+    *_, rows, cols = (1, *block_size(parts, declared))
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
     return parts.weight(
         codes.shape,
@@ -186,25 +189,27 @@ def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Worksp
 MX_ELEMENTS: dict[str, Element] = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn_x2": "e2m1"}
 
 
-def _fit_mx(parts: Parts, said: Described) -> Weight:
-    given = said.get("elem_dtype")
+def _fit_mx(parts: Parts, declared: Described) -> Weight:
+    given = declared.get("elem_dtype")
     named = str(given.get("_data") if isinstance(given, dict) else given)
-    element, block = MX_ELEMENTS.get(named), said.get("block_size")
+    element, block = MX_ELEMENTS.get(named), declared.get("block_size")
     if element is None or not isinstance(block, int) or block < 1:
-        raise FormatMismatch(f"the header says elements {display(named)} in blocks of {block}, which is not read")
-    return _microscaled(parts, said, element, block, exponents)
+        raise FormatMismatch(
+            f"the header declares elements {display(named)} in blocks of {block}, which is not supported"
+        )
+    return _microscaled(parts, declared, element, block, exponents)
 
 
-def _fit_nvfp4(parts: Parts, said: Described) -> Weight:
+def _fit_nvfp4(parts: Parts, declared: Described) -> Weight:
     codes, per_tensor = parts.codes, parts.get("per_tensor_scale")
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     if per_tensor and per_tensor.n not in (1, experts):
         raise FormatMismatch(f"{per_tensor} should be one number, or one for each of {experts} experts")
     scale_of = times(per_tensor, codes.shape[-2]) if per_tensor else e4m3
-    return _microscaled(parts, said, "e2m1", 16, scale_of)
+    return _microscaled(parts, declared, "e2m1", 16, scale_of)
 
 
-def _microscaled(parts: Parts, said: Described, element: Element, block: int, scale_of: ScaleOf) -> Weight:
+def _microscaled(parts: Parts, declared: Described, element: Element, block: int, scale_of: ScaleOf) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}[element]
     kind = "F8_E8M0" if scale_of is exponents else "F8_E4M3"
@@ -213,7 +218,7 @@ def _microscaled(parts: Parts, said: Described, element: Element, block: int, sc
             f"codes of {parts.format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}"
         )
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" else 1))
-    tiled = said.get("is_swizzled_scales") is True
+    tiled = declared.get("is_swizzled_scales") is True
     rows, blocks = prod(shape[:-1]), shape[-1] // block
     stored = -(-rows // TILE_ROWS) * TILE_ROWS * -(-blocks // TILE_COLS) * TILE_COLS if tiled else rows * blocks
     if shape[-1] % block or scale.n != stored:

@@ -95,7 +95,9 @@ def fit(parts: Parts) -> Weight:
     rows, cols = _shape(parts, settings)
     for name, value in READ.items():
         if settings.get(name, value) != value:
-            raise FormatMismatch(f"config.json says {name} {settings[name]}, but only VPTQ with {value} is read")
+            raise FormatMismatch(
+                f"config.json declares {name} {settings[name]}, but only VPTQ with {value} is supported"
+            )
     _check_promised(parts, settings)
     for one, other in (("outlier_indices", "outlier_centroids"), ("scale", "bias")):
         if (parts.get(one) is None) != (parts.get(other) is None):
@@ -120,7 +122,7 @@ def fit(parts: Parts) -> Weight:
 
 
 def _settings(parts: Parts) -> Mapping[str, Any]:
-    """What config.json says of the layer."""
+    """What config.json declares of the layer."""
     module = parts.name.removesuffix(WEIGHT_SUFFIX)
     for place, name in (("config_for_layers", module), ("shared_layer_config", module.rpartition(".")[2])):
         layers = parts.hints.config.get(place)
@@ -131,13 +133,15 @@ def _settings(parts: Parts) -> Mapping[str, Any]:
 
 
 def _check_promised(parts: Parts, settings: Mapping[str, Any]) -> None:
-    """What config.json says there is has to be stored, and nothing else: without it the weight is another one."""
+    """What config.json declares there is has to be stored, and nothing else: without it the weight is another one."""
     for name, role in PROMISED.items():
-        told, stored = settings.get(name), parts.get(role) is not None
-        number = told[1] if isinstance(told, list) and len(told) == 2 else told  # of two the first is of outliers
+        declared, stored = settings.get(name), parts.get(role) is not None
+        number = (
+            declared[1] if isinstance(declared, list) and len(declared) == 2 else declared
+        )  # of two the first is of outliers
         if isinstance(number, int) and (number > 0) != stored:
             raise FormatMismatch(
-                f"config.json says {name} {told}, but {NEEDS[role].names[0].removeprefix('{module}.')} is "
+                f"config.json declares {name} {declared}, but {NEEDS[role].names[0].removeprefix('{module}.')} is "
                 + ("stored" if stored else "missing")
             )
 
@@ -162,8 +166,8 @@ def _layer(parts: Parts, settings: Mapping[str, Any], rows: int, cols: int) -> L
         )
     outliers = _outliers(parts, settings, rows)
     groups, main_cols = indices.shape[0], cols - (parts["outlier_indices"].shape[2] if outliers else 0)
-    told = settings.get("group_size")
-    group_cols = told if isinstance(told, int) and told > 0 else -(-main_cols // groups)
+    declared = settings.get("group_size")
+    group_cols = declared if isinstance(declared, int) and declared > 0 else -(-main_cols // groups)
     group_cols = group_cols if packed else indices.shape[2]
     if not (groups - 1) * group_cols < main_cols <= groups * group_cols:
         raise FormatMismatch(f"{indices}: {groups} groups of {group_cols} columns are not {main_cols} columns")
@@ -190,14 +194,14 @@ def _outliers(parts: Parts, settings: Mapping[str, Any], rows: int) -> Codebook 
 
 
 def _told_rows(settings: Mapping[str, Any], place: int) -> int | None:
-    """Rows of a vector, as config.json says: vector_lens is [of outliers, of the others]."""
+    """Rows of a vector, as config.json declares: vector_lens is [of outliers, of the others]."""
     lens = settings.get("vector_lens")
-    told = lens[place] if isinstance(lens, list) and len(lens) == 2 else None
-    return told if isinstance(told, int) and told > 0 else None
+    declared = lens[place] if isinstance(lens, list) and len(lens) == 2 else None
+    return declared if isinstance(declared, int) and declared > 0 else None
 
 
 def _codebooks(
-    indices: Entry, rows: int, groups: int, books: list[Entry], told: int | None
+    indices: Entry, rows: int, groups: int, books: list[Entry], declared: int | None
 ) -> Iterator[tuple[Codebook, ...]]:
     """The codebooks as vectors of each length that fits rows and shapes."""
     for book in books:
@@ -208,20 +212,23 @@ def _codebooks(
     for length in range(-(-rows // n), most + 1):
         found = tuple(Codebook(book, length, book.shape[1] // length) for book in books)
         fits = all(book.size > 1 and book.rows * book.size == book.entry.shape[1] for book in found)
-        if fits and all(book.size == 1 << book.bits for book in found) and told in (None, length):
+        if fits and all(book.size == 1 << book.bits for book in found) and declared in (None, length):
             yield found
 
 
-def _only(found: Iterable[tuple[Codebook, ...]], indices: Entry, rows: int, told: int | None) -> tuple[Codebook, ...]:
+def _only(
+    found: Iterable[tuple[Codebook, ...]], indices: Entry, rows: int, declared: int | None
+) -> tuple[Codebook, ...]:
     candidates = list(found)
     if len(candidates) != 1:
-        if told:
+        if declared:
             raise FormatMismatch(
-                f"{indices}: config.json says vectors of {told} rows (vector_lens), which do not fit {rows} rows"
+                f"{indices}: config.json declares vectors of {declared} rows (vector_lens), which do not fit "
+                f"{rows} rows"
             )
         lengths = " and ".join(str(books[0].rows) for books in candidates)
         fitting = f"vectors of {lengths} rows fit" if candidates else "no length of vectors fits"
-        raise FormatMismatch(f"{indices}: {fitting}, for {rows} rows; config.json should tell it (vector_lens)")
+        raise FormatMismatch(f"{indices}: {fitting}, for {rows} rows; config.json should declare it (vector_lens)")
     return candidates[0]
 
 
@@ -275,7 +282,7 @@ def _read_rows(key: str, entry: Entry, group: int, book: Codebook, chunk: Chunk,
 
 
 def _unpacked(words: Tensor, bits: int, n: int) -> Tensor:
-    """The first ``n`` values of little-endian streams of 32-bit words, one a row: (r, n) int64."""
+    """The first ``n`` values of little-endian streams of 32-bit words, one per row: (r, n) int64."""
     start = torch.arange(n, device=words.device) * bits
     low = words.index_select(1, start // WORD)
     high = words.index_select(1, (start // WORD + 1).clamp_(max=words.shape[1] - 1))

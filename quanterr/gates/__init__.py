@@ -6,7 +6,7 @@
     judging.py       which hold, and by how much
     fail_fast.py      what a single layer violates, while others are still to come
     baseline.py      against an older report
-    as_text.py       what is told of them; github.py: on GitHub
+    as_text.py       what is reported of them; github.py: on GitHub
 
 To add a function: a row of FUNCTIONS. Metrics are those of METRICS and AGGREGATES; those of the report itself
 are rows of REPORT_METRICS.

@@ -1,4 +1,4 @@
-"""What is told of gates on standard error."""
+"""What is reported of gates on standard error."""
 
 from quanterr.report.formatting import sentence, violation_line
 from quanterr.report.gate_results import Gate

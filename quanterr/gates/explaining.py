@@ -20,7 +20,7 @@ def explain(values: Values, rules: list[Rule], name: str, baseline: Values | Non
     if weight is None:
         near = get_close_matches(name, [weight.name for weight in values.weights], n=3)
         hint = f"; did you mean {', '.join(map(display, near))}?" if near else ""
-        raise UsageError(f"the report has no layer called {display(name)}{hint}")
+        raise UsageError(f"the report has no layer named {display(name)}{hint}")
     before = {old.name: old for old in baseline.weights} if baseline else {}
     lines = [f"layer {display(weight.name)}, in {weight.kind}"]
     return lines + [f"  rule {label(rule)}: {_explained(weight, rules, n, before)}" for n, rule in enumerate(rules)]
@@ -29,7 +29,7 @@ def explain(values: Values, rules: list[Rule], name: str, baseline: Values | Non
 def _explained(weight: Weight, rules: list[Rule], n: int, before: dict[str, Weight]) -> str:
     rule, condition = rules[n], rules[n].condition
     if not condition.of_layers:
-        return "is about the whole model"
+        return "applies to the whole model"
     if not selector(rule)(weight):
         return "does not select it"
     if not decider(rules, n)(weight):
@@ -41,5 +41,5 @@ def _explained(weight: Weight, rules: list[Rule], n: int, before: dict[str, Weig
         return f"does not hold: {display(numbers.missing[0].reason or '', 2000)}"
     value = numbers.known[0][1]
     if not condition.per_layer:
-        return f"takes it in with {unrounded(value)}"
+        return f"includes it with {unrounded(value)}"
     return f"{'holds' if condition.holds(value) else 'does not hold'}: {value_text(rule, value)}"

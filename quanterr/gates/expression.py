@@ -50,15 +50,15 @@ class Function(NamedTuple):
 
 
 FUNCTIONS = (
-    Function("each", "the value of each selected layer; may be left out"),
+    Function("each", "the value of each selected layer; may be omitted"),
     Function("min", "the lowest value of a selected layer", min),
     Function("max", "the highest", max),
-    Function("mean", "the mean over the selected layers, each counting the same", mean),
+    Function("mean", "the mean over the selected layers, unweighted", mean),
     Function("median", "their median", median),
-    Function("pNN", "their percentile, linear between the nearest: p05, p50, p99_9"),
+    Function("pNN", "the percentile over the selected layers, linearly interpolated: p05, p50, p99_9"),
     Function("share", "the share of the selected layers, 0 to 1, that satisfy the comparison in the brackets"),
     Function("global", "the value of the whole model, from the report's `aggregate`"),
-    Function("delta", "the value of each selected layer less that of the same layer in the baseline"),
+    Function("delta", "the value of each selected layer minus that of the same layer in the baseline"),
     Function("rel_delta", "the same, divided by the absolute value in the baseline"),
 )
 STATISTICS = {row.name: row.of for row in FUNCTIONS if row.of}
@@ -135,7 +135,7 @@ class _Parser:
 
     def condition(self) -> Condition:
         if not self._rest():
-            raise UsageError('an empty rule; write one such as "snr_db >= 30"')
+            raise UsageError('an empty rule; write a condition such as "snr_db >= 30"')
         found = self._comparison(inner=False)
         if self._rest():
             raise self._expected("the end of the rule: one comparison, a number without a unit")
@@ -161,11 +161,11 @@ class _Parser:
         names = [row.name.replace("NN", "05") for row in FUNCTIONS]
         if not (name in names or PERCENTILE.fullmatch(name)):
             hint = _near(name, names, f"; there are {', '.join(names)}")
-            raise UsageError(f"{self._shown()}: no function is called {display(name)}{hint}")
+            raise UsageError(f"{self._shown()}: no function named {display(name)}{hint}")
         if PERCENTILE.fullmatch(name) and not float(name[1:].replace("_", ".")):
-            raise UsageError(f"{self._shown()}: {name} is no percentile; for the lowest value write min()")
+            raise UsageError(f"{self._shown()}: {name} is not a percentile; for the lowest value write min()")
         if inner:
-            raise UsageError(f"{self._shown()}: in share() stands a plain comparison, such as share(nmse <= 0.01)")
+            raise UsageError(f"{self._shown()}: share() takes a plain comparison, such as share(nmse <= 0.01)")
         self._take("bracket", "(")
         nested = self._comparison(inner=True) if name == "share" else None
         metric = nested.metric if nested else self._take("name", "a metric")
@@ -181,17 +181,17 @@ class _Parser:
         if metric in there:
             return metric
         if function == "global" and metric in REPORT_METRICS:
-            raise UsageError(f"{self._shown()}: {metric} is of the report; write it without global()")
+            raise UsageError(f"{self._shown()}: {metric} is a metric of the report; write it without global()")
         if function == "global" and metric in LAYER_METRICS:
-            hint = f"; {metric} is of layers{_near(metric, there)}"
+            hint = f"; {metric} is a metric of layers{_near(metric, there)}"
         elif metric in MODEL_METRICS:
-            hint = f"; that is of the whole model: global({metric})"
+            hint = f"; it is a metric of the whole model: global({metric})"
         elif metric in REPORT_METRICS:
-            hint = f"; that is of the report: write {metric} alone"
+            hint = f"; it is a metric of the report: write {metric} alone"
         else:
             hint = _near(metric, [*there, *(REPORT_METRICS if function == "each" else ())])
         whose = "of the whole model" if function == "global" else "of a layer"
-        raise UsageError(f"{self._shown()}: no metric {whose} is called {display(metric)}{hint}")
+        raise UsageError(f"{self._shown()}: no metric {whose} named {display(metric)}{hint}")
 
     def _next(self, kind: str) -> str | None:
         match = _TOKEN.match(self._text, self._at)
@@ -217,7 +217,7 @@ class _Parser:
         return f'"{display(self._text)}"'
 
 
-def _near(name: str, names: Iterable[str], otherwise: str = "; the README lists them") -> str:
+def _near(name: str, names: Iterable[str], otherwise: str = "; see quanterr guide metrics") -> str:
     """The nearest names as the end of a sentence."""
     near = get_close_matches(name, sorted(names), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(near)}?" if near else otherwise

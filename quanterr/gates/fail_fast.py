@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def first_violation(rules: list[Rule], baseline: Values | None) -> "Callable[[Layer], str | None]":
-    """What tells of a layer that was just compared which rule it violates, and None if it violates none.
+    """What declares a layer that was just compared which rule it violates, and None if it violates none.
 
     Raises:
         UsageError: no rule of severity error is about single layers.
@@ -27,7 +27,7 @@ def first_violation(rules: list[Rule], baseline: Values | None) -> "Callable[[La
         if rule.severity == "error" and rule.condition.per_layer
     ]
     if not of_layers:
-        raise UsageError("--fail-fast: no rule of severity error is about single layers, as 'snr_db >= 30' is")
+        raise UsageError("--fail-fast: no rule of severity error applies to single layers, such as 'snr_db >= 30'")
     extract = extractor({rule.condition.metric for rule, _ in of_layers})
     before = {weight.name: weight for weight in baseline.weights} if baseline else {}
 

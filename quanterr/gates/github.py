@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_SUMMARY = 900 << 10  # bytes, with what other commands of the step have written
 MAX_ANNOTATIONS = 10
-LEFT_OUT = "\n_The rest is left out: a summary may not be larger. It is in the report._\n"
+LEFT_OUT = "\n_The rest is omitted: a summary may not be larger. The report has it._\n"
 
 
 def here() -> bool:

@@ -52,8 +52,8 @@ def judge_values(values: Values, rules: list[Rule], baseline: Values | None = No
     errors = [gate.message for gate in failed if gate.severity == "error"]
     reasons = values.unreliable + errors
     if not reasons:
-        warned = f"; {count(len(failed), 'gate')} of severity warn does not" if failed else ""
-        reasons = [f"everything that was selected was compared; {_hold(len(gates) - len(failed))}{warned}"]
+        warned = f"; {count(len(failed), 'gate')} with a warning does not hold" if failed else ""
+        reasons = [f"everything selected was compared; {_hold(len(gates) - len(failed))}{warned}"]
     return Verdict("inconclusive" if values.unreliable else "fail" if errors else "pass", reasons, gates)
 
 
@@ -140,7 +140,9 @@ def _of_layers(values: Values, rules: list[Rule], n: int, baseline: Values | Non
     weights = [weight for weight in values.weights if takes(weight)]
     if not weights:
         selected = any(map(selector(rule), values.weights))
-        return _nothing("later rules of its id decide for all its layers" if selected else "there is no layer to judge")
+        return _nothing(
+            "later rules of the same id decide for all its layers" if selected else "there is no layer to judge"
+        )
     before = {weight.name: weight for weight in baseline.weights} if baseline else {}
     numbers = numbers_of(weights, rule, before)
     gone = _gone(values, before, takes) if condition.function in OF_BASELINE else []
@@ -161,7 +163,7 @@ def _gone(values: Values, before: dict[str, Weight], takes: Callable[[Weight], b
     """Layers of the baseline that are no longer there: as bad as a layer that got worse."""
     here = {weight.name for weight in values.weights}
     gone = [w for w in before.values() if w.name not in here and w.kind != "not_compared" and takes(w)]
-    return [Violation(weight.name, None, None, "is in the baseline and not in this report") for weight in gone]
+    return [Violation(weight.name, None, None, "is in the baseline but not in this report") for weight in gone]
 
 
 def numbers_of(weights: list[Weight], rule: Rule, before: dict[str, Weight]) -> Numbers:
@@ -281,19 +283,19 @@ def _message(rule: Rule, outcome: _Outcome) -> str:
 
 def _against(rule: Rule, outcome: _Outcome) -> str:
     first = outcome.violations[0]
-    said = display(first.reason or "", 2000) if first.observed is None else value_text(rule, first.observed)
+    words = display(first.reason or "", 2000) if first.observed is None else value_text(rule, first.observed)
     if first.layer is None:
-        return f"{said}{_over(outcome)}"
-    return f"{len(outcome.violations):,} of {_layers(outcome)}, the worst {display(first.layer)}: {said}"
+        return f"{words}{_over(outcome)}"
+    return f"{len(outcome.violations):,} of {_layers(outcome)}, the worst {display(first.layer)}: {words}"
 
 
 def _for(rule: Rule, outcome: _Outcome) -> str:
     if outcome.judged and outcome.judged == outcome.identical:
         return f"{count(outcome.judged, 'layer')}{_skipped(outcome)}, the same on both sides"
-    said = "no layer differs" if outcome.observed is None else value_text(rule, outcome.observed)
+    words = "no layer differs" if outcome.observed is None else value_text(rule, outcome.observed)
     if outcome.worst_layer is None:
-        return f"{said}{_over(outcome)}"
-    return f"{_layers(outcome)}, the nearest {display(outcome.worst_layer)}: {said}"
+        return f"{words}{_over(outcome)}"
+    return f"{_layers(outcome)}, the nearest {display(outcome.worst_layer)}: {words}"
 
 
 def _layers(outcome: _Outcome) -> str:

@@ -6,7 +6,7 @@ schema = 1
 id = "attn"                        # a later rule of the same id decides for the layers that it selects
 require = "snr_db >= 30"           # see expression.py
 layers = ["*.self_attn.*"]         # as --layers-to-compare; without: all weights
-severity = "error"                 # or "warn": is told, and decides only with --strict-warnings
+severity = "error"                 # or "warn": is reported, and decides only with --strict-warnings
 undefined = "fail"                 # or "skip": leaves out layers without such a number; with delta, new ones
 reason = "below, prompts drift"    # why; is shown where the rule does not hold
 """
@@ -66,7 +66,7 @@ def read_rules(
         condition = _parsed(text, "--fail-if").negated()
         rules.append(Rule(condition.text, condition))
     if not rules:
-        where = f"{_shown(thresholds)}: holds no [[rule]]" if thresholds is not None else "no rule to judge by"
+        where = f"{_shown(thresholds)}: has no [[rule]]" if thresholds is not None else "no rules given"
         raise UsageError(f"{where}; give --thresholds FILE, or --require 'snr_db >= 30'")
     _check_ids(rules)
     return [rule._replace(severity="error") for rule in rules] if strict_warnings else rules
@@ -80,7 +80,7 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
     """
     comparing = [rule.condition.text for rule in rules if rule.condition.function in OF_BASELINE]
     if comparing and not given:
-        raise UsageError(f"{display(comparing[0])} needs an older report to compare with: give --baseline REPORT")
+        raise UsageError(f"{display(comparing[0])} compares with an older report: give --baseline REPORT")
     if given and not comparing and not updated:
         raise UsageError("no rule compares with the baseline; add --require 'delta(snr_db) >= -0.5'")
 
@@ -89,14 +89,14 @@ def _from_file(thresholds: str | os.PathLike[str]) -> list[Rule]:
     path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _shown(thresholds)
     if path != Path(thresholds) and os.path.isfile(thresholds):
         name = display(os.fspath(thresholds))
-        raise UsageError(f"{name}: is a preset, and a file here; give ./{name} for the file, or rename it")
+        raise UsageError(f"{name}: is both a preset and a file; give ./{name} for the file, or rename it")
     try:
         text, fields = read_toml(path, where)
     except FileNotFoundError as error:
         raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
     _check_keys(fields, ("schema", "rule"), where)
     if fields.get("schema") != SCHEMA or isinstance(fields["schema"], bool):
-        raise UsageError(f"{where}: the first line has to be: schema = {SCHEMA}")
+        raise UsageError(f"{where}: the first line must be: schema = {SCHEMA}")
     tables = fields.get("rule", [])
     if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
         raise UsageError(f"{where}: rules are written as [[rule]]")
@@ -114,9 +114,9 @@ def _rule(table: dict[str, Any], where: str) -> Rule:
     _check_keys(table, KEYS, where)
     for key, choices in CHOICES.items():
         if table.get(key, choices[0]) not in choices:
-            raise UsageError(f"{where}: {key} has to be one of {', '.join(choices)}, not {_value(table[key])}")
+            raise UsageError(f"{where}: {key} must be one of {', '.join(choices)}, not {_value(table[key])}")
     if not isinstance(table.get("reason", ""), str):
-        raise UsageError(f"{where}: reason has to be a text, not {_value(table['reason'])}")
+        raise UsageError(f"{where}: reason must be a string, not {_value(table['reason'])}")
     condition = _parsed(table["require"], f"{where}: require")
     return Rule(
         table["id"],
@@ -131,9 +131,9 @@ def _rule(table: dict[str, Any], where: str) -> Rule:
 
 def _patterns(layers: Any, condition: Condition, where: str) -> tuple[str, ...]:
     if not (isinstance(layers, list) and all(isinstance(pattern, str) for pattern in layers)):
-        raise UsageError(f'{where}: layers has to be a list such as ["attn", "*.mlp.*"], not {_value(layers)}')
+        raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {_value(layers)}')
     if layers and not condition.of_layers:
-        raise UsageError(f"{where}: {display(condition.text)} is about the whole model; it cannot have layers")
+        raise UsageError(f"{where}: {display(condition.text)} applies to the whole model; it cannot have layers")
     try:
         return Selection(layers).patterns
     except UsageError as error:
@@ -164,9 +164,9 @@ def _check_ids(rules: list[Rule]) -> None:
             continue
         shown = f'two rules have the id "{display(rule.id)}"'
         if not (rule.condition.per_layer and other.condition.per_layer):
-            raise UsageError(f"{shown}; only rules about each layer can share one")
+            raise UsageError(f"{shown}; only rules that apply to each layer can share one")
         if not rule.layers:
-            raise UsageError(f"{shown}, and the later one selects all layers; give it layers, or an id of its own")
+            raise UsageError(f"{shown}, and the later rule selects all layers; give it layers, or another id")
 
 
 def _shown(thresholds: str | os.PathLike[str]) -> str:

@@ -86,7 +86,7 @@ def decibels(power_ratio: float) -> float:
 
 
 def theoretical_sqnr(bits: float) -> float:
-    """SNR in dB of a full-scale sine in uniform codes of that many bits: 6.02·bits + 1.76.
+    """SNR in dB of a full-scale sine in uniform codes of that number of bits: 6.02·bits + 1.76.
 
     No target for weights: they are not a sine, and with one scale for many they lose 4 to 12 dB.
     """

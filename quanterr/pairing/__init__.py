@@ -33,7 +33,7 @@ from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
 
-WITH_HEADS = ("config.json", "params.json")  # files that tell how many there are
+WITH_HEADS = ("config.json", "params.json")  # files that gives the number of there are
 MOST_PADDING = 1024  # rows that writers append to a vocabulary
 LONGEST_BIAS = 1 << 22  # bytes
 
@@ -92,7 +92,7 @@ class _Pairing:
             if not self.selection.takes(own):
                 self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, "not selected")
             elif self._is_derived(own):
-                self._leave(self.original, own, own, Bucket.CONSUMED, "worked out by the converter")
+                self._leave(self.original, own, own, Bucket.CONSUMED, "computed by the converter")
             else:
                 self._pair(shared, own)
         head = self._pair_extra_head()
@@ -121,17 +121,18 @@ class _Pairing:
         there, y = self.there.get(shared), None
         try:
             x = self.original.recognized(own)
-            found = self._direct(there, x) if there else self._elsewhere(own, x)
+            found = self._elsewhere(own, x) if there is None else self._direct(there, x)
             if found is None:
                 self._leave(self.original, own, own, *self._why_absent(shared))
                 return
             y = found.held
             self._add(own, x, y, there, found.alternative)
         except FormatMismatch as mismatch:
-            if there and self._both_verbatim(own, there, str(mismatch)):
+            if there is not None and self._both_verbatim(own, there, str(mismatch)):
                 return
             bucket = Bucket.UNSUPPORTED
-            if there and {self.original.codes[own].dtype, self.quantized.codes[there].dtype} & CODE_DTYPES:
+            dtypes = {self.original.codes[own].dtype, self.quantized.codes[there].dtype} if there is not None else set()
+            if dtypes & CODE_DTYPES:
                 bucket = Bucket.ERROR
             self._leave_both(own, there, bucket, str(mismatch), y)
 
@@ -167,8 +168,8 @@ class _Pairing:
     def _tied(self, x: Weight, own: str, there: str) -> Held:
         """A weight of the quantized checkpoint that stands for another one, as embedding or output layer."""
         y = _cropped(x, self.quantized.recognized(there, x.shape))
-        said = f"tied: {own} of the original beside {there}"
-        return Held(replace(y, evidence=(*y.evidence, said)), (there,))
+        evidence = f"tied: {own} of the original stands for {there}"
+        return Held(replace(y, evidence=(*y.evidence, evidence)), (there,))
 
     def _pair_extra_head(self) -> str | None:
         """Pair an output layer that only the quantized checkpoint has with the original's embedding; its name."""
@@ -202,7 +203,7 @@ class _Pairing:
         elif x.shape != y.shape:
             place = (
                 f"({y.codes.dtype}) in the quantized"
-                if there
+                if there is not None
                 else f"in {listed(list(held.holders), 3)} of the quantized"
             )
             reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_shape_hint(x.shape, y.shape)}"
@@ -246,7 +247,7 @@ class _Pairing:
     def _why_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
         """Where a quantized tensor ends that no weight of the original uses."""
         if self._is_derived(entry.name):
-            return Bucket.CONSUMED, "worked out by the converter"
+            return Bucket.CONSUMED, "computed by the converter"
         if is_auxiliary(entry.name):
             return Bucket.CONSUMED, "changes no weight"
         if not self.selection.takes(shared):
@@ -254,7 +255,7 @@ class _Pairing:
         module = shared.rpartition(".")[0]
         for owner in (f"{module}.weight", module):
             if owner in self.names and owner not in self.there:
-                return Bucket.UNSUPPORTED, f"part of {owner} in a layout this version does not read"
+                return Bucket.UNSUPPORTED, f"part of {owner} in a layout that this version does not support"
         if _is_zero_bias(shared, entry):  # AutoGPTQ
             return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
         return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
@@ -270,7 +271,7 @@ class _Pairing:
             kinds = ", ".join(str(side.entries[own]) for own in parts[:4])
             return (
                 Bucket.UNSUPPORTED,
-                f"stored as {kinds}: a layout this version does not read; see `quanterr formats`",
+                f"stored as {kinds}: a layout that this version does not support; see `quanterr formats`",
             )
         return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
@@ -284,9 +285,9 @@ class _Pairing:
     def _leave_both(self, own: str, there: str | None, bucket: Bucket, reason: str, held: Held | None = None) -> None:
         """Leave a weight of the original, and what holds it in the quantized checkpoint where that is known."""
         self._leave(self.original, own, own, bucket, reason)
-        if there:
+        if there is not None:
             self._leave(self.quantized, own, there, bucket, reason)
-        for holder in held.holders if held and not there else ():
+        for holder in held.holders if held and there is None else ():
             if holder in self.holders.used:  # else it is the other side of a tie, and a weight of its own
                 self._leave(self.quantized, holder, holder, bucket, reason)
 
@@ -340,27 +341,27 @@ def _oriented(x: Weight, y: Weight, original: Side) -> tuple[Weight, Weight]:
     swap = x.shape != y.shape == swapped(x.shape) and may_be_transposed(x.name, x.shape)
     if not swap or x.encoding != "floats":
         return x, y
-    said = f"the original is stored {list(x.shape)}, this {list(y.shape)}: transposed"
-    return original.once(("transposed", x.name), lambda: transposed(x)), replace(y, evidence=(*y.evidence, said))
+    evidence = f"the original is stored {list(x.shape)}, this {list(y.shape)}: transposed"
+    return original.once(("transposed", x.name), lambda: transposed(x)), replace(y, evidence=(*y.evidence, evidence))
 
 
 def _with_transposed_squares(pairs: Sequence[Pair], original: Side) -> list[Pair]:
     """The pairs, those of square weights that may be transposed with that as an alternative.
 
-    Weights that are not square, of which the shape tells, say whether the original is stored the other way round.
+    Weights that are not square, of which the shape tells, say whether the original is stored transposed.
     """
     transposable = [pair for pair in pairs if may_be_transposed(pair.name, pair.original.shape)]
     swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}
     if swaps == {False}:
         return list(pairs)
-    said = "the original is stored [in, out]: relative error {error} on a sample when it is transposed"
-    warning = "" if True in swaps else f"{said}, and no weight that is not square tells so"
+    evidence = "the original is stored [in, out]: relative error {error} on a sample once transposed"
+    warning = "" if True in swaps else f"{evidence}, and no rectangular weight confirms it"
     made = []
     for pair in pairs:
         x = pair.original
         if x.encoding == "floats" and _is_square(pair) and may_be_transposed(pair.name, x.shape):
             swapped_x = original.once(("transposed", x.name), lambda x=x: transposed(x))  # type: ignore[misc]
-            pair = replace(pair, alternative=Alternative(swapped_x, None, TRANSPOSITION, said, warning))
+            pair = replace(pair, alternative=Alternative(swapped_x, None, TRANSPOSITION, evidence, warning))
         made.append(pair)
     return made
 
@@ -377,7 +378,7 @@ def _cropped(x: Weight, y: Weight) -> Weight:
     if not padded or role_of(x.name) not in ("embedding", "head"):
         return y
     cropped = rows_of(y, 0, x.shape)
-    return replace(cropped, warnings=(*y.warnings, f"{extra} rows more than the original has were left out as padding"))
+    return replace(cropped, warnings=(*y.warnings, f"{extra} rows more than the original has were dropped as padding"))
 
 
 def _same_kind(x: Entry, y: Entry) -> bool:
@@ -389,7 +390,7 @@ def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     if x == y[::-1]:
         return "; transposed?"
     if len(x) == len(y) == 2 and x[0] == y[0] and x[1] / max(y[1], 1) in (2, 4, 4 / 3):
-        return "; packed codes, and no label or config.json that says of which layout?"
+        return "; packed codes without a label or config.json that names the layout?"
     if len(x) == len(y) and x[1:] == y[1:]:
         return "; fused or padded rows?"
     return ""

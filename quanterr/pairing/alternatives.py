@@ -1,6 +1,6 @@
 """Which of several readings the original bears out: the one place that looks at values before the run.
 
-    a weight's alternatives    other readings of its tensors, where label and shapes leave several; tried only if the
+    a weight's alternatives    alternatives of its tensors, where label and shapes leave several; tried only if the
                                first has more error than any correct one, and a switch is a warning
     a pair's alternative       other weights on either side: rows in another order, norms plus one, the original
                                transposed; evidence, a warning, or an error that leaves the pair uncompared
@@ -47,7 +47,7 @@ def _read(pair: Pair, workspaces: Workspaces) -> Weight:
     as_first = f"{choice.first:.3g}" if isfinite(choice.first) else "not finite"
     warning = (
         f"read as {best.evidence[0]}: relative error {choice.least:.3g} on a sample; "
-        f"as label and shapes tell ({first.evidence[0]}) it is {as_first}"
+        f"{as_first} as label and shapes suggest ({first.evidence[0]})"
     )
     return replace(best, warnings=(*first.warnings, warning))
 

@@ -79,7 +79,7 @@ class Holders:
             if len(holders) > 1:
                 raise FormatMismatch(f"two weights could hold it: {display(holders[0])} and {display(holders[1])}")
             if not holders and any(found):
-                raise FormatMismatch(f"only a part of it is stored: nothing holds {display(atom)}")
+                raise FormatMismatch(f"only a part of it is stored: no tensor holds {display(atom)}")
             claims = self._claims.get(atom, [])
             if holders and len(claims) > 1:
                 raise FormatMismatch(
@@ -106,7 +106,7 @@ class Holders:
         if run % 2:
             return weight
         alternate = interleaved_halves(weight, run)
-        alternate = replace(alternate, evidence=("rows of gate and up in turn", *alternate.evidence))
+        alternate = replace(alternate, evidence=("rows of gate and up alternating", *alternate.evidence))
         below = replace(weight, evidence=("rows of gate, then those of up", *weight.evidence))
         config = self._quantized.checkpoint.config.get("config.json")
         known = isinstance(config, dict) and config.get("model_type") in INTERLEAVED_GATE_UP
@@ -148,9 +148,9 @@ class Holders:
                 f"{entry} should have a number for each of {len(rows)} layers: {listed(list(held.names))}"
             )
         stored = torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).float()
-        told = f"rows of {len(rows)} layers times {entry.name.rpartition('.')[2]}"
+        description = f"rows of {len(rows)} layers times {entry.name.rpartition('.')[2]}"
         factored = scaled(whole, stored.repeat_interleave(torch.tensor(rows)), 0)
-        return replace(factored, refusal=None, evidence=(*factored.evidence, told))
+        return replace(factored, refusal=None, evidence=(*factored.evidence, description))
 
     def _rows(self, held: Atoms, whole: Weight) -> list[int]:
         """Rows of each atom of a weight."""
@@ -163,7 +163,7 @@ class Holders:
         if held.equal and total % len(held.names) == 0:
             return [total // len(held.names)] * len(held.names)
         raise FormatMismatch(
-            f"the rows of {display(whole.name)} that hold it cannot be told from the shapes of the original"
+            f"the rows of {display(whole.name)} that hold it cannot be inferred from the shapes of the original"
         )
 
     def _expected(self, holder: str, held: Atoms, wanted: Atoms, shape: Shape, transpose: bool) -> Shape | None:
@@ -187,7 +187,7 @@ class Holders:
         if {len(first.shape), len(rest.shape)} != {3} or first.shape[0] != rest.shape[0]:
             raise FormatMismatch(shapes)
         if any(weight.matrix[1] != weight.shape[2] for weight in (first, rest)):  # taken for a convolution
-            raise FormatMismatch(f"{shapes}: heads of so few columns are not read")
+            raise FormatMismatch(f"{shapes}: heads with so few columns are not supported")
         first = flipped(first)
         n, rows, cols = first.shape
         more = rest.shape[1]
@@ -207,7 +207,7 @@ class Holders:
         weights = [self._quantized.recognized(holder) for holder in holders]
         if sum(weight.shape[-1] for weight in weights) != shape[-1]:
             shapes = " + ".join(str(list(weight.shape)) for weight in weights)
-            raise FormatMismatch(f"shape {list(shape)} in the original, {shapes} side by side in the quantized")
+            raise FormatMismatch(f"shape {list(shape)} in the original, {shapes} next to each other in the quantized")
         return side_by_side(weights, shape)
 
 

@@ -53,7 +53,7 @@ class Translation:
         return cls(metadata, metadata.architecture, stored, side)
 
     def is_derived(self, name: str) -> bool:
-        """Whether a tensor of the GGUF file was worked out from the configuration."""
+        """Whether a tensor of the GGUF file was computed from the configuration."""
         return _path(name)[0] in CONVENTION.derived
 
     def atoms(self, side: int, name: str, shape: tuple[int, ...]) -> Atoms:
@@ -83,7 +83,7 @@ class Translation:
         return self._with(pair, gguf, minus_exp(other)) if word in CONVENTION.negated_exp else pair
 
     def _sides(self, first: Weight, second: Weight) -> tuple[Weight, Weight]:
-        """The GGUF file's weight and the other, of original and quantized; and the other way round."""
+        """The GGUF file's weight and the other, of original and quantized; and the reverse."""
         return (first, second) if self.gguf_side == 0 else (second, first)
 
     def _with(self, pair: Pair, gguf: Weight, other: Weight, alternative: Alternative | None = None) -> Pair:
@@ -94,10 +94,10 @@ class Translation:
         one_more = plus(other, 1.0)
         one_more = replace(one_more, evidence=(*one_more.evidence, "stored plus one"))
         if self.architecture in CONVENTION.plus_one:
-            problem = f"stored as in the original, without the one that llama.cpp expects of {self.architecture}"
+            problem = f"stored as in the original, without the added one that llama.cpp expects for {self.architecture}"
             left = pair.left(Bucket.UNSUPPORTED, problem)
             return self._with(pair, gguf, one_more, Alternative(*self._sides(gguf, other), VALUES, leftovers=left))
-        problem = f"stored plus one, which llama.cpp does not expect of {self.architecture}"
+        problem = f"stored plus one, which llama.cpp does not expect for {self.architecture}"
         left = pair.left(Bucket.UNSUPPORTED, problem) if self.architecture in CONVENTION.not_plus_one else ()
         return self._with(pair, gguf, other, Alternative(*self._sides(gguf, one_more), VALUES, leftovers=left))
 
@@ -107,8 +107,8 @@ class Translation:
         if not heads or gguf.shape[0] % (2 * heads):
             return pair
         halves = unpaired(gguf, heads)
-        halves = replace(halves, evidence=(*halves.evidence, "rows of heads put back from pairs to halves"))
-        expected = f"llama.cpp expects of {self.architecture}: it would compute with the wrong rows"
+        halves = replace(halves, evidence=(*halves.evidence, "rows of heads reordered from pairs to halves"))
+        expected = f"llama.cpp expects for {self.architecture}: it would use the wrong rows"
         bar = ORDER if len(other.shape) > 1 else VALUES
         if self.architecture in CONVENTION.paired:
             as_stored = replace(gguf, evidence=(*gguf.evidence, "rows of heads as they are"))

@@ -1,7 +1,7 @@
 """The order of q's and k's rows: RoPE turns them by pairs, which programs store in two ways.
 
     transformers             a pair's rows lie half a head apart: (0, d/2), (1, d/2 + 1), …
-    Mistral's and Meta's     side by side: attention.wq and attention.wk
+    Mistral's and Meta's     next to each other: attention.wq and attention.wk
 
 Reference: transformers models/llama/convert_llama_weights_to_hf.py permute; mistral/convert_mistral_weights_to_hf.py.
 """
@@ -23,7 +23,7 @@ _HEADS = {"q": _QUERY, "k": ("num_key_value_heads", "n_kv_heads", *_QUERY)}
 
 
 def in_pairs(name: str) -> bool:
-    """Whether a weight of that name has the rows of a pair side by side."""
+    """Whether a weight of that name has the rows of a pair next to each other."""
     return _PAIRED.fullmatch(name) is not None
 
 
@@ -31,7 +31,7 @@ def in_one_order(pair: Pair, configs: Iterable[Mapping[str, Any]]) -> Pair:
     """The pair with rows of heads in halves on both sides; ``configs`` are the files beside both checkpoints.
 
     Raises:
-        FormatMismatch: the order differs, and nothing tells how many heads there are.
+        FormatMismatch: the order differs, and nothing gives the number of heads there are.
     """
     names = pair.original.codes.name, pair.quantized.codes.name
     paired = [_PAIRED.fullmatch(name) for name in names]
@@ -41,11 +41,11 @@ def in_one_order(pair: Pair, configs: Iterable[Mapping[str, Any]]) -> Pair:
     stored, heads = pair.original if paired[0] else pair.quantized, _number_of_heads(word, configs)
     both = f"{display(names[0])} and {display(names[1])} have the rows of each head in another order"
     if not heads:
-        raise FormatMismatch(f"{both}, and no config.json or params.json tells how many heads there are")
+        raise FormatMismatch(f"{both}, and neither config.json nor params.json gives the number of heads")
     if stored.shape[0] % (2 * heads):
         raise FormatMismatch(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
     halves = unpaired(stored, heads)
-    halves = replace(halves, evidence=(*halves.evidence, f"rows of {heads} heads put back from pairs to halves"))
+    halves = replace(halves, evidence=(*halves.evidence, f"rows of {heads} heads reordered from pairs to halves"))
     if paired[0]:
         return replace(pair, original=halves)
     # a file whose names alone are Mistral's

@@ -62,10 +62,10 @@ class Side:
                 elif (scale := name.removesuffix("weight") + "input_scale") in self.entries and not self.expects_scale:
                     self.expects_scale = f"activations have one ({display(scale)})"
         if self.labels.method and not self.expects_scale:
-            self.expects_scale = f"config.json says quant_method {self.labels.method}"
-        told = ((self.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
-        self.blocks = tuple((block, source) for block, source in told if block)
-        if self.labels.marker:  # in those files a weight without a scale has the scale 1
+            self.expects_scale = f"config.json declares quant_method {self.labels.method}"
+        description = ((self.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
+        self.blocks = tuple((block, source) for block, source in description if block)
+        if self.labels.marker:  # in those files per weight without a scale has the scale 1
             self.expects_scale = None
 
     def attach_siblings(self, elsewhere: Collection[str] = ()) -> None:
@@ -101,7 +101,7 @@ class Side:
         """
         if self.labels.divides:
             raise FormatMismatch(
-                "config.json says that scales divide (weight_scale_semantics: inverse), which is not read yet"
+                "config.json declares dividing scales (weight_scale_semantics: inverse), which are not supported yet"
             )
         siblings = self.siblings.get(weight, ())
         for entry in (self.codes[weight], *siblings):

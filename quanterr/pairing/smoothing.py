@@ -1,11 +1,11 @@
-"""Scales that a quantizer moved from one weight into another, told from the tensors and undone.
+"""Scales that a quantizer moved from one weight into another, inferred from the tensors and undone.
 
 AWQ, SmoothQuant and their kin divide a norm (or the rows of the weight before) by s and multiply the columns
 of the weights behind it by s: the model is the same, each weight is not. With s read off the two norms,
 
     W_q ≈ W · diag(s)    and    W_q · diag(norm_q / norm)  is what belongs beside W
 
-Done only where that brings the weights much closer on a sample; the factors and both errors are told.
+Done only where that brings the weights much closer on a sample; the factors and both errors are reported.
 
 Reference: Lin et al., AWQ (2023); Xiao et al., SmoothQuant (2022); casper-hansen/AutoAWQ
 awq/quantize/scale.py.

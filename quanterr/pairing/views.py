@@ -64,8 +64,8 @@ def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
         dequantize=partial(_stacked, weights, starts, axis),
         needs_float64=any(weight.needs_float64 for weight in weights),
         scale=None,
-        evidence=tuple(dict.fromkeys(said for weight in weights for said in weight.evidence)),
-        warnings=tuple(dict.fromkeys(said for weight in weights for said in weight.warnings)),
+        evidence=tuple(dict.fromkeys(evidence for weight in weights for evidence in weight.evidence)),
+        warnings=tuple(dict.fromkeys(evidence for weight in weights for evidence in weight.warnings)),
         alternatives=(),
         byte_share=sum(weight.nbytes for weight in weights) / max(sum(weight.stored_bytes for weight in weights), 1),
     )

@@ -1,6 +1,6 @@
 """The report as CSV: a line with the verdict and its reasons, then one for each tensor, compared or not.
 
-All reports have the same columns; ``list`` says which list of the JSON report a line comes from.
+All reports have the same columns; ``list`` says which list of the JSON report per line comes from.
 
 A number is written in full; one that is undefined as nan, inf or -inf, one that does not apply as nothing.
 A text that a spreadsheet would take for a formula gets an apostrophe before it (CWE-1236).
@@ -36,8 +36,8 @@ def write(report: Report, file: IO[str]) -> None:
         codes[found.layer].append(found.code)
     for key in LISTS:
         for entry in getattr(report, key):
-            told = {"quanterr_verdict": report.verdict, "list": key, "findings": codes.get(entry.layer_name)}
-            rows.writerow({name: cell(value) for name, value in (told | dict(values(entry))).items()})
+            description = {"quanterr_verdict": report.verdict, "list": key, "findings": codes.get(entry.layer_name)}
+            rows.writerow({name: cell(value) for name, value in (description | dict(values(entry))).items()})
 
 
 def columns() -> list[str]:

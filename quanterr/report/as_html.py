@@ -49,8 +49,10 @@ class Markup(str):
 
 def tag(name: str, *children: str, **attributes: str) -> Markup:
     """An element. Strings are text and get escaped; ``class_`` is the attribute class, ``aria_hidden`` aria-hidden."""
-    told = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
-    return Markup(f"<{name}{told}>{joined(*children)}</{name}>")
+    description = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items()
+    )
+    return Markup(f"<{name}{description}>{joined(*children)}</{name}>")
 
 
 def joined(*children: str) -> Markup:
@@ -109,10 +111,10 @@ def _short(side: Side) -> str:
 
 
 def _reasons(report: Report) -> Markup:
-    told = [sentence(reason) for reason in report.reasons[:MAX_LISTED]]
+    description = [sentence(reason) for reason in report.reasons[:MAX_LISTED]]
     if len(report.reasons) > MAX_LISTED:
-        told.append(f"and {count(len(report.reasons) - MAX_LISTED, 'more reason')}")
-    return tag("ul", *(tag("li", reason) for reason in [*told, coverage_line(report)]), class_="reasons")
+        description.append(f"and {count(len(report.reasons) - MAX_LISTED, 'more reason')}")
+    return tag("ul", *(tag("li", reason) for reason in [*description, coverage_line(report)]), class_="reasons")
 
 
 def _sides(report: Report) -> Markup:
@@ -179,7 +181,7 @@ def _not_compared(items: list[NotCompared]) -> Markup:
     return tag(
         "section",
         tag("h2", f"Not compared: {count(len(items), 'tensor')}"),
-        tag("p", "Nothing is known of their error; no average holds them.", class_="about"),
+        tag("p", "Their error is unknown; no average includes them.", class_="about"),
         _table(["tensor", "in", "why", "in detail"], rows, "stack"),
         *more,
         class_="problems",
@@ -247,7 +249,7 @@ def _bucket_table(buckets: dict[str, BucketSize]) -> Markup:
 
 def _findings(report: Report) -> Markup:
     if not report.findings:
-        return tag("p", "Nothing suspicious was noticed.", class_="none")
+        return tag("p", "No findings.", class_="none")
     shown = html_data.shown_findings(report)[:MAX_LISTED]
     items = [_finding(found) for found in shown]
     if len(shown) < len(report.findings):
@@ -264,14 +266,14 @@ def _finding(found: Finding) -> Markup:
 
 def _gates(report: Report) -> Markup:
     if not report.gates:
-        return tag("p", "No gate was asked for, so nothing says whether the error is small enough.", class_="none")
+        return tag("p", "No gates set, so nothing says whether the error is small enough.", class_="none")
     failed = sum(gate.status == "fail" for gate in report.gates)
-    told = f"{failed:,} of {count(len(report.gates), 'gate')} do not hold." if failed else "All gates hold."
+    description = f"{failed:,} of {count(len(report.gates), 'gate')} do not hold." if failed else "All gates hold."
     heads = [tag("th", text, scope="col") for text in ("", "gate", "condition")]
     heads += [tag("th", text, scope="col", class_="number") for text in ("observed", "limit", "margin")]
     rows = [row for gate in sorted(report.gates, key=lambda gate: gate.status) for row in _gate(gate)]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="plain gates")
-    return joined(tag("p", told, class_="about"), tag("div", table, class_="scroll"))
+    return joined(tag("p", description, class_="about"), tag("div", table, class_="scroll"))
 
 
 def _gate(gate: Gate) -> list[Markup]:
@@ -287,7 +289,7 @@ def _gate(gate: Gate) -> list[Markup]:
     )
     if gate.status == "pass":
         return [row]
-    reason = [tag("p", f"Why it is asked for: {sentence(gate.reason)}", class_="remedy")] if gate.reason else []
+    reason = [tag("p", f"Reason: {sentence(gate.reason)}", class_="remedy")] if gate.reason else []
     shown = [tag("li", violation_line(violation)) for violation in gate.violations[:MAX_VIOLATIONS]]
     if len(gate.violations) > MAX_VIOLATIONS:
         shown.append(tag("li", f"and {len(gate.violations) - MAX_VIOLATIONS:,} more, in the JSON report"))
@@ -339,6 +341,6 @@ def _provenance(side: Side) -> list[tuple[str, str]]:
     """Files, prefix and notes of a checkpoint."""
     names = ", ".join(f"{display(file.name)} ({size(file.bytes)})" for file in side.files[:MAX_FILES])
     more = f" and {len(side.files) - MAX_FILES:,} more" if len(side.files) > MAX_FILES else ""
-    told = [("files", f"{names}{more}")] if len(side.files) > 1 else []
-    told += [("prefix", display(side.prefix))] if side.prefix else []
-    return told + [("note", sentence(note)) for note in side.notes[:MAX_LISTED]]
+    description = [("files", f"{names}{more}")] if len(side.files) > 1 else []
+    description += [("prefix", display(side.prefix))] if side.prefix else []
+    return description + [("note", sentence(note)) for note in side.notes[:MAX_LISTED]]

@@ -1,4 +1,4 @@
-"""The report as strict JSON, a layer a line."""
+"""The report as strict JSON, a layer per line."""
 
 from typing import IO
 

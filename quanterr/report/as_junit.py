@@ -42,19 +42,21 @@ def _comparison(report: Report) -> Element:
     whole = _case(suite, "comparison", "everything selected was compared and can be relied on")
     reasons = "\n".join(sentence(reason) for reason in report.reasons)
     if report.verdict == "inconclusive":
-        _told(whole, "error", f"inconclusive: {sentence(report.reasons[0]) if report.reasons else ''}", reasons)
+        _described(whole, "error", f"inconclusive: {sentence(report.reasons[0]) if report.reasons else ''}", reasons)
     elif report.verdict == "fail" and not any(_fails(gate) for gate in report.gates):
-        _told(whole, "failure", "fail", reasons)
+        _described(whole, "failure", "fail", reasons)
     SubElement(whole, "system-out").text = f"{coverage_line(report)}\n{reasons}"
     for item in report.not_compared[:MAX_CASES]:
         case = _case(suite, f"comparison.{item.side}", display(item.layer_name))
-        _told(case, "error", f"not compared: {BUCKETS.get(item.bucket, display(item.bucket))}", sentence(item.reason))
+        _described(
+            case, "error", f"not compared: {BUCKETS.get(item.bucket, display(item.bucket))}", sentence(item.reason)
+        )
     _more(suite, len(report.not_compared), "tensor was not compared", "tensors were not compared")
     errors = [found for found in report.findings if found.severity == "error"]
     for found in errors[:MAX_CASES]:
         case = _case(suite, f"comparison.{display(found.code)}", display(found.layer or "the whole"))
         remedy = sentence(found.remedy) if found.remedy else ""
-        _told(case, "error", sentence(found.message), remedy)
+        _described(case, "error", sentence(found.message), remedy)
     _more(suite, len(errors), "error", "errors")
     return suite
 
@@ -65,14 +67,16 @@ def _gates(report: Report) -> Element:
         named = f"{display(gate.id)}: " if gate.id != gate.require else ""
         case = _case(suite, "gates", f"{named}{sentence(gate.require)}")
         if _fails(gate):
-            _told(case, "failure", sentence(gate.message), _violations(gate))
+            _described(case, "failure", sentence(gate.message), _violations(gate))
         elif gate.status == "fail":
             SubElement(
                 case, "system-err"
             ).text = f"{gate_words(gate)[0]}: {sentence(gate.message)}\n{_violations(gate)}"
         else:
-            told = f"observed {exactly(gate.observed)}, limit {exactly(gate.limit)}, margin {exactly(gate.margin)}"
-            SubElement(case, "system-out").text = told
+            description = (
+                f"observed {exactly(gate.observed)}, limit {exactly(gate.limit)}, margin {exactly(gate.margin)}"
+            )
+            SubElement(case, "system-out").text = description
     return suite
 
 
@@ -90,7 +94,7 @@ def _case(suite: Element, classname: str, name: str) -> Element:
     return SubElement(suite, "testcase", classname=classname, name=name, time="0")
 
 
-def _told(case: Element, kind: str, message: str, text: str) -> None:
+def _described(case: Element, kind: str, message: str, text: str) -> None:
     SubElement(case, kind, message=display(message, LONG), type=kind).text = text
 
 
@@ -98,7 +102,7 @@ def _more(suite: Element, n: int, one: str, many: str) -> None:
     """What has no test of its own."""
     if n > MAX_CASES:
         case = _case(suite, "comparison", f"and {count(n - MAX_CASES, 'more ' + one, 'more ' + many)}")
-        _told(case, "error", "too many to list; the JSON report has them all", "")
+        _described(case, "error", "too many to list; the JSON report has them all", "")
 
 
 def _seconds(started: str) -> str:

@@ -47,10 +47,12 @@ def updated(text: str, report: Report, where: str) -> str:
     lines = text.splitlines(keepends=True)
     found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
     if not found:
-        raise UsageError(f"{where}: has no place for the report; put two lines where it is to stand: {BEGIN} and {END}")
+        raise UsageError(f"{where}: has no place for the report; add two lines where it belongs: {BEGIN} and {END}")
     if [mark for _, mark in found] != [BEGIN, END]:
-        told = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
-        raise UsageError(f"{where}: needs {BEGIN} once and {END} once after it, each on its own line; it has {told}")
+        description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
+        raise UsageError(
+            f"{where}: needs {BEGIN} once and {END} once after it, each on its own line; it has {description}"
+        )
     first, last = found[0][0], found[1][0]
     newline = "\r\n" if lines[first].endswith("\r\n") else "\n"
     before = "".join(lines[:first]) + ("\ufeff" if lines[first].startswith("\ufeff") else "")
@@ -72,8 +74,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield "| | |"
     yield "|---|---|"
-    yield f"| quantized | {_told(report.quantized)} |"
-    yield f"| original | {_told(report.original)} |"
+    yield f"| quantized | {_described(report.quantized)} |"
+    yield f"| original | {_described(report.original)} |"
     if report.layers:
         yield f"| SNR, pooled | {db(a.overall_snr_db, ' dB')} over {count(a.total_layers, 'layer')} that differ |"
         yield f"| worst layer | {db(a.worst_layer_snr_db, ' dB')} |"
@@ -95,7 +97,7 @@ def _lines(report: Report) -> Iterator[str]:
     )
 
 
-def _told(side: Side) -> str:
+def _described(side: Side) -> str:
     revision = f" at {code(side.revision)}" if side.revision else ""
     return f"{code(side.path)}{revision}, {size(side.bytes)}"
 

@@ -30,7 +30,7 @@ STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # dB that a digit may stand for
 DIGITS = 10
 CURVE = "▁▂▃▄▅▆▇█"
 
-# Of the digits 0 (worst) to 9: cividis, which is told apart by its lightness and with any colour vision.
+# Of the digits 0 (worst) to 9: cividis, which is distinguished by its lightness and with any colour vision.
 COLOURS = ["#fee838", "#e1cc55", "#c3b369", "#a59c74", "#8a8678", "#707173", "#575d6d", "#3b496c", "#123570", "#00224e"]
 DARK_TEXT = 5  # digits on bright cells
 
@@ -79,7 +79,7 @@ def block_maps(report: Report, width: int, unicode: bool) -> Iterator[Renderable
     if len(stacks) > MAX_STACKS:
         yield Text(f"and {count(len(stacks) - MAX_STACKS, 'more stack')} of blocks", style="dim")
     digits = f"0: {scale.low:g} to {scale.low + scale.step:g} dB, each digit {scale.step:g} dB more"
-    signs = [f"{sign} {told}" for sign, told in LEGEND.items() if sign in shown]
+    signs = [f"{sign} {description}" for sign, description in LEGEND.items() if sign in shown]
     yield Text("; ".join([digits, *signs]), style="dim")
 
 
@@ -117,7 +117,7 @@ def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown
     pieces = [blocks[n : n + per_cell] for n in range(0, len(blocks), per_cell)]
 
     title = f"SNR by block of {display(name)}"
-    title += f", {per_cell} blocks a cell" if per_cell > 1 else ""
+    title += f", {per_cell} blocks per cell" if per_cell > 1 else ""
     title += f", the {len(modules)} worst of {len(stack)} modules" if len(modules) < len(stack) else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("module", overflow="fold", min_width=label)

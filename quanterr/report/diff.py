@@ -1,4 +1,4 @@
-"""Two reports of one original, side by side: what got better, what worse, what is new, what is gone."""
+"""Two reports of one original, next to each other: what got better, what worse, what is new, what is gone."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -83,7 +83,9 @@ def diff(old: Extract, new: Extract, paths: tuple[str, str], force: bool = False
     """
     why = difference(old, new)
     if why and not force:
-        raise UsageError(f"{display(paths[0])} does not compare with {display(paths[1])}: {why}; --force compares them")
+        raise UsageError(
+            f"{display(paths[0])} cannot be compared with {display(paths[1])}: {why}; --force compares them"
+        )
     before, after = ({weight.name: weight for weight in Values(report).weights} for report in (old, new))
     both = [(before[name], weight) for name, weight in after.items() if name in before]
     found = Diff(
@@ -142,9 +144,9 @@ def _reason(was: Weight, now: Weight, before: float | None, after: float | None)
 
 
 def diff_lines(found: Diff, top: int) -> Iterator[str]:
-    """What is told of it: at most ``top`` layers of each kind. No line begins with a name."""
+    """What is reported of it: at most ``top`` layers of each kind. No line begins with a name."""
     if found.difference:
-        yield f"warning: these do not compare: {found.difference}"
+        yield f"warning: not comparable: {found.difference}"
     for word, totals in (("old", found.old), ("new", found.new)):
         snr, bits = _db(totals.overall_snr_db), totals.bits_per_weight
         stored = f"{size(totals.quantized_bytes)}" + ("" if bits is None else f", {bits:.4g} bits per weight")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 BEGINNING = 128  # bytes
-# JSON, JSON Lines and a ranking; CSV; HTML; JUnit. Markdown is a section that may lie in somebody's document.
+# JSON, JSON Lines and a ranking; CSV; HTML; JUnit. Markdown is a section that may are in somebody's document.
 MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.report -->", b'name="quanterr: ')
 SECTION = b"<!-- quanterr:begin -->", b"<!-- quanterr:end -->"
 
@@ -39,13 +39,13 @@ def targets(
     ``no_clobber`` no file may be there yet.
 
     Raises:
-        UsageError: an unknown suffix, a path that is one of the inputs or lies in one, a document of somebody's,
+        UsageError: an unknown suffix, a path that is one of the inputs or is in one, a document of somebody's,
             standard output twice.
         ResourceError: a folder that is missing or cannot be written to, a file that is not to be replaced.
     """
     made = [_target(path, list(inputs), output) for path in given]
     if [target.path for target in made].count(None) > 1:
-        raise UsageError("--output-report -: given twice; standard output carries one document")
+        raise UsageError("--output-report -: given twice; standard output holds one document")
     for target in made if no_clobber else []:
         if target.path is not None and target.path.is_file():
             raise ResourceError(f"--output-report {display(str(target.path))}: exists, and --no-clobber is given")

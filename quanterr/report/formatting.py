@@ -17,7 +17,7 @@ LONG = 2000  # characters of a sentence
 # Classic grades by SNR; what is usual for the format says more.
 GRADES = ((40, "excellent"), (30, "good"), (-1e9, "check"))
 
-# How what is in a bucket is told after its number of tensors.
+# How what is in a bucket is reported after its number of tensors.
 BUCKETS = {
     "compared": "compared",
     "lossless": "identical",
@@ -91,9 +91,9 @@ def violation_line(violation: Violation, limit: float | None = None) -> str:
     where = "the whole" if violation.layer is None else display(violation.layer)
     if violation.observed is None:
         return f"{where}: {sentence(violation.reason or UNDEFINED)}"
-    told = "" if limit is None else f", limit {exactly(limit)}"
-    told += "" if violation.margin is None else f", margin {exactly(violation.margin)}"
-    return f"{where}: {exactly(violation.observed)}{told}"
+    description = "" if limit is None else f", limit {exactly(limit)}"
+    description += "" if violation.margin is None else f", margin {exactly(violation.margin)}"
+    return f"{where}: {exactly(violation.observed)}{description}"
 
 
 def sentence(text: str) -> str:
@@ -115,7 +115,7 @@ def coverage_line(report: "Report") -> str:
     parts += [f"{n[bucket]:,} {BUCKETS[bucket]}" for bucket in left if bucket in n]
     if "only_in_quantized" in report.coverage.quantized:
         parts.append(f"{report.coverage.quantized['only_in_quantized'].tensors:,} only in quantized")
-    parts += [f"prefix {display(s.prefix)} taken away" for s in (report.original, report.quantized) if s.prefix]
+    parts += [f"prefix {display(s.prefix)} stripped" for s in (report.original, report.quantized) if s.prefix]
     return "; ".join(parts)
 
 
@@ -130,7 +130,7 @@ def worst_layers(layers: "Sequence[Layer]", top: int, sort_by: str = "snr") -> "
     for layer in layers:
         if key := _experts_of(layer):
             n_experts[key] += 1
-    told: list[tuple[str, Layer]] = []
+    description: list[tuple[str, Layer]] = []
     seen = set()
     for layer in sort_layers(layers, sort_by):
         key = _experts_of(layer)
@@ -143,10 +143,10 @@ def worst_layers(layers: "Sequence[Layer]", top: int, sort_by: str = "snr") -> "
         elif key and n_experts[key] > 1:
             seen.add(key)
             name += f" (the worst of {n_experts[key]} experts)"
-        told.append((name, layer))
-        if len(told) == top:
+        description.append((name, layer))
+        if len(description) == top:
             break
-    return told
+    return description
 
 
 def _experts_of(layer: "Layer") -> tuple[Place, str] | None:

@@ -61,7 +61,7 @@ def page_data(report: Report) -> dict[str, Any]:
         name = display(entry.layer_name)
         place = place_of(entry.layer_name)
         shape = getattr(entry, "tensor_shape", None)
-        told = {
+        description = {
             "role": display(getattr(entry, "role", None) or role_of(entry.layer_name)),
             "format": display(entry.format) if hasattr(entry, "format") else None,
             "shape": None if shape is None else " × ".join(map(str, shape)) or "scalar",
@@ -73,7 +73,7 @@ def page_data(report: Report) -> dict[str, Any]:
         columns["pattern"].append(patterns.number(_NUMBER.sub("\0", name)))
         numbers += map(int, _NUMBER.findall(name))
         columns["block"].append(place.block if place else -1)
-        for key, word in told.items():
+        for key, word in description.items():
             columns[key].append(words[key].number(word))
         snr = getattr(entry, "snr_db", None)
         columns["snr_db"].append(None if snr is None else round(snr, DB_PLACES))

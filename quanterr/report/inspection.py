@@ -1,4 +1,4 @@
-"""What one checkpoint stores: data with a schema version, told from headers alone."""
+"""What one checkpoint stores: data with a schema version, inferred from headers alone."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,18 +18,18 @@ class StoredWeight:
     name: str
     display_name: Annotated[str, Field(description="the same with everything unprintable escaped")]
     role: str
-    block: Annotated[str | None, Field(description="the block of the model it lies in, as layers.12")]
+    block: Annotated[str | None, Field(description="the block of the model it is in, such as layers.12")]
     format: Annotated[str | None, Field(description="see `quanterr formats`; null: not read, as `reason` says")]
     dtype: Annotated[str, Field(description="of the codes, as the file calls it")]
     shape: list[int]
     elements: int
     bytes: Annotated[int, Field(description="of all its parts")]
     bits_per_weight: float | None
-    code_bits: Annotated[int | None, Field(description="of one code, without its share of the scales")]
+    code_bits: Annotated[int | None, Field(description="of one code, scales not included")]
     block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
     scales: Annotated[int, Field(description="how many")]
     comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
-    evidence: Annotated[list[str], Field(description="what decided the format")]
+    evidence: Annotated[list[str], Field(description="the evidence for the format")]
     reason: Annotated[str | None, Field(description="why it is not read")]
 
 
@@ -55,7 +55,7 @@ class Inspection(Model):
     files: list[StoredFile]
     tensors: int
     bytes: int
-    architecture: str | None = Field(description="of the model, as a GGUF file or config.json says")
+    architecture: str | None = Field(description="of the model, as a GGUF file or config.json declares")
     quant_method: str | None = Field(description="as config.json or its like says")
     total: Tally
     formats: dict[str, Tally] = Field(description="the largest first; `unread` is what no format claims")

@@ -1,7 +1,8 @@
 """The report: plain data with a schema version. Everything that renders or judges it sees nothing else.
 
 The fields of a layer and of an aggregate that are metrics are made from the rows of METRICS and AGGREGATES.
-History of ``schema_version``: 1.0, the first.
+History of ``schema_version``: 1.0, the first; 1.1 renames eight findings (finding_codes.FORMER_NAMES), whose former
+names are still read.
 """
 
 import zlib
@@ -13,10 +14,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import LISTS, SCHEMA
+from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 
 class Model(BaseModel):
@@ -105,7 +107,7 @@ class _Weight:
     layer_name: Annotated[str, Field(description="name in the original")]
     display_name: Annotated[str, Field(description="the same with everything unprintable escaped")]
     role: str
-    block: Annotated[str | None, Field(description="the block of the model it lies in, as layers.12")]
+    block: Annotated[str | None, Field(description="the block of the model it is in, such as layers.12")]
     format: Annotated[str, Field(description="see `quanterr formats`")]
     original_format: str
     comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
@@ -120,7 +122,7 @@ class LosslessLayer(_Weight):
     """A weight whose values are the same on both sides; in no average."""
 
     bits_per_weight: FiniteFloat | None
-    original_norm: Annotated[FiniteFloat | None, Field(description="tells one original from another")] = None
+    original_norm: Annotated[FiniteFloat | None, Field(description="identifies the original")] = None
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ class _Layer(_Weight):
     nonfinite_original_elements: int
     nonfinite_quantized_elements: int
     worst_element: WorstElement | None
-    evidence: Annotated[tuple[str, ...], Field(description="what decided the format")]
+    evidence: Annotated[tuple[str, ...], Field(description="the evidence for the format")]
     nonfinite: Annotated[dict[str, str], Field(description="metrics that are null because they are nan, +inf or -inf")]
 
 
@@ -224,10 +226,14 @@ def _as_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _current_code(code: str) -> str:
+    return FORMER_NAMES.get(code, code)
+
+
 class Finding(Model):
     """Something wrong or suspicious that was noticed."""
 
-    code: str
+    code: Annotated[str, AfterValidator(_current_code), Field(description="see `quanterr explain`")]
     severity: Literal["info", "warning", "error"]
     layer: str | None
     message: str
@@ -297,7 +303,7 @@ class Report(Model):
     formats: dict[str, FormatNote] = Field(description="of the quantized side")
     coverage: Coverage
     findings: list[Finding]
-    gates: list[Gate] = Field(description="rules that were asked for, judged")
+    gates: list[Gate] = Field(description="the gates, judged")
     aggregate: Aggregate
     groups: dict[str, dict[str, Aggregate]] = Field(description="by role, format and block")
     layers: list[Layer] = Field(description="weights that differ, in the order of the original")
@@ -307,7 +313,7 @@ class Report(Model):
     run: RunInfo
 
     def write_json(self, file: IO[str]) -> None:
-        """Strict, ASCII JSON, a layer a line; written piece by piece."""
+        """Strict, ASCII JSON, a layer per line; written piece by piece."""
         for piece in self._json_pieces():
             file.write(piece)
 
@@ -357,13 +363,13 @@ def json_schema() -> dict[str, Any]:
     count = {"type": "integer", "minimum": 0}
     schema["properties"]["records"] = {
         "type": "object",
-        "description": "How many items each list has: tells a report that lost some",
+        "description": "The number of items in each list: reveals a report that lost some",
         "properties": dict.fromkeys(LISTS, count),
         "required": list(LISTS),
     }
     schema["required"].append("records")
     schema["properties"]["checksum"] = {
         "type": "string",
-        "description": "CRC-32 of all that is written before it: tells a report that was edited since",
+        "description": "CRC-32 of everything before it: reveals a report that was edited",
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

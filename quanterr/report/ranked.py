@@ -1,4 +1,4 @@
-"""Reports of several candidates for one original, side by side: which is best, which layers could come from another.
+"""Reports of several candidates for one original: which is best, which layers could come from another.
 
 An SNR that a report tells is over the layers that differ in that candidate: one that leaves its worst layers alone
 and one that does not have no layers in common. Here Σe² is summed over the same layers for all, an identical
@@ -53,7 +53,7 @@ def names_of(paths: Sequence[str]) -> list[str]:
         UsageError: fewer than two, or one that is given twice.
     """
     if len(paths) < 2:
-        raise UsageError("give at least two candidates; one alone is for quanterr compare")
+        raise UsageError("give at least two candidates; for one use quanterr compare")
     parts = [PurePath(os.path.abspath(path)).parts for path in paths]
     for n, path in enumerate(paths):
         if parts[n] in parts[:n]:
@@ -92,7 +92,7 @@ def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
         tool=Tool(name="quanterr", version=__version__),
         verdict="inconclusive" if excluded else "pass",
         reasons=[f"{name}: {why}" for name, why in excluded.items()]
-        or ["everything that was selected was compared in every candidate"],
+        or ["everything selected was compared in every candidate"],
         complete=all(report.complete for report in reports),
         original=first.original.path,
         original_bytes=first.original.bytes,
@@ -149,7 +149,7 @@ def _bytes(bits_per_weight: float | None, elements: int) -> int:
 
 
 def _bound(report: Report) -> set[str]:
-    """Layers whose scales lie in a norm or another layer of the same candidate, and those."""
+    """Layers whose scales are in a norm or another layer of the same candidate, and those."""
     folded = [finding for finding in report.findings if finding.code == "folded_scales"]
     return {name for f in folded for name in (f.layer, *f.evidence["layers"]) if name is not None}
 
@@ -260,6 +260,6 @@ def _swap(candidate: _Ranked, other: _Ranked, name: str) -> Swap | None:
 
 
 def _by_gain_for_bytes(swap: Swap) -> tuple[bool, float]:
-    """Sorts what costs no bytes first, by its gain; then by the gain a byte."""
+    """Sorts what costs no bytes first, by its gain; then by the gain per byte."""
     costs = swap.bytes_change > 0
     return costs, swap.squared_error_change / (swap.bytes_change if costs else 1)

@@ -24,7 +24,7 @@ class WorstLayer:
 class Candidate:
     """One candidate. What is null of a candidate that is not ranked would not belong beside the others."""
 
-    name: Annotated[str, Field(description="the end of its path that tells it from the others")]
+    name: Annotated[str, Field(description="the end of its path, as far as it distinguishes it")]
     path: str
     verdict: Annotated[Literal["pass", "inconclusive"], Field(description="as compare's")]
     reasons: list[str]
@@ -91,7 +91,7 @@ class Swaps:
 
 
 class Ranking(Model):
-    """Several candidates for one original, side by side.
+    """Several candidates for one original, next to each other.
 
     Error is compared over the same layers for all: those that differ in at least one of the ranked
     candidates. A candidate that is inconclusive is not ranked and changes nothing for the others.

@@ -51,11 +51,11 @@ def show(ranking: Ranking, to: Console, top: int = 10) -> None:
 
 def brief(ranking: Ranking) -> str:
     """Who is not ranked, and the front on one line, for ``--quiet``."""
-    told = []
+    description = []
     for name in ranking.front:
         candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
-        told.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_db(candidate)} dB)")
-    front = f"on the front of size and error: {', '.join(told)}" if told else "no candidate can be ranked"
+        description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_db(candidate)} dB)")
+    front = f"on the front of size and error: {', '.join(description)}" if description else "no candidate can be ranked"
     return "\n".join(f"quanterr: {line}" for line in (*_excluded(ranking), f"{ranking.verdict}: {front}"))
 
 
@@ -126,7 +126,7 @@ def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool) -> Non
     own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
     error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
     after = _snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
-    told = (
+    description = (
         f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} of others: "
         f"{_percent(swaps.bytes_change, own.bytes or 1)} bytes, {_percent(swaps.squared_error_change, error)} "
         f"squared error, {_db(own)} -> {after}"
@@ -142,7 +142,7 @@ def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool) -> Non
         )
         for swap in swaps.layers
     ]
-    to.print(Text(told, style="bold"), soft_wrap=not to.is_terminal)
+    to.print(Text(description, style="bold"), soft_wrap=not to.is_terminal)
     to.print(fitted("", "layer", SWAP_COLUMNS, rows, plain, to))
 
 

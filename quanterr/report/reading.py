@@ -184,9 +184,9 @@ def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
     return raw, as_written
 
 
-@cache  # a report that is read twice is told once
+@cache  # a report that is read twice is reported once
 def _tell_changed(where: str) -> None:
-    print(f"quanterr: warning: {where}: was changed since it was written, as its checksum shows", file=sys.stderr)
+    print(f"quanterr: warning: {where}: its checksum does not match: it was edited", file=sys.stderr)
 
 
 def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
@@ -195,7 +195,7 @@ def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
     except FileNotFoundError as error:
         raise ReportError(f"{where}: no such file") from error
     except IsADirectoryError as error:
-        raise ReportError(f"{where}: is a folder; give the report.json that lies in it") from error
+        raise ReportError(f"{where}: is a folder; give the report.json in it") from error
     except (OSError, ValueError) as error:
         raise ReportError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -204,7 +204,7 @@ def _validated(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T
     try:
         return validate_json(raw)
     except ValidationError as error:
-        raise ReportError(f"{where}: {_told(error)}") from error
+        raise ReportError(f"{where}: {_described(error)}") from error
 
 
 def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
@@ -252,21 +252,23 @@ def _search(raw: bytes, where: str) -> None:
     try:
         value = strict_json.loads(raw)
     except strict_json.Invalid as error:
-        raise ReportError(f"{where}: {display(str(error))}; it is no report, or was cut off or edited") from error
+        raise ReportError(f"{where}: {display(str(error))}; it is not a report, or was truncated or edited") from error
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise ReportError(f'{where}: is not a report of quanterr (its "schema" is not "{SCHEMA}")')
     version = value.get("schema_version")
     if not isinstance(version, str) or not re.fullmatch(rf"{MAJOR}\.\d+", version):
         found = display(str(version), 40)
-        raise ReportError(f"{where}: report schema {found}, this quanterr reads {MAJOR}.x; compare again with it")
+        raise ReportError(
+            f"{where}: report schema {found}, this version reads {MAJOR}.x; compare again with this version"
+        )
 
 
-def _told(error: ValidationError) -> str:
+def _described(error: ValidationError) -> str:
     """The first of the errors: where, what is wrong, what was found."""
     first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     if first["type"] == "missing":
-        return f"{display(path)} is missing; compare again with this quanterr"
+        return f"{display(path)} is missing; compare again with this version"
     found = "" if first["type"] == "json_invalid" else f", found {display(repr(first['input']), 60)}"
     return f"{display(path)}: {first['msg']}{found}" if path else f"{first['msg']}{found}"
 
@@ -296,5 +298,7 @@ def _check_verdict(found: Extract, where: str) -> None:
         failed = [gate for gate in found["gates"] if (gate["status"], gate["severity"]) == ("fail", "error")]
         against += [gate["message"] for gate in failed]
     if against:
-        told = display(against[0], LONG)
-        raise ReportError(f"{where}: its verdict is {verdict}, and yet it says: {told}; it was edited, compare again")
+        description = display(against[0], LONG)
+        raise ReportError(
+            f"{where}: its verdict is {verdict}, but it says: {description}; it was edited, compare again"
+        )

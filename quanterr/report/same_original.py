@@ -9,7 +9,7 @@ from quanterr.report.reading import Extract
 from quanterr.report.values import WEIGHTED, Values
 from quanterr.util.text import display
 
-NORM = "original_norm"  # tells one original from another; the same on every device within this
+NORM = "original_norm"  # identifies the original; the same on every device within this
 NORM_TOLERANCE = 1e-6  # chunks are summed in float32 on a device, good to 1e-8
 
 
@@ -23,10 +23,10 @@ def difference(old: Extract, new: Extract) -> str | None:
     for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
         if old["original"][key] != new["original"][key]:
             found = f"{old['original'][key]:,} {what} there, {new['original'][key]:,} here"
-            return f"it is of a different original: {found}"
+            return f"it has a different original: {found}"
     if old["selection"] != new["selection"]:
         shown = [display(" ".join(report["selection"]["patterns"]) or "all layers") for report in (old, new)]
-        return f"it is of a different selection: {shown[0]} there, {shown[1]} here"
+        return f"it has a different selection: {shown[0]} there, {shown[1]} here"
     for key, what in (("outlier_threshold", "outlier threshold"), ("metrics_version", "version of the metrics")):
         before, after = (report["settings"][key] for report in (old, new))
         if before != after:
@@ -36,7 +36,7 @@ def difference(old: Extract, new: Extract) -> str | None:
         before, after = norms.get(row["layer_name"]), row[NORM]
         if before is not None and after is not None and not isclose(before, after, rel_tol=NORM_TOLERANCE):
             return (
-                f"it is of a different original: the norm of the original {display(row['layer_name'])} is "
+                f"it has a different original: the norm of the original {display(row['layer_name'])} is "
                 f"{before} there, {after} here"
             )
     return None
@@ -61,7 +61,7 @@ def check_usable(baseline: Values) -> None:
         why = f"it is inconclusive: {display((whole[0]['message'] if whole else baseline.unreliable[0]), 2000)}"
     else:
         return
-    raise UsageError(f"the baseline cannot be relied on: {why}; compare again for it, or give another report")
+    raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
 
 
 def check_baseline(baseline: Values, values: Values, metrics: Collection[str]) -> None:
@@ -75,7 +75,7 @@ def check_baseline(baseline: Values, values: Values, metrics: Collection[str]) -
     if why is None and not WEIGHTED.isdisjoint(metrics):
         why = _other_importance(baseline.report, values.report)
     if why:
-        raise UsageError(f"the baseline says nothing about this report: {why}")
+        raise UsageError(f"the baseline does not apply to this report: {why}")
 
 
 def _other_importance(old: Extract, new: Extract) -> str | None:

@@ -185,10 +185,10 @@ def _unreliable(report: Extract, troubles: list[str]) -> list[str]:
     """Why the verdict can only be inconclusive; not taken from the stored verdict alone, which may have been edited."""
     of_gates = {gate["message"] for gate in report["gates"]}
     if report["verdict"] == "inconclusive":
-        said = [reason for reason in report["reasons"] if reason not in of_gates]
-        of_result = [reason for reason in said if not reason.startswith(NOT_JUDGED)]
-        if of_result or troubles or not said:
-            return of_result or troubles or ["the report says that it is inconclusive, and not why"]
+        words = [reason for reason in report["reasons"] if reason not in of_gates]
+        of_result = [reason for reason in words if not reason.startswith(NOT_JUDGED)]
+        if of_result or troubles or not words:
+            return of_result or troubles or ["the report says inconclusive without a reason"]
     if not report["complete"]:
         return ["the run was interrupted"]
     if troubles:

@@ -40,7 +40,7 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
         at = len(text[: error.pos].encode())
         raise Invalid(f"is not valid UTF-8 JSON at byte {at} ({error.msg})") from error
     except RecursionError as error:
-        raise Invalid("is nested too deeply") from error
+        raise Invalid("is nested too deep") from error
 
 
 def dumps(value: Any, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:

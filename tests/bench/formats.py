@@ -1,4 +1,4 @@
-"""How many weights a second each format dequantizes: made-up codes, warm cache, one thread and all of them.
+"""How many weights a second each format dequantizes: synthetic codes, warm cache, one thread and all of them.
 
 python tests/bench/formats.py [--rows 4096] [--cols 4096] [--only nvfp4]
 """
@@ -56,7 +56,7 @@ def label(**fields: object) -> Tensor:
 
 
 def made(m: int, k: int) -> Iterator[Tensors]:
-    """What is stored of a weight X.weight of m × k; the format's name is told from it."""
+    """What is stored of a weight X.weight of m × k; the format's name is inferred from it."""
     half = {"dtype": torch.float16}
     yield {"X.weight": scales(m, k, dtype=torch.bfloat16)}
     yield {"X.weight": fp8(m, k), "X.weight_scale": scales()}
@@ -151,7 +151,7 @@ def made(m: int, k: int) -> Iterator[Tensors]:
 
 
 def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
-    """Parts of torchao's tensor subclasses, and what the header says of them."""
+    """Parts of torchao's tensor subclasses, and what the header declares of them."""
 
     def kind(name: str, **data: object) -> dict[str, object]:
         return {"_type": name, "_data": data}
@@ -180,7 +180,7 @@ def in_gguf(m: int, k: int) -> Iterator[Stored]:
 
 
 def seconds(weight: Weight, threads: int) -> float:
-    """To dequantize it once on each of so many threads, the best of a few rounds."""
+    """To dequantize it once on each of this many threads, the best of a few rounds."""
     chunks = list(Cut(*weight.matrix, CPU_CHUNK))
 
     def work() -> None:

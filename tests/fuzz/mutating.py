@@ -171,7 +171,7 @@ def other_text(random: Random, text: str) -> str:
 
 
 def number(random: Random, bits: int) -> int:
-    """An interesting number of that many bits."""
+    """An interesting number of that number of bits."""
     return (random.choice(NUMBERS) + random.choice((-1, 0, 0, 0, 1))) % 2**bits
 
 

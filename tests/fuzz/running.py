@@ -171,7 +171,7 @@ def save(folder: Path, target: Target, number: int, raw: bytes, told: str) -> No
 
 
 def lines_of(target: Target, found: Found) -> Iterator[str]:
-    """What is told of a target."""
+    """What is reported of a target."""
     yield (
         f"{target.name}: {found.inputs:,} inputs in {found.seconds:,.0f} s, {found.inputs / found.seconds:,.0f}/s, "
         f"{len(found.outcomes)} outcomes, memory +{found.peak} MiB, {sum(found.defects.values()):,} defects"

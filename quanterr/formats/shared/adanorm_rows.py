@@ -3,7 +3,7 @@
     stored row j · parts + s    is row s · (rows / parts) + j of the weight
 
 A layer that gives shift, scale and gate of a block (3 parts, or 6) stores those of one channel next to each
-other. Which layers do is told by their names alone.
+other. Which layers do is given by their names alone.
 
 Reference: mit-han-lab/deepcompressor backend/nunchaku/utils.py (adanorm_splits); nunchaku-tech/nunchaku
 models/normalization.py and transformers/transformer_qwenimage.py; Comfy-Org/comfy-quants

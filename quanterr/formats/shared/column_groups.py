@@ -71,7 +71,7 @@ class Blocks:
         return operation(values, torch.index_select(of_block, 1, order, out=of_column))
 
 
-def fit_blocks(n: int, cols: int, said: int | None = None, order: Entry | None = None) -> Blocks:
+def fit_blocks(n: int, cols: int, configured: int | None = None, order: Entry | None = None) -> Blocks:
     """The blocks of a weight's columns, given their number, and what the configuration says of their size.
 
     Raises:
@@ -81,13 +81,17 @@ def fit_blocks(n: int, cols: int, said: int | None = None, order: Entry | None =
         return found
     if n == 1:
         return Blocks(1, cols)
-    if said and -(-cols // said) == n:
-        return Blocks(n, said)
+    if configured and -(-cols // configured) == n:
+        return Blocks(n, configured)
     powers = [size for size in SIZES if -(-cols // size) == n]
     sizes = powers + [cols // n for _ in range(1) if n and cols % n == 0 and cols // n not in powers]
     if not sizes:
         raise FormatMismatch(f"{n} blocks of columns fit no size in {cols} columns")
-    doubt = f"blocks of {sizes[0]} columns are told from shapes alone; {sizes[1]} fit as well" if sizes[1:] else None
+    doubt = (
+        f"blocks of {sizes[0]} columns are inferred from shapes alone; {sizes[1]} would fit as well"
+        if sizes[1:]
+        else None
+    )
     return Blocks(n, sizes[0], doubt=doubt)
 
 

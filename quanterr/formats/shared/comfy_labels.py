@@ -1,7 +1,7 @@
 """What ComfyUI's labels may say of a weight, and what a label may change for a reader.
 
 Tensors decide, labels break ties: a label that names another plain layout than is stored, or another
-granularity than the scale has, is told as a doubt. A label that names a layout of its own section (packed
+granularity than the scale has, is reported as a warning. A label that names a layout of its own section (packed
 4-bit codes, low-rank branches) must agree with the tensors.
 
 Reference: comfyanonymous/ComfyUI comfy/quant_ops.py QUANT_ALGOS and comfy/utils.py convert_old_quants;
@@ -19,7 +19,7 @@ FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 INT8 = frozenset({"I8"})
 FLOATS = frozenset({"F32", "BF16", "F16"})  # of scales
 
-# Names that labels use for codes with a plain scale. The granularity of the scale is told from its
+# Names that labels use for codes with a plain scale. The granularity of the scale is inferred from its
 # shape alone: labels are often wrong about it.
 FP8_GRANULARITY = {
     "float8_e4m3fn": "tensor",
@@ -43,7 +43,7 @@ ALWAYS_ROTATED = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "asym_w4a8_int8
 # Layouts that are known and not read, and what to do.
 REFUSED = {
     "sdnq": "dequantize the model with the SDNQ library and compare what that writes",
-    "int8_block32": "no release has it; quantize again, as int8_blockwise",
+    "int8_block32": "no release wrote it; quantize again as int8_blockwise",
 }
 NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -55,12 +55,12 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
         FormatMismatch: a label, or config.json beside codes, names one of them; says what to do.
     """
     method = hints.config.get("quant_method")
-    told = [(label.format, str(label)) for label in hints.labels[:1]]
+    declared = [(label.format, str(label)) for label in hints.labels[:1]]
     if isinstance(method, str) and codes.dtype not in NUMBERS:
-        told.append((method, f"config.json says quant_method {display(method)}"))
-    for name, says in told:
+        declared.append((method, f"config.json declares quant_method {display(method)}"))
+    for name, source_says in declared:
         if name in REFUSED:
-            raise FormatMismatch(f"{says}: a layout that is not read; {REFUSED[name]}")
+            raise FormatMismatch(f"{source_says}: an unsupported layout; {REFUSED[name]}")
 
 
 def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
@@ -91,20 +91,22 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     disagreeing = next((label for label in labels[1:] if _disagree(labels[0], label)), None)
     if disagreeing is not None:
         doubt = (
-            f"labels disagree: the {labels[0].source} says {_told(labels[0])} and the {disagreeing.source} says "
-            f"{_told(disagreeing)}; the {labels[0].source} and the scale's shape decided"
+            f"labels disagree: the {labels[0].source} says {_described(labels[0])} and the {disagreeing.source} says "
+            f"{_described(disagreeing)}; the {labels[0].source} and the scale's shape were used"
         )
-        warnings.append(doubt + (", while ComfyUI obeys the header" if disagreeing.source == HEADER else ""))
+        warnings.append(doubt + (", but ComfyUI follows the header" if disagreeing.source == HEADER else ""))
     return first.format, tuple(warnings)
 
 
 def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) -> tuple[str, ...]:
     """A doubt, where the label's name says another granularity than the scale has."""
-    said = (FP8_GRANULARITY | INT8_GRANULARITY).get(comfy_format or "")
+    configured = (FP8_GRANULARITY | INT8_GRANULARITY).get(comfy_format or "")
     scale = parts["scale"]
-    if said in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
+    if configured in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
         return ()  # a block that is the whole weight has one scale as well; experts have one each
-    return (f"labelled {display(comfy_format or '')}, but its scale {scale} is one a {granularity}: the shape decided",)
+    return (
+        f"labelled {display(comfy_format or '')}, but its scale {scale} is one per {granularity}: the shape was used",
+    )
 
 
 def _is_other_fp8(label: str | None, dtype: str) -> bool:
@@ -114,11 +116,11 @@ def _is_other_fp8(label: str | None, dtype: str) -> bool:
 
 def _disagree(one: Label, other: Label) -> bool:
     """Whether two labels say different things; what only one of them says is no contradiction, but a rotation is."""
-    said = ((label.format, label.block) for label in (one, other))
-    return _rotation(one) != _rotation(other) or any(a != b for a, b in zip(*said, strict=True) if a and b)
+    configured = ((label.format, label.block) for label in (one, other))
+    return _rotation(one) != _rotation(other) or any(a != b for a, b in zip(*configured, strict=True) if a and b)
 
 
-def _told(label: Label) -> str:
+def _described(label: Label) -> str:
     """The part of a label that changes what the codes mean."""
     size = f" with group_size {label.block[0]}" if label.block else ""
     rotation = f", convrot {_rotation(label)}" if _rotation(label) else ""

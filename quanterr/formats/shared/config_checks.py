@@ -25,7 +25,7 @@ def check_told(parts: Parts, *names: str) -> tuple[str, ...]:
     method = parts.hints.config.get("quant_method")
     if not isinstance(method, str) or method.lower() in names:
         return ()
-    return (f"config.json says quant_method {display(method)}, but its tensors are those of {names[0]}",)
+    return (f"config.json declares quant_method {display(method)}, but its tensors are those of {names[0]}",)
 
 
 def matches(pattern: str, module: str, from_start: bool = False) -> bool:

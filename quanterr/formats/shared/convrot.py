@@ -38,8 +38,8 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     """
     size = (label and label.number("convrot_groupsize")) or DEFAULT_GROUP
     if size & (size - 1) or size < 2 or cols % size:
-        says = f"{label.source} says rotated" if label else "rotated, without a label,"
-        raise FormatMismatch(f"{says} in groups of {size}, which must be a power of two and divide {cols}")
+        source_says = f"{label.source} says rotated" if label else "rotated, without a label,"
+        raise FormatMismatch(f"{source_says} in groups of {size}, which must be a power of two and divide {cols}")
     if is_power_of_four(size):
         return size, ()
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: undone by a Sylvester matrix",)

@@ -13,7 +13,7 @@ from quanterr.formats.base import WEIGHT_SUFFIX, Parts
 from quanterr.formats.shared.config_checks import matches
 
 
-def said(parts: Parts, key: str) -> int | None:
+def configured(parts: Parts, key: str) -> int | None:
     """The number that the configuration gives for a weight; None where it cannot be told."""
     groups = list(_groups(parts.hints.config))
     if len({_number(weights, key) for _, weights in groups}) > 1:  # which of them is it?

@@ -6,13 +6,13 @@ from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.ct_config import said
+from quanterr.formats.shared.ct_config import configured
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 
 def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> Blocks:
-    """The blocks of a weight of that shape, by its scale and what lies beside it.
+    """The blocks of a weight of that shape, by its scale and what is stored with it.
 
     Raises:
         FormatMismatch: scale, zero points or order have other shapes.
@@ -26,7 +26,7 @@ def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> Blocks:
         raise FormatMismatch(f"{zero_point} should have the shape of {scale}")
     if order is not None and order.shape != shape[1:]:
         raise FormatMismatch(f"{order} should have one for each column of a weight of shape {list(shape)}")
-    return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], said(parts, "group_size"), order)
+    return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], configured(parts, "group_size"), order)
 
 
 def of_rows(key: str, entry: Entry, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Tensor:

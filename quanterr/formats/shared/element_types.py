@@ -129,9 +129,9 @@ def int4_pairs(device: torch.device) -> Tensor:
 
 
 def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
-    """Several codes a byte, (r, w) of uint8 or int8, looked up in a table of (256, v): (r, v · w) float32.
+    """Several codes per byte, (r, w) of uint8 or int8, looked up in a table of (256, v): (r, v · w) float32.
 
-    ``table`` is that of :func:`nibble_pairs`, or of other numbers of codes a byte; ``key`` names the buffer of
+    ``table`` is that of :func:`nibble_pairs`, or of other numbers of codes per byte; ``key`` names the buffer of
     the result.
     """
     indices = workspace.buffer("indices", tuple(codes.shape), torch.int32).copy_(codes.view(torch.uint8))

@@ -101,7 +101,7 @@ def nibbles(raw: Tensor, first: int, last: int, workspace: Workspace) -> tuple[T
 
 
 def fields(raw: Tensor, first: int, last: int, bits: int, workspace: Workspace) -> Iterator[Tensor]:
-    """The fields of so many bits in the bytes ``first:last`` of each block, the lowest first: uint8 (n, last - first).
+    """The fields of this many bits in the bytes ``first:last`` of each block, lowest first: uint8 (n, last - first).
 
     Each is a buffer of the workspace and holds until the next one.
     """

@@ -24,7 +24,7 @@ SCALE = Part(("{module}.scales",), FLOATS)
 ORDER = Part(("{module}.g_idx",), WORDS, optional=True)
 
 
-def said(config: Mapping[str, Any], *keys: str) -> int | None:
+def configured(config: Mapping[str, Any], *keys: str) -> int | None:
     """The number that the configuration gives for all layers; None where layers differ."""
     if config.get("dynamic") or config.get("extra_config"):
         return None
@@ -34,22 +34,24 @@ def said(config: Mapping[str, Any], *keys: str) -> int | None:
 
 def said_bits(parts: Parts) -> int | None:
     """Bits of a code, as the configuration says."""
-    return said(parts.hints.config, "bits", "w_bit")
+    return configured(parts.hints.config, "bits", "w_bit")
 
 
 def configured_group_size(parts: Parts) -> int | None:
     """Columns of a block, as the configuration says; -1 for a whole row."""
-    return said(parts.hints.config, "group_size", "q_group_size")
+    return configured(parts.hints.config, "group_size", "q_group_size")
 
 
 def contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tuple[str, ...]:
     """Where the configuration says something else than the tensors, which are believed."""
     warnings = []
-    if (told := said_bits(parts)) and told != bits:
-        warnings.append(f"config.json says {told} bits, the shape of {parts.codes} {bits}")
+    if (declared := said_bits(parts)) and declared != bits:
+        warnings.append(f"config.json declares {declared} bits, the shape of {parts.codes} {bits}")
     size = configured_group_size(parts)
     if size and (1 if size < 0 else -(-cols // size)) != n_blocks:
-        warnings.append(f"config.json says group_size {size}, {parts['scale']} has {n_blocks} blocks of {cols} columns")
+        warnings.append(
+            f"config.json declares group_size {size}, {parts['scale']} has {n_blocks} blocks of {cols} columns"
+        )
     return tuple(warnings)
 
 

@@ -81,7 +81,7 @@ def check_size(n: int) -> None:
     if n < 1 or rest & (rest - 1):
         sizes = ", ".join(str(size) for size in sorted(SIZES))
         raise FormatMismatch(
-            f"rotated by a Hadamard matrix of {n}, which is no power of two, nor one of {sizes} times one"
+            f"rotated by a Hadamard matrix of {n}, which is neither a power of two nor {sizes} times one"
         )
 
 

@@ -1,6 +1,6 @@
 """Small floats with a scale of one byte for each few columns: what MXFP4, MXFP6, MXFP8 and NVFP4 have in common.
 
-    codes    (rows, cols) of E2M1, two a byte, the first in the low bits; of E2M3, four in three bytes, the
+    codes    (rows, cols) of E2M1, two per byte, the first in the low bits; of E2M3, four in three bytes, the
              first in the lowest bits; or of E4M3 or E5M2; stored as bytes or words of any dtype
     scale    (rows, cols / block) bytes, in rows or in tiles (shared/swizzled_scales.py): E8M0 exponents or E4M3
 

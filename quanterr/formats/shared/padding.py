@@ -22,7 +22,7 @@ Block = Callable[[Chunk, Workspace], Values]  # values of whole blocks of the st
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Where a weight of ``shape`` lies in a stored matrix; blocks of columns begin at multiples of ``step``."""
+    """Where a weight of ``shape`` is in a stored matrix; blocks of columns begin at multiples of ``step``."""
 
     shape: tuple[int, ...]
     rows: int  # of one expert
@@ -80,11 +80,11 @@ def unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
 
 def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
     if as_matrix(shape)[1] != shape[-1]:
-        raise FormatMismatch(f"{parts.codes}: experts of fewer than {KERNEL_WIDTH} columns are not read")
+        raise FormatMismatch(f"{parts.codes}: experts with fewer than {KERNEL_WIDTH} columns are not supported")
 
 
 def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
-    """Where the weight lies in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
+    """Where the weight is in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
 
     Rows and columns are padded to multiples of ``multiple`` (``step``, if it is not given) or not at all.
     A shape of the original that fits neither is left to be told as a mismatch.

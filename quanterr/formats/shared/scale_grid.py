@@ -1,4 +1,4 @@
-"""Codes times a scale: which scale belongs to which element, told from the shapes.
+"""Codes times a scale: which scale belongs to which element, inferred from the shapes.
 
     scale                       weight       an element's scale
     [], [1], [1, 1] …           any          the one
@@ -13,8 +13,8 @@
 
 The edge of a block is not stored, and the last block may be partial: 140 rows in 2 blocks are 128 + 12
 or 70 + 70. In this order: what a label, config.json or all other weights of the checkpoint say, where it
-gives this grid; powers of two, where just one pair of edges fits; what config.json says, where the grid is
-larger than needed; a divisor that is no power of two, which is told as a doubt. Where two pairs fit
+gives this grid; powers of two, where just one pair of edges fits; what config.json declares, where the grid is
+larger than needed; a divisor that is not a power of two, which is reported as a warning. Where two pairs fit
 nothing is guessed, but that square blocks go first, divisors for groups of columns, and 128 × 128 for a
 weight_scale_inv, whose writers use nothing else. Never by broadcasting, which takes [M] for the columns
 of a square weight.
@@ -190,9 +190,9 @@ def fit_scaled(
     check_unpadded(parts)
     edges = _dividing(scale, codes.shape)
     divided = [(edges, f"the scale's shape {list(scale.shape)}")] if edges else []
-    told = hints(parts, divided if comfy_format else [])
+    declared = hints(parts, divided if comfy_format else [])
     try:
-        grid = fit_grid(scale, codes.shape, told)
+        grid = fit_grid(scale, codes.shape, declared)
     except FormatMismatch:
         if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
             raise
@@ -212,7 +212,7 @@ def fit_scaled(
         comfy_format=comfy_format,
         format=f"{family}_{grid.granularity}",
     )
-    known = any(block == grid.block for block, _ in told)
+    known = any(block == grid.block for block, _ in declared)
     other = _other_edges(scale, codes.shape, grid.block, edges, known)
     if other is None:
         return weight
@@ -231,7 +231,8 @@ def fit_scaled(
 def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
     """A weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
     doubt = (
-        f"all its codes are zero and its scale {parts['scale']} fits no rule: read as zeros; ComfyUI does not load it"
+        f"all its codes are zero and its scale {parts['scale']} fits no known layout: read as zeros; ComfyUI "
+        "does not load it"
     )
     return parts.weight(
         parts.codes.shape,
@@ -353,7 +354,7 @@ def _fit_matrix(
         raise FormatMismatch(_no_rule(entry, shape))
     grid_rows, grid_cols = grid
     if grid == (rows, 1):
-        return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale a row")
+        return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale per row")
     fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
     wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in SAID]
     for (edges, source), needed in zip(hints, fewest, strict=True):
@@ -374,14 +375,18 @@ def _fit_matrix(
     reason = f"block size from the scale's shape {list(entry.shape)}"
     doubt = _against(wrong, inferred)
     if doubt is None and not usual:
-        doubt = f"blocks of {inferred[0]} × {inferred[1]} are told from the scale's shape alone"
+        doubt = f"blocks of {inferred[0]} × {inferred[1]} are inferred from the scale's shape alone"
     return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, doubt)
 
 
 def _against(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:
     """What was said of the blocks, and cannot be."""
-    said = [f"{source} says blocks of {edges[0]} × {edges[1]}" for edges, source in wrong]
-    return f"{' and '.join(said)}, read as {block[0]} × {block[1]}, as the scale's shape has it" if said else None
+    configured = [f"{source} declares blocks of {edges[0]} × {edges[1]}" for edges, source in wrong]
+    return (
+        f"{' and '.join(configured)}, read as {block[0]} × {block[1]}, as the scale's shape has it"
+        if configured
+        else None
+    )
 
 
 def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
@@ -409,7 +414,7 @@ def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
 
 
 def _edges(n: int, blocks: int) -> list[int]:
-    """Possible edges of a block when n elements lie in that many: the divisor, and a power of two before it."""
+    """Possible edges of a block when n elements are in that many: the divisor, and a power of two before it."""
     if not 0 < blocks <= n:
         return []
     if blocks == 1:
@@ -422,4 +427,4 @@ def _edges(n: int, blocks: int) -> list[int]:
 
 
 def _no_rule(entry: Entry, shape: tuple[int, ...]) -> str:
-    return f"scale {entry} fits no rule for a weight of shape {list(shape)}"
+    return f"scale {entry} fits no known layout for a weight of shape {list(shape)}"

@@ -30,24 +30,24 @@ def described(text: str) -> tuple[str, Described, tuple[str, ...]]:
         FormatMismatch: the text is no JSON.
     """
     try:
-        said = strict_json.loads(text.encode())
+        declared = strict_json.loads(text.encode())
     except strict_json.Invalid as error:
         raise FormatMismatch(f"its description in the header {error}") from error
-    said = said if isinstance(said, dict) else {}
-    data, names = said.get("_data"), said.get("_tensor_data_names")
+    declared = declared if isinstance(declared, dict) else {}
+    data, names = declared.get("_data"), declared.get("_tensor_data_names")
     listed = tuple(map(str, names)) if isinstance(names, list) else ()
-    return str(said.get("_type")), data if isinstance(data, dict) else {}, listed
+    return str(declared.get("_type")), data if isinstance(data, dict) else {}, listed
 
 
-def block_size(parts: Parts, said: Described) -> tuple[int, ...]:
+def block_size(parts: Parts, declared: Described) -> tuple[int, ...]:
     """Sizes of a block along each axis of the codes.
 
     Raises:
         FormatMismatch: the header tells none.
     """
-    block, shape = said.get("block_size"), parts.codes.shape
+    block, shape = declared.get("block_size"), parts.codes.shape
     if not isinstance(block, list) or len(block) != len(shape) or not all(isinstance(b, int) and b > 0 for b in block):
-        raise FormatMismatch(f"the header says block_size {block} of {parts.codes}")
+        raise FormatMismatch(f"the header declares block_size {block} of {parts.codes}")
     return tuple(block)
 
 

@@ -70,7 +70,7 @@ class Plain:
         return torch.cat(found).unsqueeze(2)
 
 
-def fit_plain(parts: Parts, said: Described) -> Weight:
+def fit_plain(parts: Parts, declared: Described) -> Weight:
     """The weight of an Int4Tensor.
 
     Raises:
@@ -80,9 +80,11 @@ def fit_plain(parts: Parts, said: Described) -> Weight:
     if codes.dtype not in ("I8", "U8") or len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"codes of an Int4Tensor are I8 (rows, cols / 2), not {codes}")
     *stack, rows, cols = *codes.shape[:-1], 2 * codes.shape[-1]
-    *front, group = block_size(parts, said)
+    *front, group = block_size(parts, declared)
     if set(front) != {1} or cols % group or group % 2:
-        raise FormatMismatch(f"the header says block_size {[*front, group]} of {codes}, which is not groups of columns")
+        raise FormatMismatch(
+            f"the header declares block_size {[*front, group]} of {codes}, which is not groups of columns"
+        )
     for part in (parts["scale"], parts["zero_point"]):
         if part.shape != (*stack, cols // group, rows):
             raise FormatMismatch(
@@ -132,22 +134,27 @@ class Tiles:
         return values.view(n * TILE_ROWS, across * TILE_COLS)
 
 
-def fit_tiles(parts: Parts, said: Described) -> Weight:
+def fit_tiles(parts: Parts, declared: Described) -> Weight:
     """The weight of an Int4TilePackedTo4dTensor.
 
     Raises:
         FormatMismatch: codes and scales have not the shapes that shape and block_size tell.
     """
-    codes, scales, shape, block = parts.codes, parts["scale_and_zero"], said.get("shape"), said.get("block_size")
+    codes, scales, shape, block = (
+        parts.codes,
+        parts["scale_and_zero"],
+        declared.get("shape"),
+        declared.get("block_size"),
+    )
     if codes.dtype != "I32" or len(codes.shape) != 4 or codes.shape[2:] != (32, 4):
         raise FormatMismatch(f"codes of an Int4TilePackedTo4dTensor are I32 (rows / 8, cols / 128, 32, 4), not {codes}")
     pairs = [pair for pair in (shape, block) if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) != 2 or not all(isinstance(size, int) and size > 0 for pair in pairs for size in pair):
-        raise FormatMismatch(f"the header says shape {shape} and block_size {block}, not two sizes each")
+        raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, not two sizes each")
     (rows, cols), (one, group) = pairs
     stored_rows, stored_cols = codes.shape[0] * TILE_ROWS, codes.shape[1] * TILE_COLS
     if one != 1 or stored_cols % group or rows > stored_rows or cols > stored_cols:
-        raise FormatMismatch(f"the header says shape {shape} and block_size {block}, which {codes} cannot hold")
+        raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
     return _weight(parts, (rows, cols), Tiles(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)

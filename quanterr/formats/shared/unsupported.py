@@ -1,4 +1,4 @@
-"""Layouts that are known and not read, told by the names of their tensors or by config.json: each with the reason.
+"""Layouts that are known and not read, given by the names of their tensors or by config.json: each with the reason.
 
 Asked when no format fits, so that a report says what a file is and what to do, and not only what it lacks.
 """
@@ -31,7 +31,7 @@ REFUSALS = (
         "HIGGS",
         "weight scales tables tables2",
         "higgs",
-        "its codes are in an order made for one model of GPU; load it there with transformers and compare what "
+        "its codes are ordered for one GPU model; load it there with transformers and compare what "
         "model.dequantize() saves",
     ),
     _row(
@@ -46,12 +46,12 @@ REFUSALS = (
         "",
         f"its weights are still rotated by a stored matrix; {DEQUANTIZE}",
     ),
-    _row("SINQ", "W_q scale2", "sinq", f"it has scales for rows and for columns; {DEQUANTIZE}"),
+    _row("SINQ", "W_q scale2", "sinq", f"it has row scales and column scales; {DEQUANTIZE}"),
     _row(
         "FourOverSix",
         "quantized_weight_values quantized_weight_scale_factors",
         "fouroversix",
-        f"its E2M1 codes have two kinds of blocks, and scales in an order of their own; {DEQUANTIZE}",
+        f"its E2M1 codes have two kinds of blocks, with separately ordered scales; {DEQUANTIZE}",
     ),
     _row(
         "QQQ",
@@ -63,21 +63,21 @@ REFUSALS = (
         "ParoQuant",
         "theta pairs channel_scales",
         "paroquant",
-        f"pairs of its channels are rotated while it runs; {DEQUANTIZE}",
+        f"pairs of its channels are rotated at run time; {DEQUANTIZE}",
     ),
     _row(
         "QTIP",
         "trellis SU SV",
         "qtip",
-        f"its trellis has several codes, and what tells them is not stored with it; {DEQUANTIZE}",
+        f"its trellis has several codes, and which one is not stored; {DEQUANTIZE}",
     ),
     _row(
         "BitBLAS",
         "",
         "bitblas",
-        "its codes are in an order made for one GPU kernel; compare the GPTQ or AWQ checkpoint it was made from",
+        "its codes are ordered for one GPU kernel; compare the GPTQ or AWQ checkpoint it was made from",
     ),
-    _row("DeepSpeedFP", "", "deepspeedfp", f"its codes are in an order of DeepSpeed's kernels; {DEQUANTIZE}"),
+    _row("DeepSpeedFP", "", "deepspeedfp", f"its codes are ordered for DeepSpeed's kernels; {DEQUANTIZE}"),
     _row(
         "bitsandbytes INT8 in tiles",
         "weight SCB weight_format",
@@ -98,12 +98,12 @@ REFUSALS = (
 def refused(stored: Mapping[str, Entry], config: Mapping[str, Any]) -> str | None:
     """Why tensors with these names in one module are not read; None where no known layout has them.
 
-    ``config`` is the quantization settings of config.json. Names are told before settings: those are of all modules.
+    ``config`` are the settings of config.json. Names are reported before settings: those are of all modules.
     """
     settings = {value.lower() for name in SETTINGS if isinstance(value := config.get(name), str)}
     for by_name in (True, False):
         for row in REFUSALS:
             found = row.stored and row.stored <= stored.keys() if by_name else row.called & settings
             if found and (row.nonzero is None or any(stored[row.nonzero].read())):
-                return f"stored as {row.name}, which is not read: {row.reason}"
+                return f"stored as {row.name}, which is not supported: {row.reason}"
     return None

@@ -1,0 +1,282 @@
+"""The codes of findings as data: what each means, how it looks, what to do. For the guide and ``quanterr explain``."""
+
+from typing import NamedTuple
+
+
+class Code(NamedTuple):
+    """A row of CODES. Severities: info (worth knowing), warning (look at it), error (the result is unreliable)."""
+
+    severities: tuple[str, ...]
+    meaning: str
+    example: str  # a message as a report shows it
+    remedy: str
+
+
+CODES = {
+    # headers, labels, config.json
+    "nonstandard_file": Code(
+        ("warning",),
+        "a file is non-standard and was accepted",
+        "model.safetensors: 8 trailing bytes after the last tensor; some loaders ignore them, others refuse",
+        "Save the file again with the safetensors library. Without --lenient such files are refused.",
+    ),
+    "config_mismatch": Code(
+        ("warning",),
+        "config.json declares other codes than those stored",
+        "config.json declares codes of 4 bits, the tensors hold codes of 8 bits: read as stored",
+        "Check that config.json belongs to this model. Loaders that follow it will misread the weights.",
+    ),
+    "label_without_layer": Code(
+        ("warning",),
+        "a header labels layers that are not stored",
+        "the header of the quantized checkpoint labels layers that are not stored: blocks.7.attn.qkv",
+        "Check that no shard is missing and that the header was written for this file.",
+    ),
+    "rotated_weights": Code(
+        ("error",),
+        "config.json declares rotations that are fused into the stored weights",
+        "config.json of the quantized checkpoint declares rotations fused into its weights: R1 (hadamard)",
+        "Compare before the transform is fused, or with the rotated original.",
+    ),
+    "config_without_codes": Code(
+        ("warning",),
+        "config.json declares a quantization method, but no weight is stored quantized",
+        "config.json declares quant_method fp8, but no weight is stored quantized",
+        "Check that this is the quantized checkpoint, and not the original with a copied config.json.",
+    ),
+    "codes_without_scale": Code(
+        ("warning",),
+        "codes are stored without a scale",
+        "codes without a scale: model.layers.0.mlp.up_proj.weight",
+        "If the model was quantized with scales, they are missing from this file: write it again.",
+    ),
+    "dummy_scale": Code(
+        ("warning",),
+        "an unquantized weight has a scale of 1",
+        "lm_head.weight is not quantized but has a scale of 1, which was ignored",
+        "Nothing, if the layer was excluded on purpose. Otherwise the quantizer skipped it.",
+    ),
+    "fp8_without_scale": Code(
+        ("info",),
+        "FP8 without a scale, read as a plain cast",
+        "FP8 without a scale, read as a plain cast: 304 tensors: blocks.0.attn.qkv.weight and 303 more",
+        "Nothing, if the weights were cast. If they were quantized with scales, the scales are missing from this file.",
+    ),
+    "ambiguous_layout": Code(
+        ("warning",),
+        "the stored tensors allow more than one reading, or metadata contradicts them",
+        "model.layers.0.mlp.up_proj.weight: config.json declares group_size 64, the scale has 16 blocks of "
+        "2048 columns",
+        "Check which reading is correct and correct the metadata. Runtimes that follow it may read other values.",
+    ),
+    "not_read": Code(
+        ("error",),
+        "no format fits the tensors of a weight",
+        "model.layers.0.mlp.up_proj.weight: not read: its scale is missing",
+        "Read the reason, then see quanterr guide formats and quanterr guide troubleshooting.",
+    ),
+    # scales and sums of one weight
+    "nonfinite_original": Code(
+        ("error",),
+        "NaN or infinite elements in the original",
+        "model.layers.3.mlp.down_proj.weight: 2 of 8,388,608 elements of the original weight are NaN or infinite",
+        "Find out where the original overflowed. The weight fails every gate until it is finite.",
+    ),
+    "nonfinite_quantized": Code(
+        ("error",),
+        "NaN or infinite elements in the quantized weight",
+        "model.layers.3.mlp.down_proj.weight: 4,096 of 8,388,608 elements of the quantized weight are NaN or infinite",
+        "Quantize this layer again. NaN codes and infinite scales are the usual causes.",
+    ),
+    "scale_nonfinite": Code(
+        ("error",),
+        "scales, of weights or activations, that are NaN or infinite",
+        "model.layers.3.mlp.up_proj.weight: 1 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are NaN or "
+        "infinite",
+        "Quantize this layer again. A division by an all-zero row or block is the usual cause.",
+    ),
+    "scale_negative": Code(
+        ("warning",),
+        "negative scales",
+        "model.layers.3.mlp.up_proj.weight: 12 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are negative",
+        "Check the quantizer. Few formats use signed scales by design.",
+    ),
+    "scale_zero": Code(
+        ("warning",),
+        "scales that are zero: every weight they apply to is zero",
+        "model.layers.3.mlp.up_proj.weight: 1 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are zero",
+        "Nothing, if the original is zero there too. Otherwise a scale underflowed: store it in a wider dtype.",
+    ),
+    "scale_constant": Code(
+        ("info",),
+        "every scale is 1, as if there were none",
+        "every scale of 304 weights is 1: blocks.0.attn.qkv.weight, blocks.0.attn.proj.weight and 302 more",
+        "Nothing, if the weights were cast without scaling. Otherwise the scales were dropped.",
+    ),
+    "saturated": Code(
+        ("warning",),
+        "more codes at the end of their range than a correct scale produces",
+        "model.layers.3.mlp.up_proj.weight: 6.2 % of the codes are at the end of their range: larger values "
+        "were clipped",
+        "Use a larger scale, or finer ones.",
+    ),
+    "implausible_error": Code(
+        ("warning", "error"),
+        "more error than the bit width explains",
+        "model.layers.3.mlp.up_proj.weight: -2.9 dB as int8_row; norm 1.001 times the original's, cosine 0.0021: "
+        "rows or "
+        "columns permuted, a rotation, or another tensor",
+        "Compare the scale and the rows of this layer with what the quantizer wrote. A finding beside it often "
+        "names the "
+        "cause.",
+    ),
+    "below_usual": Code(
+        ("warning",),
+        "far below the usual SNR of its format",
+        "model.layers.3.mlp.up_proj.weight: 17.4 dB as fp8_row; 31 to 33 dB is usual",
+        "Quantize it again, or leave it in higher precision.",
+    ),
+    "biased_error": Code(
+        ("warning",),
+        "the error has a nonzero mean, as incorrect zero points produce",
+        "model.layers.3.mlp.up_proj.weight: the error is biased: its mean 0.0021 makes up 64% of the squared "
+        "error; the "
+        "zero points are wrong, or rounding always goes one way",
+        "Compare zero points (some formats store them minus one) and rounding with the quantizer's.",
+    ),
+    "dead_rows": Code(
+        ("warning",),
+        "rows of zeros that are not zero in the original",
+        "model.layers.3.mlp.up_proj.weight: 2 rows of zeros that the original does not have: 17, 1040",
+        "Quantize this layer again.",
+    ),
+    "bad_rows": Code(
+        ("info", "warning"),
+        "rows with far more error than the others of their weight",
+        "model.layers.3.mlp.up_proj.weight: 3.1 dB in row 17, 31.4 dB overall: 1 row with far more error than the "
+        "rest (17)",
+        "One bad row is damage: quantize the layer again. Bad rows in many layers come from outliers: use "
+        "finer scales.",
+    ),
+    "zero_original": Code(
+        ("warning",),
+        "the original is all zeros, the quantized weight is not",
+        "model.layers.3.bias: the original is all zeros, the quantized weight is not",
+        "Check what wrote this tensor.",
+    ),
+    # repairs that were tried on a sample of a doubtful weight
+    "scale_factor": Code(
+        ("warning", "error"),
+        "one factor, or one per row, column or block, corrects the weight: its scales are wrong",
+        "model.layers.3.mlp.up_proj.weight: -5.9 dB as fp8_tensor: the scale is off by a factor of 448; 31.6 dB once "
+        "corrected on a sample",
+        "Check how the scale is applied: omitted, applied twice, inverted, shifted, or in another order.",
+    ),
+    "zero_points": Code(
+        ("warning", "error"),
+        "one shift per row or block corrects the weight: its zero points are wrong",
+        "model.layers.3.mlp.up_proj.weight: 6.0 dB as gptq: one shift per block corrects it (1.1e-02 on average): "
+        "its zero "
+        "points are wrong; 19.8 dB once corrected on a sample",
+        "Check the convention: some formats store zero points minus one.",
+    ),
+    "permuted": Code(
+        ("warning", "error"),
+        "another order of rows or columns corrects the weight: permuted, or nibbles swapped",
+        "model.layers.3.mlp.up_proj.weight: -3.0 dB as nvfp4: its columns are in another order (neighbours are "
+        "swapped, as "
+        "nibbles in the wrong order are); 20.2 dB once corrected on a sample",
+        "Look for a permutation that only one side undoes: nibbles, act-order, g_idx, rotary halves and pairs.",
+    ),
+    "transposed": Code(
+        ("warning", "error"),
+        "the matrix is stored transposed",
+        "h.0.mlp.c_fc.weight: -3.1 dB as int8_row: it is stored transposed; 38.2 dB once corrected on a sample",
+        "Transpose it, or correct its metadata.",
+    ),
+    "swapped_weight": Code(
+        ("error",),
+        "the values are those of another weight of the original",
+        "model.layers.3.mlp.up_proj.weight: its values are those of model.layers.4.mlp.up_proj.weight of the original "
+        "(cosine 0.9998 on a sample)",
+        "Find out where the layers were swapped.",
+    ),
+    # all weights together
+    "group_outlier": Code(
+        ("warning",),
+        "far below the other weights of its format and role",
+        "model.layers.3.mlp.up_proj.weight: 17.4 dB, where the 64 weights of fp8_row in mlp have a median of 31.5 dB",
+        "Quantize it again, or leave it in higher precision.",
+    ),
+    "norm_offset": Code(
+        ("warning", "error"),
+        "norms that differ by one: centred on 0 on one side and on 1 on the other; a warning if all do",
+        "65 norms of the quantized checkpoint are the original's plus 1 throughout: model.norm.weight and 64 more",
+        "Some models compute (1 + weight) · x: check that the runtime of the quantized model expects what is stored.",
+    ),
+    "folded_scales": Code(
+        ("warning", "error"),
+        "scales were folded into the layer before; the comparison undoes that",
+        "scales of model.layers.0.self_attn.q_proj.weight and 2 more were folded into "
+        "model.layers.0.input_layernorm.weight; the comparison undoes that: 19.8 dB on a sample, 6.1 dB as stored",
+        "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error "
+        "means that "
+        "some layers lack the scales: quantize them again.",
+    ),
+    "identical": Code(
+        ("info",),
+        "all compared tensors are the same on both sides",
+        "all compared tensors are identical; is this the quantized checkpoint?",
+        "Check that the second checkpoint is the quantized one.",
+    ),
+    "lossless_codes": Code(
+        ("warning",),
+        "quantized weights are identical to the original",
+        "quantization lost nothing: 224 weights stored quantized, each identical to the original: "
+        "model.layers.0.mlp.up_proj.weight and 223 more; the original holds values that are already rounded",
+        "Compare with the checkpoint from before the quantization.",
+    ),
+    "importance_unmatched": Code(
+        ("error",),
+        "the importance matrix names none of the compared weights",
+        "the importance matrix names none of the compared weights",
+        "Pass the importance matrix that was made for this model.",
+    ),
+    "importance_missing": Code(
+        ("info",),
+        "weights that the importance matrix does not cover",
+        "the importance matrix does not cover 1 weight: lm_head.weight",
+        "Nothing: llama-imatrix leaves out the output layer. Otherwise make the matrix with --process-output.",
+    ),
+    "importance_uncovered": Code(
+        ("warning",),
+        "experts without activations in the importance matrix",
+        "3 experts without activations; all their inputs count the same: model.layers.7.mlp.experts.down_proj",
+        "Calibrate with more text, so that every expert is reached.",
+    ),
+    "other_changes": Code(
+        ("info",),
+        "norms, biases or other 1-D tensors changed",
+        "64 norms, biases or other 1-D tensors changed: model.layers.0.input_layernorm.weight and 63 more; see "
+        "other_changes",
+        "Nothing, if the quantizer casts them, folds scales into them or corrects biases.",
+    ),
+    "many_blocks": Code(
+        ("info",),
+        "too many blocks to report each as a group",
+        "more than 512 blocks: not grouped by block",
+        "Nothing: layers are still reported one by one.",
+    ),
+}
+
+# Names in reports of version 0.1.0 → today's.
+FORMER_NAMES = {
+    "far_off": "implausible_error",
+    "order": "permuted",
+    "one_sided": "biased_error",
+    "below_group": "group_outlier",
+    "layout_doubt": "ambiguous_layout",
+    "another_weight": "swapped_weight",
+    "odd_file": "nonstandard_file",
+    "importance_of_nothing": "importance_unmatched",
+}
