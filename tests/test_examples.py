@@ -4,7 +4,7 @@ import re
 import shlex
 import shutil
 
-import make_readme
+import make_guide
 import pytest
 import torch
 from forked import call
@@ -14,7 +14,7 @@ from stored import original, quantized, write
 import quanterr
 from quanterr.errors import Status
 
-EXAMPLES = make_readme.ROOT / "examples"
+EXAMPLES = make_guide.ROOT / "examples"
 RECIPES = ["fp8_tensor", "fp8_row", "fp8_block", "int8_tensor", "int8_row", "int8_block"]
 
 

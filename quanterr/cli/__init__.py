@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli import diff, gate, rank, settings
+from quanterr.cli import diff, gate, guide, rank, settings
 from quanterr.cli.common import (
     AllowPartial,
     AsJson,
@@ -335,6 +335,8 @@ def formats(
 
 app.command(help=gate.HELP)(gate.gate)
 app.command(help=diff.HELP)(diff.diff)
+app.command()(guide.guide)
+app.command()(guide.explain)
 
 
 @app.command()

@@ -29,7 +29,10 @@ def of_config(config: Mapping[str, Any], code_bits: Iterable[int | None]) -> Ite
     description = _told_bits(config)
     stored = {bits for bits in code_bits if bits}
     if description and stored and not description & stored:
-        message = f"config.json declares codes of {_bits(description)}, the tensors hold codes of {_bits(stored)}: read as stored"
+        message = (
+            f"config.json declares codes of {_bits(description)}, the tensors hold codes of {_bits(stored)}: "
+            "read as stored"
+        )
         remedy = "check that config.json belongs to this model; loaders that follow it will misread the weights"
         yield finding("config_mismatch", "warning", None, message, remedy)
 

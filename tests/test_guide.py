@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import make_readme
+import make_guide
 import pytest
 from stored import pair
 
 import quanterr
 
-README = make_readme.README.read_text()
+README = make_guide.README.read_text()
 RECIPES = re.findall(r"^jq ((?:-es )?'[^']+') report\.json$", README, re.MULTILINE)
 ISSUED = [
     "'.layers | sort_by(.snr_db) | .[0:5]'",
@@ -25,14 +25,14 @@ PACKAGE = Path(quanterr.__file__).parent
 needs_jq = pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
 
 
-@pytest.mark.parametrize("part", make_readme.PARTS)
+@pytest.mark.parametrize("part", make_guide.PARTS)
 def test_what_the_program_makes_is_up_to_date(part):
-    assert make_readme.PARTS[part]() == make_readme.between(README, part)
+    assert make_guide.PARTS[part]() == make_guide.between(README, part)
 
 
 def test_the_make_targets_exist():
     targets = set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
-    makefile = (make_readme.ROOT / "Makefile").read_text()
+    makefile = (make_guide.ROOT / "Makefile").read_text()
 
     assert targets
     assert set() == {target for target in targets if f"\n{target}:" not in makefile}
@@ -109,7 +109,7 @@ class TestRecipes:
         assert 0 != self.jq(RECIPES[3], path).returncode
 
     def test_the_gate_of_the_examples_passes_and_fails_closed(self, report, tmp_path):
-        gate = ["jq", "-e", "-s", "-f", str(make_readme.ROOT / "examples/ci/gate.jq")]
+        gate = ["jq", "-e", "-s", "-f", str(make_guide.ROOT / "examples/ci/gate.jq")]
         empty = tmp_path / "empty.json"
         empty.write_text("")
 

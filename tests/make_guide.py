@@ -1,6 +1,6 @@
 """Makes the parts of README.md that come from the program, and puts them in place.
 
-python tests/make_readme.py        tests/test_readme.py holds the file against them
+python tests/make_guide.py        tests/test_guide.py holds the file against them
 """
 
 import re
@@ -186,14 +186,14 @@ PARTS: dict[str, Callable[[], str]] = {
 
 def between(text: str, part: str) -> str:
     """What stands between the markers of a part."""
-    return text.split(f"<!-- {part}: made by tests/make_readme.py -->\n", 1)[1].split(f"\n<!-- /{part} -->", 1)[0]
+    return text.split(f"<!-- {part}: made by tests/make_guide.py -->\n", 1)[1].split(f"\n<!-- /{part} -->", 1)[0]
 
 
 def main() -> None:
     """Put every part in place."""
     text = README.read_text()
     for part, make in PARTS.items():
-        head = f"<!-- {part}: made by tests/make_readme.py -->\n"
+        head = f"<!-- {part}: made by tests/make_guide.py -->\n"
         text = text.replace(f"{head}{between(text, part)}\n", f"{head}{make()}\n", 1)
     README.write_text(text)
 

@@ -1,0 +1,53 @@
+"""``quanterr guide`` and ``quanterr explain``: the documentation in the terminal."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from quanterr.cli.common import printing
+
+
+def guide(
+    topic: Annotated[
+        str | None, typer.Argument(help="A page; without it, the list of pages.", show_default=False)
+    ] = None,
+) -> None:
+    """Show a page of the guide: formats, findings, metrics, gates, outputs, settings, …"""
+    from quanterr import guide as pages
+
+    if topic is None:
+        _print(pages.contents())
+    else:
+        _show(pages.page(topic), paged=True)
+
+
+def explain(
+    name: Annotated[str, typer.Argument(help="A finding, a metric, a format, a function of rules or an exit status.")],
+) -> None:
+    """Explain one finding, metric, format, function of rules or exit status."""
+    from quanterr import guide as pages
+
+    _show(pages.explain(name), paged=False)
+
+
+def _show(text: str, paged: bool) -> None:
+    """Markdown drawn by rich in a terminal; as it is in a pipe, where other programs read it."""
+    if not sys.stdout.isatty():
+        _print(text)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    with printing():
+        if not paged:
+            console.print(Markdown(text))
+            return
+        with console.pager(styles=True):
+            console.print(Markdown(text))
+
+
+def _print(text: str) -> None:
+    with printing():
+        print(text.rstrip(), flush=True)

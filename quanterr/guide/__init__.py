@@ -1,0 +1,131 @@
+"""The guide: a page per topic in Markdown, shipped with the package, and what ``quanterr explain`` finds by name."""
+
+import re
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from quanterr.errors import MEANINGS, UsageError
+from quanterr.gates.expression import FUNCTIONS
+from quanterr.metrics import AGGREGATES, METRICS, Metric
+from quanterr.report.finding_codes import CODES, FORMER_NAMES
+from quanterr.report.values import REPORT_METRICS
+from quanterr.util.text import display
+
+PAGES = Path(__file__).parent
+COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+# In the order in which ``quanterr guide`` lists them.
+TOPICS = (
+    "verdict",
+    "findings",
+    "formats",
+    "metrics",
+    "gates",
+    "rank",
+    "inspect",
+    "outputs",
+    "settings",
+    "library",
+    "troubleshooting",
+    "adding-a-format",
+)
+
+
+def page(topic: str) -> str:
+    """The Markdown of a page, without comments.
+
+    Raises:
+        UsageError: there is no such page; names the nearest.
+    """
+    if topic not in TOPICS:
+        raise UsageError(f"no guide page named {display(topic)}; {_nearest(topic, TOPICS)}")
+    return COMMENT.sub("", (PAGES / f"{topic}.md").read_text("utf-8"))
+
+
+def contents() -> str:
+    """A line per page: its name and its first sentence."""
+    width = max(map(len, TOPICS))
+    lines = [f"  {topic:{width}}  {page(topic).splitlines()[2]}" for topic in TOPICS]
+    return "\n".join([*lines, "", "quanterr guide TOPIC shows a page, quanterr explain NAME a single entry."])
+
+
+def explain(name: str) -> str:
+    """What a finding, metric, function of rules, exit status or format is, in Markdown.
+
+    Raises:
+        UsageError: nothing has this name; names the nearest.
+    """
+    found = [entry.text for kind in KINDS for entry in kind() if entry.name == FORMER_NAMES.get(name, name)]
+    if not found:
+        found = [entry.text for entry in formats() if entry.name == name]  # imports torch, so it comes last
+    if not found:
+        names = [entry.name for kind in (*KINDS, formats) for entry in kind()]
+        raise UsageError(f"nothing to explain is named {display(name)}; {_nearest(name, names)}")
+    return "\n\n".join(found)
+
+
+class Entry(NamedTuple):
+    """Something that has a name."""
+
+    name: str
+    text: str
+
+
+def findings() -> Iterator[Entry]:
+    """One entry per finding."""
+    for name, row in CODES.items():
+        severities = " or ".join(row.severities)
+        text = (
+            f"## {name}\n\nFinding, {severities}: {row.meaning}.\n\nLooks like: `{row.example}`\n\nWhat to do: "
+            f"{row.remedy}"
+        )
+        yield Entry(name, text)
+
+
+def metrics() -> Iterator[Entry]:
+    """One entry per metric, of layers, of the model and of reports."""
+    for place, rows in (("a layer", METRICS), ("the model and each group", AGGREGATES)):
+        for metric in rows:
+            yield Entry(metric.name, f"## {metric.name}\n\nMetric of {place}{_of(metric)}: {metric.formula}.")
+    for name, row in REPORT_METRICS.items():
+        yield Entry(name, f"## {name}\n\nMetric of the report: {row.summary}.")
+
+
+def _of(metric: Metric) -> str:
+    unit = f", in {metric.unit}" if metric.unit else ""
+    return f"{unit}, {metric.better} is better" if metric.better else unit
+
+
+def functions() -> Iterator[Entry]:
+    """One entry per function of rules."""
+    for row in FUNCTIONS:
+        yield Entry(row.name, f"## {row.name}\n\nFunction of rules: {row.summary}. See quanterr guide gates.")
+
+
+def statuses() -> Iterator[Entry]:
+    """One entry per exit status."""
+    for status, meaning in MEANINGS.items():
+        yield Entry(str(status.value), f"## {status.value}\n\nExit status: {meaning}.")
+
+
+def formats() -> Iterator[Entry]:
+    """One entry per format."""
+    from quanterr.formats import FORMATS
+
+    for row in FORMATS:
+        usual = f"\n\nUsual SNR: {row.usual_db[0]} to {row.usual_db[1]} dB." if row.usual_db else ""
+        needs = "\n".join(f"- {part}" for part in row.needs.values())
+        yield Entry(
+            row.name, f"## {row.name}\n\nFormat: {row.summary}.{usual}\n\nStored for a weight X.weight:\n\n{needs}"
+        )
+
+
+KINDS: tuple[Callable[[], Iterator[Entry]], ...] = (findings, metrics, functions, statuses)
+
+
+def _nearest(name: str, names: "tuple[str, ...] | list[str]") -> str:
+    """The nearest names as the end of a sentence."""
+    part = [known for known in names if len(name) > 2 and name in known]
+    near = list(dict.fromkeys([*get_close_matches(name, names, 4), *part]))[:6]
+    return f"did you mean {', '.join(near)}?" if near else "quanterr guide lists the pages"
