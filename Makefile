@@ -5,12 +5,13 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 DEMO = .demo
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests mutate fuzz bench clean
+.PHONY: help install demo test test-fast test-slow lint types tests mutate fuzz bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/installed ## quanterr and its development tools, in .venv
 
@@ -24,7 +25,8 @@ $(VENV)/installed: pyproject.toml
 demo: install ## quantize a real model to FP8 and INT8, compare both, show the reports
 	$(BIN)/python examples/demo.py $(DEMO)
 
-test: lint types tests ## lint, types and tests: what CI runs
+test: lint ## lint, types and tests, the last two at the same time (3 minutes on two cores)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target types tests
 
 lint: install ## ruff
 	$(BIN)/ruff check .
@@ -33,21 +35,27 @@ lint: install ## ruff
 types: install ## mypy, strict
 	$(BIN)/mypy
 
-tests: install ## pytest
-	$(BIN)/python -m pytest -q
+tests: install ## pytest, without tests marked slow
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow'
 
-mutate: install ## breaks every golden file in many ways and counts what is noticed (minutes)
+test-fast: install ## the tests of the inner loop (45 s)
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow and not session' --ignore-glob='tests/*_in_browser.py' $(FAST)
+
+test-slow: install ## tests marked slow, which CI runs as well
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow
+
+mutate: install ## damage every golden file in known ways and count what is noticed (minutes)
 	$(BIN)/python tests/mutate.py
 
 N ?= 1000000
 TARGETS ?=
 
-fuzz: install ## N inputs (1000000) of each of the TARGETS (all); hours
+fuzz: install ## N damaged inputs (1000000) for each of the TARGETS (all); hours
 	PYTHONPATH=tests $(BIN)/python -m fuzz -n $(N) $(TARGETS)
 
-bench: install ## weights/s of each format; speed and memory beside a plain script and plain reading (minutes)
+bench: install ## weights/s of each format; speed and memory next to a plain script and plain reading (minutes)
 	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/bench.py
 
-clean: ## what the other targets made
+clean: ## remove what the other targets made
 	rm -rf $(VENV) $(DEMO) .bench .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis

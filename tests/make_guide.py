@@ -1,6 +1,6 @@
-"""Makes the parts of README.md that come from the program, and puts them in place.
+"""Makes the parts of README.md and the guide that come from the program, and puts them in place.
 
-python tests/make_guide.py        tests/test_guide.py holds the file against them
+python tests/make_guide.py        tests/test_guide.py checks the files against them
 """
 
 import re
@@ -15,6 +15,7 @@ from forked import call
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "quanterr" / "guide").glob("*.md"))]
 sys.path.insert(0, str(ROOT / "examples"))
 
 
@@ -35,7 +36,7 @@ def sessions() -> dict[str, str]:
             write_quantized(original, folder / f"{recipe}.safetensors", Recipe.named(recipe))
         run("quanterr compare original.safetensors older.safetensors -q -o last-release.json", folder)
         commands = {
-            "session": "quanterr compare original.safetensors quantized.safetensors --top-layers 5 -o report.json",
+            "session": "quanterr compare original.safetensors quantized.safetensors --top-layers 3 -o report.json",
             "gate-session": "quanterr gate report.json --thresholds int8 --require 'share(snr_db >= 26) >= 0.75'",
             "diff-session": "quanterr diff last-release.json report.json --top-layers 2",
             "inspect-session": "quanterr inspect quantized.safetensors",
@@ -45,6 +46,14 @@ def sessions() -> dict[str, str]:
         made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in commands.items()}
     # What is not rounded ends otherwise on another machine: sums are good to 1e-8.
     return made | {"gate-session": re.sub(r"(\d\.\d{4})\d+", r"\1…", made["gate-session"])}
+
+
+def first_session() -> str:
+    """The first and the last lines of a comparison, and its worst layers."""
+    lines = sessions()["session"].splitlines()
+    worst = next(n for n, line in enumerate(lines) if "worst layers" in line)
+    end = next(n for n, line in enumerate(lines) if line.startswith("distance:"))
+    return "\n".join([*lines[:3], "…", *lines[worst:end], "…", *lines[-3:]])
 
 
 def run(line: str, folder: Path) -> str:
@@ -104,17 +113,18 @@ def formats() -> str:
         codes = ", ".join(sorted(parts[0].dtypes))
         rows.append(f"| `{row.name}` | {row.summary} | {codes} | {names} | {usual} |")
     refused = ", ".join(dict.fromkeys(row.name for row in REFUSALS))
-    return "\n".join([*rows, "", f"Known and not read, which a report says with what to do instead: {refused}."])
+    return "\n".join([*rows, "", f"Recognized, not supported (the report says what to do instead): {refused}."])
 
 
 def findings() -> str:
-    """One row for each row of CODES."""
-    from quanterr.findings import CODES
+    """One section for each row of CODES."""
+    from quanterr.report.finding_codes import CODES
 
-    rows = ["| finding | severity | says |", "|---|---|---|"]
-    return "\n".join(
-        [*rows, *(f"| `{name}` | {', '.join(row.severities)} | {row.meaning} |" for name, row in CODES.items())]
-    )
+    sections = []
+    for name, row in CODES.items():
+        head = f"### {name}\n\n**{', '.join(row.severities)}**: {row.meaning}."
+        sections.append(f"{head}\n\n```\n{row.example}\n```\n\n{row.remedy}")
+    return "\n\n".join(sections)
 
 
 def outputs() -> str:
@@ -165,8 +175,15 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def steps() -> str:
+    """The ten steps of the guide."""
+    text = (ROOT / "quanterr/guide/adding-a-format.md").read_text()
+    return text[text.index("1. **") :].strip()
+
+
 PARTS: dict[str, Callable[[], str]] = {
-    "session": lambda: sessions()["session"],
+    "adding-a-format": steps,
+    "session": first_session,
     "gate-session": lambda: sessions()["gate-session"],
     "diff-session": lambda: sessions()["diff-session"],
     "inspect-session": lambda: sessions()["inspect-session"],
@@ -184,18 +201,29 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
+def parts_of(page: Path) -> list[str]:
+    """The parts that a page has."""
+    return re.findall(r"<!-- ([a-z-]+): made by tests/make_guide.py -->", page.read_text())
+
+
 def between(text: str, part: str) -> str:
-    """What stands between the markers of a part."""
-    return text.split(f"<!-- {part}: made by tests/make_guide.py -->\n", 1)[1].split(f"\n<!-- /{part} -->", 1)[0]
+    """What is between the markers of a part."""
+    return (
+        text.split(f"<!-- {part}: made by tests/make_guide.py -->\n", 1)[1]
+        .split(f"<!-- /{part} -->", 1)[0]
+        .rstrip("\n")
+    )
 
 
 def main() -> None:
     """Put every part in place."""
-    text = README.read_text()
-    for part, make in PARTS.items():
-        head = f"<!-- {part}: made by tests/make_guide.py -->\n"
-        text = text.replace(f"{head}{between(text, part)}\n", f"{head}{make()}\n", 1)
-    README.write_text(text)
+    for page in PAGES:
+        text = page.read_text()
+        for part in parts_of(page):
+            head, tail = f"<!-- {part}: made by tests/make_guide.py -->\n", f"<!-- /{part} -->"
+            before, _, rest = text.partition(head)
+            text = f"{before}{head}{PARTS[part]()}\n{tail}{rest.partition(tail)[2]}"
+        page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -772,3 +773,10 @@ def test_a_label_beside_plain_numbers_is_told_of(tmp_path, fields):
 
     assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
     assert len(told) == 1
+
+
+def test_every_reference_names_a_commit_or_a_release():
+    without_producer = {"dense", "verbatim", "fp8_cast"}
+    dated = re.compile(r"Reference:.*?(@\w|\d\.\d)", re.DOTALL)
+
+    assert without_producer == {row.name for row in FORMATS if not dated.search(row.specification)}

@@ -1,4 +1,4 @@
-"""What the README shows is what the program prints."""
+"""What README and guide show is what the program prints; guide and explain find what there is."""
 
 import json
 import re
@@ -9,25 +9,89 @@ from pathlib import Path
 
 import make_guide
 import pytest
+from forked import call, in_terminal
 from stored import pair
 
 import quanterr
+from quanterr import guide
+from quanterr.errors import Status, UsageError
 
 README = make_guide.README.read_text()
-RECIPES = re.findall(r"^jq ((?:-es )?'[^']+') report\.json$", README, re.MULTILINE)
+OUTPUTS_PAGE = (guide.PAGES / "outputs.md").read_text()
+RECIPES = re.findall(r"^jq ((?:-es )?'[^']+') report\.json$", OUTPUTS_PAGE, re.MULTILINE)
 ISSUED = [
     "'.layers | sort_by(.snr_db) | .[0:5]'",
     "'.layers | map({name: .layer_name, mae: .mean_absolute_error})'",
     "'.aggregate | {mae: .mean_absolute_error, snr: .overall_snr_db}'",
 ]
-PACKAGE = Path(quanterr.__file__).parent
 
 needs_jq = pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
 
 
-@pytest.mark.parametrize("part", make_guide.PARTS)
-def test_what_the_program_makes_is_up_to_date(part):
-    assert make_guide.PARTS[part]() == make_guide.between(README, part)
+@pytest.mark.parametrize(
+    ("page", "part"), [(page, part) for page in make_guide.PAGES for part in make_guide.parts_of(page)]
+)
+def test_what_the_program_makes_is_up_to_date(page, part):
+    assert make_guide.PARTS[part]() == make_guide.between(page.read_text(), part)
+
+
+def test_every_part_has_its_place():
+    assert make_guide.PARTS.keys() == {part for page in make_guide.PAGES for part in make_guide.parts_of(page)}
+
+
+def test_the_readme_is_short():
+    assert len(README.encode()) <= 12_000
+
+
+class TestGuide:
+    def test_lists_every_page_that_is_there(self):
+        assert set(guide.TOPICS) == {page.stem for page in guide.PAGES.glob("*.md")}
+        assert all(f"  {topic} " in guide.contents() for topic in guide.TOPICS)
+
+    @pytest.mark.parametrize("topic", guide.TOPICS)
+    def test_shows_a_page_without_its_markers(self, topic):
+        text = guide.page(topic)
+
+        assert text.startswith("# ")
+        assert "made by" not in text
+        assert (topic == "outputs") == ("<!--" in text)  # the markers of render --update
+
+    @pytest.mark.parametrize("topic", guide.TOPICS)
+    def test_links_lead_to_pages(self, topic):
+        assert set(re.findall(r"\]\((.+?)\.md\)", guide.page(topic))) <= set(guide.TOPICS)
+
+    def test_an_unknown_page_names_the_nearest(self):
+        done = call("guide", "metric")
+
+        assert (Status.USAGE, "") == (done.returncode, done.stdout)
+        assert "did you mean metrics" in done.stderr
+
+    def test_is_plain_text_in_a_pipe_and_drawn_in_a_terminal(self):
+        assert "# Settings" in call("guide", "settings").stdout
+        assert "\x1b[" in in_terminal("explain", "scale_factor")
+
+    def test_without_a_topic_lists_the_pages(self):
+        assert guide.contents() == call("guide").stdout.rstrip()
+
+
+class TestExplain:
+    @pytest.mark.parametrize("kind", [*guide.KINDS, guide.formats], ids=lambda kind: kind.__name__)
+    def test_knows_every_name(self, kind):
+        for entry in kind():
+            assert entry.text in guide.explain(entry.name)
+
+    @pytest.mark.parametrize(
+        ("name", "found"),
+        [("far_off", "## implausible_error"), ("0", "Exit status"), ("fp8_block", "Format"), ("p05", "did you mean")],
+    )
+    def test_says_what_it_is(self, name, found):
+        done = call("explain", name)
+
+        assert found in done.stdout + done.stderr
+
+    def test_a_misspelt_name_is_wrong_usage_and_the_nearest_are_named(self):
+        with pytest.raises(UsageError, match="did you mean scale_factor"):
+            guide.explain("scale_facto")
 
 
 def test_the_make_targets_exist():
@@ -117,12 +181,12 @@ class TestRecipes:
         assert 0 != subprocess.run([*gate, str(empty)], capture_output=True).returncode
 
 
-def test_the_library_session_of_the_readme_runs(tmp_path, monkeypatch):
+def test_the_library_session_of_the_guide_runs(tmp_path, monkeypatch):
     original, quantized = pair(tmp_path)
     Path(original).rename(tmp_path / "original.safetensors")
     Path(quantized).rename(tmp_path / "quantized.safetensors")
     monkeypatch.chdir(tmp_path)
-    session = README.split("```python\n", 1)[1].split("```", 1)[0]
+    session = (guide.PAGES / "library.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
 
     done = subprocess.run(
         [sys.executable, "-c", f"import torch\nx = torch.randn(8, 8); y = x.half()\n{session}\nprint(report.verdict)"],

@@ -13,7 +13,7 @@ from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import OUTPUT, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
 MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
@@ -58,10 +58,10 @@ class Worker:
     def _share(self) -> None:
         """Let both sides dequantize to where the kernel has them beside each other."""
         self._sides = torch.empty((2, self.size * torch.float32.itemsize), dtype=torch.uint8, device=self.device)
-        self._original.lend("values", self._sides[0])
+        self._original.lend(OUTPUT, self._sides[0])
         self._copies.lend("copy", self._sides[0])
         for workspace in self._quantized:
-            workspace.lend("values", self._sides[1])
+            workspace.lend(OUTPUT, self._sides[1])
 
     def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Sums of a few chunks of each of the pairs, which have one weight of the original in common."""

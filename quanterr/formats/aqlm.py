@@ -6,7 +6,7 @@
 
     weight[group] = (codebooks[0, code[0]] + codebooks[1, code[1]] + …) * scale       each sum and product rounded
 
-Reference: Vahe1994/AQLM inference_lib/src/aqlm/utils.py _dequantize_weight.
+Reference: Vahe1994/AQLM@e79a896e inference_lib/src/aqlm/utils.py _dequantize_weight.
 """
 
 from functools import partial
@@ -78,7 +78,7 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
             total.add_(vectors)
     groups = total.view(stop - first, across, out, into).mul_(_scales(parts, first, stop, workspace))
     if out > 1:
-        values = workspace.buffer("values", (stop - first, out, across, into), torch.float32)
+        values = workspace.output((stop - first, out, across, into))
         groups = values.copy_(groups.transpose(1, 2))
     rows = groups.view((stop - first) * out, across * into)
     return Values(crop(rows[chunk.row - first * out : chunk.stop_row - first * out], chunk, workspace))

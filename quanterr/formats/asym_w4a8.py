@@ -18,7 +18,7 @@
 The label gives the group (group_size, 16) and that of the rotation (convrot_groupsize, 256); the number of
 bits is inferred from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
 """
 
 from dataclasses import dataclass

@@ -23,9 +23,9 @@ gemv_fast: nibble i of element (a, 64 b + c) is number s = 4 c + i of 256. It is
 
 What is gemm, what gemv, and what GPTQ is inferred from the shapes.
 
-Reference: casper-hansen/AutoAWQ awq/modules/linear/gemm.py, gemv.py, gemv_fast.py, awq/utils/packing_utils.py;
-ModelCloud/GPTQModel gptqmodel/quantization/awq/utils/packing_utils.py for other bits; mit-han-lab/llm-awq
-awq/quantize/qmodule.py.
+Reference: casper-hansen/AutoAWQ@88e4c76b awq/modules/linear/gemm.py, gemv.py, gemv_fast.py,
+awq/utils/packing_utils.py; ModelCloud/GPTQModel@f4c327a1 gptqmodel/quantization/awq/utils/packing_utils.py for other
+bits; mit-han-lab/llm-awq awq/quantize/qmodule.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     turned_scale,
 )
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import OUTPUT, Workspace
 
 SIZES = (128, 64, 32)  # of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)
@@ -158,7 +158,7 @@ def dequantize_gemm(parts: Parts, blocks: Blocks, packing: Packing, chunk: Chunk
     """(code - zero point) · scale, (r, c)."""
     rows = chunk.row, chunk.stop_row
     stored = workspace.whole("columns", parts.codes)[chunk.col : chunk.stop_col]
-    codes = unpack_turned(stored, packing, rows, workspace, "values")
+    codes = unpack_turned(stored, packing, rows, workspace, OUTPUT)
     zero_point: Tensor | float = 1 << packing.bits - 1
     if entry := parts.get("zero_point"):
         zero_point = unpack_turned(workspace.whole("zeros", entry), packing, rows, workspace, "zero_points")

@@ -11,7 +11,7 @@ The group is inferred from the shapes; a label's group_size must agree. Rows of 
 over from Nunchaku may be interleaved (shared/adanorm_rows.py): nothing stored says so, and it is
 tried where the plain reading is far off.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants@55f0a26
 formats/awq_w4a16.py.
 """
 

@@ -152,8 +152,8 @@ class Parts:
 class Weight:
     """A logical tensor of the model, as one checkpoint stores it.
 
-    ``dequantize(chunk, workspace)`` gives any chunk, in any cut, with the same values on every
-    device; the result is a buffer of the workspace and holds until the next call.
+    ``dequantize(chunk, workspace)`` gives any chunk, in any cut, with the same values on every device. The result is a
+    buffer of the workspace, best ``workspace.output(chunk.shape)``, and holds until the next call.
     """
 
     name: str

@@ -10,7 +10,7 @@
 The linear_class stands in config.json; bitlinear, if nothing is said. Where the original contradicts it the other
 is tried.
 
-Reference: huggingface/transformers src/transformers/integrations/bitnet.py.
+Reference: huggingface/transformers@5.23.0 src/transformers/integrations/bitnet.py.
 """
 
 from functools import partial
@@ -63,7 +63,7 @@ def fit(parts: Parts) -> Weight | None:
 def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) -> Values:
     """(code - 1) times or divided by the scale, (r, c)."""
     stored, cols = parts.matrix
-    values = workspace.buffer("values", chunk.shape, torch.float32)
+    values = workspace.output(chunk.shape)
     for plane in range(chunk.row // stored, -(-chunk.stop_row // stored)):
         first, stop = max(chunk.row, plane * stored), min(chunk.stop_row, (plane + 1) * stored)
         shape = (stop - first, chunk.shape[1])

@@ -16,7 +16,7 @@
 The table of a kind is always the same, and runtimes have it built in: another one is reported as a warning. The
 elements of 4-bit weights are numbered row by row, and blocks run across the ends of rows.
 
-Reference: bitsandbytes-foundation/bitsandbytes bitsandbytes/functional.py QuantState,
+Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/functional.py QuantState,
 backends/default/ops.py.
 """
 

@@ -7,7 +7,7 @@
     weight[r, c] = float32(code[r, c]) * SCB[r]                                       rounded
                    * 0.007874015718698502                                             rounded
 
-Reference: bitsandbytes-foundation/bitsandbytes bitsandbytes/nn/modules.py Linear8bitLt.
+Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules.py Linear8bitLt.
 """
 
 from functools import partial

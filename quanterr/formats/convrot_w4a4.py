@@ -10,7 +10,7 @@
 A label names them, for the tensors alone could be INT8 of half the width; convrot_groupsize is 256 where it
 says nothing. int4_tensorwise with convrot is read as convrot_w4a4. What linear_dtype says is the runtime's.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/convrot_w4a4.py, backends/eager/convrot_w4a4.py.
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/convrot_w4a4.py, backends/eager/convrot_w4a4.py.
 """
 
 from functools import partial

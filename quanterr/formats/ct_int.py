@@ -9,7 +9,8 @@
 
 Codes of fewer bits, too, have a byte each (naive-quantized). Without zero points and order: int8_scaled.py.
 
-Reference: vllm-project/compressed-tensors compressors/naive_quantized/base.py, quantization/lifecycle/forward.py.
+Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/naive_quantized/base.py,
+quantization/lifecycle/forward.py.
 """
 
 from functools import partial

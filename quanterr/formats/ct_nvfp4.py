@@ -10,7 +10,7 @@
 
 ModelOpt's weight_scale_2 is the inverse of weight_global_scale and multiplies: see nvfp4.
 
-Reference: vllm-project/compressed-tensors compressors/nvfp4/base.py.
+Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/nvfp4/base.py.
 """
 
 from quanterr.errors import FormatMismatch

@@ -15,8 +15,8 @@ into each word as fit whole (shared/bit_packing.py): for 3, 5 and 6 bits the wid
 which, and how many bits; 7 bits of old files are as wide as 8 bits, which config.json tells apart (num_bits),
 or else the original. Where columns are fewer than 64 other widths may coincide too.
 
-Reference: vllm-project/compressed-tensors compressors/pack_quantized/base.py, helpers.py; 0.13
-compressors/quantized_compressors/pack_quantized.py for the old packing and weight_g_idx.
+Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/base.py, helpers.py;
+compressed-tensors@0.13.0 compressors/quantized_compressors/pack_quantized.py for the old packing and weight_g_idx.
 """
 
 from collections.abc import Mapping

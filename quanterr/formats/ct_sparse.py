@@ -11,7 +11,7 @@
     code[r, c] = the next of compressed where the bit is set, else 0
     weight = code, or (code - zero_point) * scale                    one rounding; as ct_int and fp8_scaled
 
-Reference: vllm-project/compressed-tensors (0.13) compressors/sparse_compressors/sparse_24_bitmask.py,
+Reference: vllm-project/compressed-tensors@0.13.0 compressors/sparse_compressors/sparse_24_bitmask.py,
 sparse_bitmask.py.
 """
 

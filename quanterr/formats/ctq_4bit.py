@@ -8,7 +8,7 @@
 The label names the table (format bnb_nf4, bnb_fp4 or bnb_af4) and the block (group_size, 64). The shape is not
 stored: it is the original's. bitsandbytes itself has the first code in the high nibble.
 
-Reference: silveroxides/convert_to_quant, branches 3d-blockwise and nf4-optimize, dequantize_4bit.
+Reference: silveroxides/convert_to_quant@1.3.4, branches 3d-blockwise and nf4-optimize, dequantize_4bit.
 """
 
 from functools import cache, partial

@@ -10,7 +10,7 @@
 
 This is the order for GPUs of compute capability 7.5 to 8.9, on which the file was made.
 
-Reference: NetEase-FuXi/EETQ csrc/cutlass_kernels/cutlass_preprocessors.cc.
+Reference: NetEase-FuXi/EETQ@465e972 csrc/cutlass_kernels/cutlass_preprocessors.cc.
 """
 
 from functools import cache, partial

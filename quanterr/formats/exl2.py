@@ -13,7 +13,8 @@
 A chunk's rows are columns of what is stored, so that all of q_weight is held. The CUDA kernels multiply in
 half precision, some 1e-3 from this.
 
-Reference: turboderp-org/exllamav2 exllamav2/exllamav2_ext/cuda/pack_tensor.cu, q_matrix.cu, quant/qdq_util.cuh.
+Reference: turboderp-org/exllamav2@da07facd exllamav2/exllamav2_ext/cuda/pack_tensor.cu, q_matrix.cu,
+quant/qdq_util.cuh.
 """
 
 from functools import partial
@@ -123,7 +124,7 @@ def dequantize(parts: Parts, groups: tuple[Group, ...], chunk: Chunk, workspace:
     scale = workspace.buffer("scale of column", shape, torch.float32)
     torch.index_select(_scales(parts, chunk, workspace), 0, places.group, out=scale)
     columns = workspace.buffer("columns", shape, torch.float32).copy_(codes).mul_(scale)
-    values = workspace.buffer("values", (r, len(places.word)), torch.float32).copy_(columns.t())
+    values = workspace.output((r, len(places.word))).copy_(columns.t())
     return Values(crop(values, chunk, workspace))
 
 

@@ -23,8 +23,8 @@ Products in float32, as the reference has them: their last bits depend on the or
 128 numbers. Rows and columns are padded to multiples of 128. A block of 128 rows is dequantized at a time, and
 kept for the chunks that begin or end in it; of the stored trellis all is held, for the tiles of one row lie apart.
 
-Reference: turboderp-org/exllamav3 exllamav3/exllamav3_ext/quant/codebook.cuh, modules/quant/exl3.py;
-ModelCloud/GPTQModel gptqmodel/nn_modules/exllamav3_torch.py.
+Reference: turboderp-org/exllamav3@4f8ad012 exllamav3/exllamav3_ext/quant/codebook.cuh, modules/quant/exl3.py;
+ModelCloud/GPTQModel@f4c327a1 gptqmodel/nn_modules/exllamav3_torch.py.
 """
 
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ def _codebook_name(parts: Parts) -> str:
 
 def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:
     """The chunk, (r, c), out of blocks of 128 rows."""
-    values = workspace.buffer("values", chunk.shape, torch.float32)
+    values = workspace.output(chunk.shape)
     for number in range(chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)):
         block = workspace.made("block", parts["trellis"], number, partial(_block, parts, layer, number, workspace))
         top = number * BLOCK

@@ -11,8 +11,9 @@ quantization factor), .scale (DeepSeek-V4), qscale_weight (Mistral), X_scale and
 X without .weight. Which element has which scale: shared/scale_grid.py. Runtimes round weight and
 scale to their compute dtype first; that is not part of the format and not done here.
 
-Reference: comfyanonymous/ComfyUI comfy/ops.py, Comfy-Org/comfy-kitchen tensor/fp8.py; deepseek-ai/DeepSeek-V3
-inference/kernel.py; vllm-project/compressed-tensors compressors/naive_quantized/base.py.
+Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/ops.py, Comfy-Org/comfy-kitchen@7d86acf tensor/fp8.py;
+deepseek-ai/DeepSeek-V3@9b4e9788 inference/kernel.py; vllm-project/compressed-tensors@ac8e2ba8
+compressors/naive_quantized/base.py.
 """
 
 from quanterr.formats.base import Part, Parts, Values, Weight

@@ -10,7 +10,7 @@
 Weights of 8 bits are those of int8_row. The bits are inferred from the number of columns of the original; without
 one config.json must say them: num_bits, and module_quant_configs for the modules that match.
 
-Reference: huggingface/transformers src/transformers/integrations/gemma_quant.py.
+Reference: huggingface/transformers@5.23.0 src/transformers/integrations/gemma_quant.py.
 """
 
 from functools import cache, partial

@@ -11,7 +11,7 @@ Byte j of 16 bytes of codes holds the code of element j in its lower half and th
 upper half. The fifth bit of code j is bit j of the four bytes, the lowest bit of the first byte first.
 In float32; code * d is exact, to add m rounds once.
 
-Reference: ggml-org/llama.cpp ggml/src/ggml-quants.c dequantize_row_q4_0 … q8_0.
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q4_0 … q8_0.
 """
 
 import torch

@@ -19,7 +19,7 @@ is a number as well: ggml knows no NaN there.
 
 In float32; table[code] * scale is exact, to multiply with X.scale rounds once.
 
-Reference: ggml-org/llama.cpp ggml/src/ggml-quants.c dequantize_row_iq4_nl, iq4_xs, mxfp4, nvfp4;
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq4_nl, iq4_xs, mxfp4, nvfp4;
 ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/llama-graph.cpp build_lora_mm.
 """
 

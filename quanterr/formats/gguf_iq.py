@@ -25,7 +25,8 @@ IQ1_S              the u16 of 32 elements: four times 3 more bits of index, a sc
 IQ1_M              half a byte for 8 elements: 3 more bits of index and the sign of delta. Each u16 of scales holds four
                    of 3 bits, for 16 elements each, and in its upper 4 bits a part of d, the lowest first.
 
-Reference: ggml-org/llama.cpp ggml/src/ggml-quants.c dequantize_row_iq1_s … iq3_s; the grids: gguf_grids.py.
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq1_s … iq3_s; the grids:
+gguf_grids.py.
 """
 
 import base64

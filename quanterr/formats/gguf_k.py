@@ -22,7 +22,7 @@ and 4 to 7, the last four in the halves of bytes 8 to 11 and the upper two bits 
 
 In float32; d * scale * code and dmin * minimum are exact (but for Q6_K), the last operation rounds once.
 
-Reference: ggml-org/llama.cpp ggml/src/ggml-quants.c dequantize_row_q2_K … q6_K, get_scale_min_k4.
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q2_K … q6_K, get_scale_min_k4.
 """
 
 import torch

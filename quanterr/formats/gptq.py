@@ -18,9 +18,9 @@ stored as it is, 2^(b-1) - 1 less one. Otherwise the configuration is believed, 
 original, from which the wrong one lies a whole step away. Columns may be padded, to a multiple of 32 or of the
 block.
 
-Reference: AutoGPTQ/AutoGPTQ auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel
+Reference: AutoGPTQ/AutoGPTQ@0.7.1 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel@f4c327a1
 gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_v1_to_v2_format_module;
-intel/auto-round auto_round_extension/torch/qlinear_torch.py, qlinear_torch_zp.py.
+intel/auto-round@b9f3d007 auto_round_extension/torch/qlinear_torch.py, qlinear_torch_zp.py.
 """
 
 from collections.abc import Mapping

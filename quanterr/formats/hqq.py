@@ -17,7 +17,7 @@
 Both matrices hold the elements of the weight row by row. Without group_size a group is a row (axis 1) or a
 column (axis 0) of the weight. A scale or zero that is quantized itself cannot be read.
 
-Reference: mobiusml/hqq hqq/core/quantize.py and bitpack.py.
+Reference: mobiusml/hqq@e0b1d00e hqq/core/quantize.py and bitpack.py.
 """
 
 from dataclasses import dataclass

@@ -9,8 +9,8 @@
 The label says so: convrot, and convrot_groupsize (256, where it says nothing), which differs from layer to
 layer. Some writers leave out the format's name.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/int8.py, int8_utils.py; silveroxides/convert_to_quant
-utils/convrot.py.
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8.py, int8_utils.py;
+silveroxides/convert_to_quant@1.3.4 utils/convrot.py.
 """
 
 from dataclasses import replace

@@ -8,8 +8,8 @@
 The scale is called weight_scale, scale_weight (old convert_to_quant files, which carry no label at all)
 or weight_scale_inv. Which element has which scale: shared/scale_grid.py.
 
-Reference: comfyanonymous/ComfyUI comfy/ops.py, Comfy-Org/comfy-kitchen tensor/int8.py;
-silveroxides/convert_to_quant comfy/quant_ops.py; vllm-project/compressed-tensors
+Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/ops.py, Comfy-Org/comfy-kitchen@7d86acf tensor/int8.py;
+silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py; vllm-project/compressed-tensors@ac8e2ba8
 compressors/naive_quantized/base.py.
 """
 

@@ -27,8 +27,8 @@ its c-th 16 columns they lie, in the order of CUTLASS (reorder_meta), at [c // 2
 d = r // 64 · 64 + r % 64 // 8 · 4 + r % 8 // 4 + r % 4 // 2 · 32 + r % 2 · 2, where d and c first trade their
 last bits if these differ.
 
-Reference: IST-DASLab/marlin marlin/__init__.py; AutoGPTQ/AutoGPTQ nn_modules/qlinear/qlinear_marlin.py;
-casper-hansen/AutoAWQ awq/modules/linear/marlin.py; vllm-project/compressed-tensors (0.13)
+Reference: IST-DASLab/marlin marlin/__init__.py; AutoGPTQ/AutoGPTQ@0.7.1 nn_modules/qlinear/qlinear_marlin.py;
+casper-hansen/AutoAWQ@88e4c76b awq/modules/linear/marlin.py; vllm-project/compressed-tensors@0.13.0
 compressors/sparse_quantized_compressors/marlin_24.py, utils/semi_structured_conversions.py.
 """
 
@@ -175,7 +175,7 @@ def _codes(entry: Entry, tiles: Tiles, rows: tuple[int, int], cols: tuple[int, i
     halves = turned.view(-1, *turned.shape[-3:]).view(torch.int16)
     many, low_rows, n, _ = halves.shape
     code = workspace.buffer("code", tuple(halves.shape), torch.int16)
-    codes = workspace.buffer("values", (many, 16 // tiles.bits // 2, low_rows, n, 2, 8), torch.float32)
+    codes = workspace.output((many, 16 // tiles.bits // 2, low_rows, n, 2, 8))
     for place in range(16 // tiles.bits):
         torch.bitwise_right_shift(halves, place * tiles.bits, out=code).bitwise_and_((1 << tiles.bits) - 1)
         codes[:, place // 2, :, :, place % 2].copy_(code)

@@ -15,16 +15,15 @@ Shapes tell only bits times group. The original's number of columns tells both, 
 config.json, whose names of layers often are not those of the tensors; without an original (`inspect`) what
 config.json declares of the layer, or of all layers, or the only possibility.
 
-Reference: ml-explore/mlx mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
-ml-explore/mlx-lm mlx_lm/utils.py; transformers integrations/metal_quantization.py (qbiases).
+Reference: ml-explore/mlx@846d1762 mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
+ml-explore/mlx-lm@d78bf58e mlx_lm/utils.py; huggingface/transformers@5.23.0 integrations/metal_quantization.py
+(qbiases).
 """
 
 from collections.abc import Iterator
 from functools import partial
 from math import prod
 from typing import Any
-
-import torch
 
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
@@ -134,7 +133,7 @@ def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace
     shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
     stored = workspace.read_bytes("codes", parts.codes, first, shape)
     if code_bits == 8:
-        values = workspace.buffer("values", chunk.shape, torch.float32).copy_(stored)
+        values = workspace.output(chunk.shape).copy_(stored)
     else:
         values = bit_stream.unpack(stored, bit_stream.integers(code_bits, workspace.device), workspace)
     scale, bias = (

@@ -8,7 +8,7 @@
     weight[r, c] = float32(code[r, c]) * weight_scale[r, block of c]                    rounded
                    * pre_quant_scale[c], where there is one                             rounded
 
-Reference: NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py pack_int4_in_uint8.
+Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/quant_utils.py pack_int4_in_uint8.
 """
 
 from functools import partial
@@ -66,7 +66,7 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
     rows = bottom - top
     stored = workspace.read("codes", parts.codes, top * cols + chunk.col, (rows, c if rows == 1 else cols))
     nibbles = workspace.buffer("nibbles", (rows, c), torch.int8)
-    values = workspace.buffer("values", (rows, 2, c), torch.float32)
+    values = workspace.output((rows, 2, c))
     signed = stored.view(torch.int8)
     values[:, 0].copy_(torch.bitwise_left_shift(signed, 4, out=nibbles).bitwise_right_shift_(4))
     values[:, 1].copy_(torch.bitwise_right_shift(signed, 4, out=nibbles))

@@ -17,9 +17,10 @@ DeepSeek-V4 for its experts, as int8 with a scale called scale. gpt-oss has rows
 its unquantized checkpoints have them as columns. compressed-tensors 0.13 wrote MXFP4 exponents that are 2 too
 small.
 
-Reference: OCP Microscaling Formats (MX) 1.0; NVIDIA/Model-Optimizer modelopt/torch/quantization/qtensor/
-mxfp4_tensor.py; vllm-project/compressed-tensors compressors/mxfp4/base.py and mxfp6/base.py; openai/gpt-oss
-gpt_oss/torch/weights.py; transformers integrations/mxfp4.py and integrations/finegrained_fp8.py (DeepSeek-V4).
+Reference: OCP Microscaling Formats (MX) 1.0; NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/quantization/qtensor/
+mxfp4_tensor.py; vllm-project/compressed-tensors@ac8e2ba8 compressors/mxfp4/base.py and mxfp6/base.py;
+openai/gpt-oss@7b583341 gpt_oss/torch/weights.py; huggingface/transformers@5.23.0 integrations/mxfp4.py and
+integrations/finegrained_fp8.py (DeepSeek-V4).
 """
 
 from functools import partial

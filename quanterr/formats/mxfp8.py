@@ -10,8 +10,8 @@ label's orig_shape, tells the true shape. Others (compressed-tensors, ModelOpt, 
 rows. Where both shapes coincide a ComfyUI label says tiles, no label says rows. The weight_scalar of
 hybrid files is for machines without MX units and not read.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/float_utils.py; silveroxides/convert_to_quant
-formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors compressors/mxfp8/base.py.
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/float_utils.py; silveroxides/convert_to_quant@1.3.4
+formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors@ac8e2ba8 compressors/mxfp8/base.py.
 """
 
 from functools import partial

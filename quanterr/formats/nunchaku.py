@@ -24,7 +24,7 @@ projection before: there V[j, :] = stored * smooth_orig[j], here
 
     weight = (residual + lora_up @ lora_down) / smooth_orig                             float64, rounded
 
-Reference: mit-han-lab/deepcompressor backend/nunchaku/convert.py, utils.py; nunchaku-tech/nunchaku
+Reference: mit-han-lab/deepcompressor@69f3473 backend/nunchaku/convert.py, utils.py; nunchaku-tech/nunchaku@3a3cc3d
 nunchaku/models/linear.py, models/transformers/transformer_flux_v2.py.
 """
 

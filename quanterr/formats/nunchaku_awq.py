@@ -13,8 +13,8 @@
 These are the modulation layers, whose rows lie interleaved: shared/adanorm_rows.py. The module's name
 tells in how many parts; where that is far off the others are tried.
 
-Reference: mit-han-lab/deepcompressor backend/tinychat/utils.py, backend/nunchaku/utils.py; nunchaku-tech/nunchaku
-nunchaku/models/linear.py AWQW4A16Linear.
+Reference: mit-han-lab/deepcompressor@69f3473 backend/tinychat/utils.py, backend/nunchaku/utils.py;
+nunchaku-tech/nunchaku@3a3cc3d nunchaku/models/linear.py AWQW4A16Linear.
 """
 
 from functools import cache, partial
@@ -87,7 +87,7 @@ def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspa
     pieces = workspace.whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
     codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
     unpacked = element_types.unpack(codes, _pairs(workspace.device), workspace, "unpacked")
-    values = workspace.buffer("values", (rows, cols), torch.float32)
+    values = workspace.output((rows, cols))
     values.view(rows, -1, 2, 4, 8).copy_(unpacked.view(rows, -1, 2, 8, 4).transpose(3, 4))
     multiply(values, of_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)
     zero = of_rows("whole_zero", parts["zero"], order, workspace)[:, groups]

@@ -9,7 +9,7 @@
 Behind a GELU the runtime shifts activations and a term of the low-rank branch was added to the bias: that
 difference stays.
 
-Reference: mit-han-lab/deepcompressor backend/nunchaku/utils.py; nunchaku-tech/nunchaku
+Reference: mit-han-lab/deepcompressor@69f3473 backend/nunchaku/utils.py; nunchaku-tech/nunchaku@3a3cc3d
 nunchaku/models/normalization.py.
 """
 

@@ -15,9 +15,9 @@ and scales into tiles, and pads rows and columns to multiples of 16; its label m
 ModelOpt puts the first column into the low nibble and scales into rows; its exports for diffusers use tiles.
 A label says which; where tensors and original contradict it, the alternatives are tried.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/nvfp4.py, backends/eager/quantization.py;
-NVIDIA/Model-Optimizer modelopt/torch/quantization/qtensor/nvfp4_tensor.py; ComfyUI comfy/ops.py for
-pre_quant_scale.
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/nvfp4.py, backends/eager/quantization.py;
+NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/quantization/qtensor/nvfp4_tensor.py; comfyanonymous/ComfyUI@6db4fa2f
+comfy/ops.py for pre_quant_scale.
 """
 
 from functools import partial

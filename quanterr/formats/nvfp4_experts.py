@@ -10,8 +10,8 @@
 ModelOpt writes it for models that keep their experts as (experts, in, out), as Llama 4 and gpt-oss: it turns
 them, quantizes along the inputs and turns codes and scales back.
 
-Reference: NVIDIA/Model-Optimizer modelopt/torch/export/unified_export_hf.py and
-quant_utils.py maybe_transpose_expert_weight_dimensions.
+Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/unified_export_hf.py and quant_utils.py
+maybe_transpose_expert_weight_dimensions.
 """
 
 from functools import cache, partial

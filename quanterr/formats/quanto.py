@@ -19,7 +19,7 @@ A group is 128 columns, or fewer where that does not divide them, or a row; code
 their axes, (rows / codes of a byte, …). The shape of packed weights is
 not stored: the original tells it; without one (`inspect`) they are reported as (groups, group).
 
-Reference: huggingface/optimum-quanto optimum/quanto/tensor/qbits.py, packed.py, grouped.py and
+Reference: huggingface/optimum-quanto@e33f8202 optimum/quanto/tensor/qbits.py, packed.py, grouped.py and
 nn/qmodule.py.
 """
 

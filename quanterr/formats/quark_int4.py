@@ -28,7 +28,7 @@ from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, turned_scale
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import OUTPUT, Workspace
 
 SIGNS = -0x77777778  # the highest bit of each of eight codes: without it a signed code is unsigned, less 8
 NEEDS = {
@@ -124,7 +124,7 @@ def dequantize_blocks(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk
     """(code - zero point) · scale, (r, c)."""
     rows = chunk.row, chunk.stop_row
     stored = workspace.whole("columns", parts.codes)[chunk.col : chunk.stop_col]
-    codes = unpack_turned(stored, coding.packing, rows, workspace, "values", coding.prepare)
+    codes = unpack_turned(stored, coding.packing, rows, workspace, OUTPUT, coding.prepare)
     zero_point: Tensor | float = 8.0 if coding.signed else 0.0
     if entry := parts.get("zero_point"):
         stored = workspace.whole("zeros", entry)

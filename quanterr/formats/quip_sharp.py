@@ -26,7 +26,7 @@ Every element depends on all codes. So the weight is rotated in its rows once, h
 element, as long as it is compared (the values of 2-bit codes and their sums are exact; others rounded); a chunk
 is then rotated in its columns, in float64, and rounded.
 
-Reference: Cornell-RelaxML/quip-sharp lib/codebook/latticee8_padded12.py, latticee8_padded12_rvq4bit.py,
+Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/codebook/latticee8_padded12.py, latticee8_padded12_rvq4bit.py,
 latticee8_padded12_rvq3bit.py, lib/algo/quip.py incoherence_process.
 """
 
@@ -136,7 +136,7 @@ def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -
         cols = cols / workspace.whole("rescaled", rescaled).view(-1).double()
     rows = workspace.whole("rows", parts["rows"]).view(-1, 1)[chunk.row : chunk.stop_row].double()
     rows = rows * workspace.whole("global_scale", parts["global_scale"]).double() / sqrt(layer.rows * layer.cols)
-    values = workspace.buffer("values", shape, torch.float32).copy_(wide.mul_(cols).mul_(rows))
+    values = workspace.output(shape).copy_(wide.mul_(cols).mul_(rows))
     return Values(crop(values, chunk, workspace))
 
 

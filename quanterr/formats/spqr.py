@@ -14,7 +14,7 @@ zs and zz, stored as ss, zs, sz, zz. In float16, each operation rounded, as the 
     stored[r, c] = float16(float32(scale * (code - zero)) + float32(outlier of r, c))
     weight[:, in_perm[c]] = stored[:, c]
 
-Reference: Vahe1994/SpQR inference_lib/src/spqr_quant/inference_kernels/spqr_cuda.cpp dequantize_compressed,
+Reference: Vahe1994/SpQR@543d10e inference_lib/src/spqr_quant/inference_kernels/spqr_cuda.cpp dequantize_compressed,
 inference_lib/src/spqr_quant/inference.py, sparse_util.py.
 """
 
@@ -113,7 +113,7 @@ def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -
     half = workspace.buffer("rounded", tuple(rows.shape), torch.float16).copy_(rows)
     values = rows.copy_(half)
     if (order := parts.get("order")) and order.n:
-        values = workspace.buffer("values", (len(rows), layer.cols), torch.float32)
+        values = workspace.output((len(rows), layer.cols))
         torch.index_select(rows, 1, _inverse(parts, workspace), out=values)
     return Values(crop(values, chunk, workspace))
 

@@ -22,8 +22,8 @@
 comfy-kitchen and convert_to_quant call the other parts weight_smooth_factor, weight_proj_down and
 weight_proj_up. act_unsigned shifts activations at run time, not the weight.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/svdquant_w4a4.py, backends/eager/svdquant.py;
-Comfy-Org/comfy-quants formats/kitchen_tilepack.py, formats/svdquant_w4a4.py.
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/svdquant_w4a4.py, backends/eager/svdquant.py;
+Comfy-Org/comfy-quants@55f0a26 formats/kitchen_tilepack.py, formats/svdquant_w4a4.py.
 """
 
 from functools import partial

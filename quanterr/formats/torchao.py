@@ -20,7 +20,7 @@ Each may have experts in front. Where is_swizzled_scales is true the scales are 
 shared/swizzled_scales.py, those of a stack of experts as one matrix. act_pre_scale (cols,) multiplies the
 layer's input, and so the columns of the weight: rounded. Scales of activations change no weight.
 
-Reference: pytorch/ao torchao/prototype/safetensors/safetensors_support.py; torchao/quantization/quantize_/
+Reference: pytorch/ao@36027d82 torchao/prototype/safetensors/safetensors_support.py; torchao/quantization/quantize_/
 workflows; torchao/prototype/mx_formats.
 """
 

@@ -40,7 +40,7 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     first = chunk.row * parts.matrix[1] + chunk.col
     stored = workspace.read("stored", entry, first, chunk.shape)
     integers = stored.view(INTEGERS[min(stored.dtype.itemsize, 4)])
-    return Values(workspace.buffer("values", tuple(integers.shape), torch.float64).copy_(integers))
+    return Values(workspace.output(tuple(integers.shape), torch.float64).copy_(integers))
 
 
 FORMATS = (

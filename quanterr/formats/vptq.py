@@ -17,7 +17,7 @@
 What lies beyond rows and cols is padding. v is that for which all shapes fit; where several do, config.json must
 tell it (config_for_layers or shared_layer_config: vector_lens).
 
-Reference: microsoft/VPTQ vptq/ops/quant_gemm.py dequant, vptq/utils/pack.py; ModelCloud/GPTQModel
+Reference: microsoft/VPTQ@950716d7 vptq/ops/quant_gemm.py dequant, vptq/utils/pack.py; ModelCloud/GPTQModel@f4c327a1
 gptqmodel/nn_modules/qlinear/vptq_torch.py.
 """
 
@@ -235,7 +235,7 @@ def _only(
 def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:
     """(centroid + residual) · weight_scale + weight_bias, (r, c)."""
     r = chunk.stop_row - chunk.row
-    values = workspace.buffer("values", (r, layer.cols), torch.float32)
+    values = workspace.output((r, layer.cols))
     stored = workspace.buffer("stored", (r, layer.cols), torch.float32) if parts.get("order") else values
     outliers = 0
     if layer.outliers:

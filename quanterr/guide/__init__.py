@@ -14,7 +14,7 @@ from quanterr.report.values import REPORT_METRICS
 from quanterr.util.text import display
 
 PAGES = Path(__file__).parent
-COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # around generated parts
 # In the order in which ``quanterr guide`` lists them.
 TOPICS = (
     "verdict",
@@ -33,14 +33,14 @@ TOPICS = (
 
 
 def page(topic: str) -> str:
-    """The Markdown of a page, without comments.
+    """The Markdown of a page, without the markers of generated parts.
 
     Raises:
         UsageError: there is no such page; names the nearest.
     """
     if topic not in TOPICS:
         raise UsageError(f"no guide page named {display(topic)}; {_nearest(topic, TOPICS)}")
-    return COMMENT.sub("", (PAGES / f"{topic}.md").read_text("utf-8"))
+    return MARKER.sub("", (PAGES / f"{topic}.md").read_text("utf-8"))
 
 
 def contents() -> str:

@@ -9,7 +9,7 @@ What the converter does is known by architecture and checked on a few rows: wher
 one does not, that one is taken, and told. Of architectures of which llama.cpp is known to expect one way alone
 the other is an error: it would compute with wrong weights.
 
-Reference: ggml-org/llama.cpp convert_hf_to_gguf.py (LlamaModel.permute, GemmaModel, MambaModel).
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) convert_hf_to_gguf.py (LlamaModel.permute, GemmaModel, MambaModel).
 """
 
 from dataclasses import dataclass, replace

@@ -2,7 +2,7 @@
 
 The names stand in gguf_names.json beside this file, which tests/make_gguf_names.py makes from the gguf package.
 
-Reference: ggml-org/llama.cpp gguf-py/gguf/tensor_mapping.py.
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) gguf-py/gguf/tensor_mapping.py.
 """
 
 import json

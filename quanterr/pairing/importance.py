@@ -10,7 +10,7 @@ files, both written by llama-imatrix:
 
 A stack of experts has a matrix for each. Where counts are 0 nothing is known: a is 1, and it is reported.
 
-Reference: ggml-org/llama.cpp tools/imatrix/imatrix.cpp, src/llama-quant.cpp (load_imatrix).
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) tools/imatrix/imatrix.cpp, src/llama-quant.cpp (load_imatrix).
 """
 
 import os

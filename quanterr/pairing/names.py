@@ -7,8 +7,8 @@ A name is taken apart into atoms, canonical names of projections of single exper
 
 Two weights belong together where they hold the same atoms; fused against split is then a question of order.
 
-Reference: transformers conversion_mapping.py; diffusers and nunchaku model definitions
-(nunchaku models/transformers/transformer_flux_v2.py); vLLM model loaders.
+Reference: huggingface/transformers@5.23.0 conversion_mapping.py; diffusers and nunchaku model definitions (nunchaku
+models/transformers/transformer_flux_v2.py); vLLM model loaders.
 """
 
 import re

@@ -3,7 +3,8 @@
     transformers             a pair's rows lie half a head apart: (0, d/2), (1, d/2 + 1), …
     Mistral's and Meta's     next to each other: attention.wq and attention.wk
 
-Reference: transformers models/llama/convert_llama_weights_to_hf.py permute; mistral/convert_mistral_weights_to_hf.py.
+Reference: huggingface/transformers@5.23.0 models/llama/convert_llama_weights_to_hf.py permute;
+mistral/convert_mistral_weights_to_hf.py.
 """
 
 import re

@@ -7,7 +7,7 @@ of the weights behind it by s: the model is the same, each weight is not. With s
 
 Done only where that brings the weights much closer on a sample; the factors and both errors are reported.
 
-Reference: Lin et al., AWQ (2023); Xiao et al., SmoothQuant (2022); casper-hansen/AutoAWQ
+Reference: Lin et al., AWQ (2023); Xiao et al., SmoothQuant (2022); casper-hansen/AutoAWQ@88e4c76b
 awq/quantize/scale.py.
 """
 

@@ -185,8 +185,8 @@ def transposed(weight: Weight) -> Weight:
 
 
 def _transposed(entry: Entry, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    values = workspace.buffer(
-        "values", chunk.shape, torch.float64 if TORCH_DTYPES[entry.dtype] is torch.float64 else torch.float32
+    values = workspace.output(
+        chunk.shape, torch.float64 if TORCH_DTYPES[entry.dtype] is torch.float64 else torch.float32
     )
     for expert in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
         top = expert * cols

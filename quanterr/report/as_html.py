@@ -16,6 +16,7 @@ from string import Template
 from typing import IO
 
 from quanterr.report import html_data
+from quanterr.report.finding_codes import CODES
 from quanterr.report.formatting import (
     BUCKETS,
     cosine,
@@ -261,7 +262,16 @@ def _findings(report: Report) -> Markup:
 def _finding(found: Finding) -> Markup:
     remedy = [tag("p", sentence(found.remedy), class_="remedy")] if found.remedy else []
     severity = tag("span", found.severity, class_=f"tag {found.severity}")
-    return tag("li", severity, tag("div", tag("p", sentence(found.message)), *remedy))
+    return tag("li", severity, tag("div", tag("p", sentence(found.message)), *remedy, *_explained(found.code)))
+
+
+def _explained(code: str) -> list[Markup]:
+    """What the guide says of a finding; nothing of those of a newer version."""
+    row = CODES.get(code)
+    if row is None:
+        return []
+    more = tag("p", row.remedy, " More: ", tag("code", f"quanterr explain {code}"))
+    return [tag("details", tag("summary", tag("code", code)), tag("p", f"{row.meaning}."), more)]
 
 
 def _gates(report: Report) -> Markup:

@@ -262,6 +262,9 @@ def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> N
         to.print(_finding(item), soft_wrap=not to.is_terminal)
     if len(shown) < len(findings):
         to.print(Text(f"and {count(len(findings) - len(shown), 'more finding')} (-v shows all)"))
+    if shown:
+        codes = ", ".join(dict.fromkeys(display(item.code) for item in shown))
+        to.print(Text(f"quanterr explain NAME says more: {codes}", style="dim"), soft_wrap=not to.is_terminal)
 
 
 def _finding(item: Finding) -> Text:

@@ -40,6 +40,7 @@ TORCH_DTYPES = {
 }
 
 
+OUTPUT = "values"  # the buffer in which a format answers; see Workspace.output
 MAX_VIEWS = 64  # of different shapes, that are remembered
 
 
@@ -75,6 +76,10 @@ class Workspace:
         self._held.pop(key, None)
         view = self.views.get((key, shape, dtype))
         return self._make_view(key, shape, dtype) if view is None else view
+
+    def output(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The buffer in which a format answers: where the kernel wants the values, so that nobody copies them."""
+        return self.buffer(OUTPUT, shape, dtype)
 
     def _make_view(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize

@@ -5,9 +5,9 @@
 A layer that gives shift, scale and gate of a block (3 parts, or 6) stores those of one channel next to each
 other. Which layers do is given by their names alone.
 
-Reference: mit-han-lab/deepcompressor backend/nunchaku/utils.py (adanorm_splits); nunchaku-tech/nunchaku
-models/normalization.py and transformers/transformer_qwenimage.py; Comfy-Org/comfy-quants
-algorithms/awq_w4a16/qwen_modulation.py.
+Reference: mit-han-lab/deepcompressor@69f3473 backend/nunchaku/utils.py (adanorm_splits);
+nunchaku-tech/nunchaku@3a3cc3d models/normalization.py and transformers/transformer_qwenimage.py;
+Comfy-Org/comfy-quants@55f0a26 algorithms/awq_w4a16/qwen_modulation.py.
 """
 
 import torch

@@ -7,8 +7,8 @@
 
 dense, floor and planar are the same for 1, 2, 4 and 8 bits.
 
-Reference: vllm-project/compressed-tensors compressors/pack_quantized/helpers.py (dense since 0.18, floor
-before); ModelCloud/GPTQModel gptqmodel/utils/planar_packing.py; casper-hansen/AutoAWQ
+Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/helpers.py (dense since 0.18, floor
+before); ModelCloud/GPTQModel@f4c327a1 gptqmodel/utils/planar_packing.py; casper-hansen/AutoAWQ@88e4c76b
 awq/utils/packing_utils.py.
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import OUTPUT, Workspace
 
 BYTE, WORD = 8, 32
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}  # widths, low first
@@ -94,7 +94,7 @@ def _pieces(start: int, width: int, place: int, unit: int) -> Iterator[Piece]:
         start, width, place = start + taken, width - taken, place + taken
 
 
-def unpack_columns(stored: Tensor, packing: Packing, workspace: Workspace, key: str = "values") -> Tensor:
+def unpack_columns(stored: Tensor, packing: Packing, workspace: Workspace, key: str = OUTPUT) -> Tensor:
     """Codes packed along each row, (r, containers) of any integer dtype: (r, n) float32, n whole runs."""
     run = packing.run(BYTE)
     units = _whole_runs(stored.view(torch.uint8), 1, run.containers, workspace)
@@ -123,7 +123,7 @@ def _join_planes(units: Tensor, bits: int, codes: Tensor, workspace: Workspace) 
     return codes
 
 
-def unpack_rows(stored: Tensor, packing: Packing, workspace: Workspace, key: str = "values") -> Tensor:
+def unpack_rows(stored: Tensor, packing: Packing, workspace: Workspace, key: str = OUTPUT) -> Tensor:
     """Codes packed down each column, (containers, c) of any integer dtype: (n, c) float32, n whole runs."""
     run = packing.run(8 * stored.element_size())
     units = _whole_runs(stored, 0, run.containers, workspace)

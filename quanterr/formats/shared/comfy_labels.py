@@ -4,8 +4,8 @@ Tensors decide, labels break ties: a label that names another plain layout than 
 granularity than the scale has, is reported as a warning. A label that names a layout of its own section (packed
 4-bit codes, low-rank branches) must agree with the tensors.
 
-Reference: comfyanonymous/ComfyUI comfy/quant_ops.py QUANT_ALGOS and comfy/utils.py convert_old_quants;
-silveroxides/ComfyUI-QuantOps; silveroxides/convert_to_quant comfy/quant_ops.py.
+Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/quant_ops.py QUANT_ALGOS and comfy/utils.py convert_old_quants;
+silveroxides/ComfyUI-QuantOps; silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py.
 """
 
 from quanterr.checkpoints import Entry

@@ -9,7 +9,7 @@
 
 Worked out in float64 and rounded to float32 once.
 
-Reference: Comfy-Org/comfy-kitchen comfy_kitchen/tensor/int8_utils.py; silveroxides/convert_to_quant
+Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8_utils.py; silveroxides/convert_to_quant@1.3.4
 utils/convrot.py.
 """
 

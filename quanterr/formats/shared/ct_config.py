@@ -3,7 +3,7 @@
     config_groups.*.targets    the name of a module, "re:" and a regular expression, or a class
     config_groups.*.weights    num_bits, group_size, …
 
-Reference: vllm-project/compressed-tensors quantization/quant_config.py, quant_args.py, utils/match.py.
+Reference: vllm-project/compressed-tensors@ac8e2ba8 quantization/quant_config.py, quant_args.py, utils/match.py.
 """
 
 from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quanterr.formats.base import Parts
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import OUTPUT, Workspace
 
 E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
 E5M2_MAX = 0x7B  # magnitude bits of 57344, the largest; above are infinity and NaN
@@ -38,7 +38,7 @@ def e4m3(codes: Tensor, workspace: Workspace) -> Codes:
     Sign extension leaves a copy of the sign in bit 14, which is cleared. Subnormals stay subnormals.
     """
     shape = tuple(codes.shape)
-    values = workspace.buffer("values", shape, torch.float32)
+    values = workspace.output(shape)
     magnitudes = _magnitudes(codes, workspace)
     zeros = _count_zeros(magnitudes, workspace)
     if codes.device.type != "cpu":
@@ -58,7 +58,7 @@ def e5m2(codes: Tensor, workspace: Workspace) -> Codes:
     magnitudes = _magnitudes(codes, workspace)
     zeros = _count_zeros(magnitudes, workspace)
     workspace.buffer("half", shape, torch.int16).copy_(codes).mul_(256)
-    values = workspace.buffer("values", shape, torch.float32).copy_(workspace.buffer("half", shape, torch.float16))
+    values = workspace.output(shape).copy_(workspace.buffer("half", shape, torch.float16))
     return Codes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
 
 
@@ -67,7 +67,7 @@ def read_floats(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
     stored = workspace.read("stored", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
     if stored.dtype == torch.float64:
         return stored
-    return workspace.buffer("values", chunk.shape, torch.float32).copy_(stored)
+    return workspace.output(chunk.shape).copy_(stored)
 
 
 def read_fp8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Codes:
@@ -86,7 +86,7 @@ def read_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Codes:
 def int8(codes: Tensor, workspace: Workspace) -> Codes:
     """Integers, (r, c) int8; 127, -127 and -128 are at the end."""
     shape = tuple(codes.shape)
-    values = workspace.buffer("values", shape, torch.float32).copy_(codes)
+    values = workspace.output(shape).copy_(codes)
     flags = workspace.buffer("flags", shape, torch.int8)
     zeros = codes.numel() - count_ones(torch.clamp(codes, -1, 1, out=flags).abs_())
     at_end = torch.clamp(codes, min=-127, out=flags).abs_().sub_(126).clamp_(min=0)
@@ -128,7 +128,7 @@ def int4_pairs(device: torch.device) -> Tensor:
     return nibble_pairs(INT4, high_first=False).to(device)
 
 
-def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
+def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
     """Several codes per byte, (r, w) of uint8 or int8, looked up in a table of (256, v): (r, v · w) float32.
 
     ``table`` is that of :func:`nibble_pairs`, or of other numbers of codes per byte; ``key`` names the buffer of
@@ -141,7 +141,7 @@ def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = "value
 WHOLE_ROWS = {1: torch.float32, 2: torch.int64, 4: torch.complex128}  # by numbers in a row: a dtype as wide
 
 
-def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = "values") -> Tensor:
+def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
     """Rows of a table, (n, v) float32, by their number, (r, w) int32, one after the other: (r, v · w).
 
     A row is moved as one element of a dtype as wide: torch moves rows of several six times as slowly.

@@ -7,7 +7,8 @@ That holds as well for stacked experts and for the tensors that ComfyUI-GGUF sto
 Values are those of ggml's dequantize_row_… in float32, bit for bit: all products of a type but the last
 operation are exact, and that one rounds once. The files of the family say so of each type.
 
-Reference: ggml-org/llama.cpp ggml/src/ggml-quants.c (dequantize_row_…), ggml/src/ggml-common.h (block_…).
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c (dequantize_row_…), ggml/src/ggml-common.h
+(block_…).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -81,7 +82,7 @@ def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace)
     first = begin // per_block
     n = -(-(begin + chunk.n) // per_block) - first
     raw = workspace.read_bytes("blocks", entry, first * block_bytes, (n, block_bytes))
-    values = workspace.buffer("values", (n, per_block), torch.float32)
+    values = workspace.output((n, per_block))
     unpack(raw, values, workspace)
     inside = begin - first * per_block
     return Values(values.view(-1)[inside : inside + chunk.n].view(chunk.shape))

@@ -9,7 +9,8 @@
 
 The entries are 1 and -1: a product is divided by sqrt(n) by who uses it. Not all tables are symmetric.
 
-Reference: Cornell-RelaxML/quip-sharp lib/utils/matmul_had.py; N. J. A. Sloane, A Library of Hadamard Matrices.
+Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/utils/matmul_had.py; N. J. A. Sloane, A Library of Hadamard
+Matrices.
 """
 
 from functools import cache

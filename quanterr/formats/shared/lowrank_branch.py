@@ -9,7 +9,7 @@
 
 In float64, rounded to float32 once.
 
-Reference: mit-han-lab/nunchaku (SVDQuant, arXiv 2411.05007); Comfy-Org/comfy-kitchen tensor/svdquant_w4a4.py,
+Reference: mit-han-lab/nunchaku (SVDQuant, arXiv 2411.05007); Comfy-Org/comfy-kitchen@7d86acf tensor/svdquant_w4a4.py,
 whose weight is what its kernel makes of an identity matrix.
 """
 

@@ -13,7 +13,7 @@ place, the slowest first:
               down[16 r + 8 d + a, 16 c + 8 e + 2 b + f]        (rank, columns)
               up  [16 c + 8 d + a, 16 r + 8 e + 2 b + f]        (rows, rank)
 
-Reference: mit-han-lab/deepcompressor deepcompressor/backend/nunchaku/utils.py, NunchakuWeightPacker.
+Reference: mit-han-lab/deepcompressor@69f3473 deepcompressor/backend/nunchaku/utils.py, NunchakuWeightPacker.
 """
 
 import torch

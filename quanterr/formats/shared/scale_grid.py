@@ -236,7 +236,7 @@ def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) ->
     )
     return parts.weight(
         parts.codes.shape,
-        lambda chunk, workspace: Values(workspace.buffer("values", chunk.shape, torch.float32).zero_()),
+        lambda chunk, workspace: Values(workspace.output(chunk.shape).zero_()),
         code_bits=8,
         evidence=("all codes are zero",),
         warnings=(*warnings, doubt),

@@ -38,7 +38,7 @@ class Planes:
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Codes ``first:stop`` as float32, (n,)."""
-        values, size = workspace.buffer("values", (stop - first,), torch.float32), self.dtype.itemsize
+        values, size = workspace.output((stop - first,)), self.dtype.itemsize
         for begin, end in pieces(first, stop, self.elements):
             part, place = divmod(begin, self.elements)
             stored = workspace.read_bytes("codes", self.entry, place * size, ((end - begin) * size,)).view(self.dtype)

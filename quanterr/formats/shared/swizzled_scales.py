@@ -6,8 +6,8 @@
 
 A stack of experts has the one or the other for each expert.
 
-Reference: NVIDIA cuBLAS documentation, "1D block scaling factors layout"; Comfy-Org/comfy-kitchen
-comfy_kitchen/float_utils.py to_blocked; pytorch/ao torchao/prototype/mx_formats/utils.py.
+Reference: NVIDIA cuBLAS documentation, "1D block scaling factors layout"; Comfy-Org/comfy-kitchen@7d86acf
+comfy_kitchen/float_utils.py to_blocked; pytorch/ao@36027d82 torchao/prototype/mx_formats/utils.py.
 """
 
 from dataclasses import dataclass

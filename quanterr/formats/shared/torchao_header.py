@@ -3,7 +3,7 @@
     __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …},
                                  "_tensor_data_names": ["qdata", "scale"]}
 
-Reference: pytorch/ao torchao/prototype/safetensors/safetensors_utils.py.
+Reference: pytorch/ao@36027d82 torchao/prototype/safetensors/safetensors_utils.py.
 """
 
 from collections.abc import Mapping

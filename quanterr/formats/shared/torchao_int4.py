@@ -15,7 +15,7 @@ one of 1024. The code at bits 4p … 4p + 3 of word (n, k, lane, j), with the bi
     row       8·n + lane // 4
     column    128·k + 32·j + 16·p1 + 8·p0 + 2·(lane % 4) + p2
 
-Reference: pytorch/ao torchao/quantization/quantize_/workflows/int4/int4_tensor.py and
+Reference: pytorch/ao@36027d82 torchao/quantization/quantize_/workflows/int4/int4_tensor.py and
 int4_tile_packed_to_4d_tensor.py; pytorch aten/src/ATen/native/cuda/int4mm.cu.
 """
 
@@ -126,7 +126,7 @@ class Tiles:
         ordered = workspace.buffer("ordered", (n, TILE_ROWS, across, 4, 4), torch.int32)
         ordered.copy_(stored.permute(0, 2, 1, 4, 3))  # tile, row, k, j, lane % 4
         halves = ordered.view(torch.int16).view(-1, 8)  # lane % 4, p2
-        values = workspace.buffer("values", (len(halves), 4, 8), torch.float32)
+        values = workspace.output((len(halves), 4, 8))
         part = workspace.buffer("part", tuple(halves.shape), torch.int16)
         for place in range(4):  # p1, p0
             torch.bitwise_right_shift(halves, 4 * place, out=part).bitwise_and_(15)
