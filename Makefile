@@ -38,8 +38,12 @@ types: install ## mypy, strict
 tests: install ## pytest, without tests marked slow
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow'
 
+# Whole commands, browsers, properties and damage: what the inner loop leaves to `make test`.
+SESSIONS = bad_inputs cli diff examples faults files fuzz gate_command guide html_in_browser injection mutate outputs \
+	rank_command render settings integers formats
+
 test-fast: install ## the tests of the inner loop (45 s)
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow and not session' --ignore-glob='tests/*_in_browser.py' $(FAST)
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(SESSIONS:%=--ignore=tests/test_%.py)
 
 test-slow: install ## tests marked slow, which CI runs as well
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow

@@ -42,7 +42,7 @@ MEANINGS = {
 
 
 class QuanterrError(Exception):
-    """Something the user can mend; the message names it and says how."""
+    """Something the user can correct; the message names it and says how."""
 
     status = Status.BUG
 
@@ -76,7 +76,7 @@ NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the host has no memory left, by whatever kind of exception that was told."""
+    """Whether the host has no memory left, by whatever kind of exception that was raised."""
     return isinstance(error, MemoryError) or any(description in str(error) for description in NO_MEMORY)
 
 

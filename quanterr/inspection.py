@@ -1,4 +1,4 @@
-"""What one checkpoint stores: formats, sizes, bits per weight, and what is odd. Reads headers and labels only."""
+"""What one checkpoint stores: formats, sizes, bits per weight, problems. Reads headers and labels only."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def _inspected(checkpoint: Checkpoint) -> Inspection:
         if weight is None and is_auxiliary(name):
             continue
         weights.append(_stored(side, name, weight, reason))
-        warnings += [(name, doubt) for doubt in (weight.warnings if weight else ())]
+        warnings += [(name, warning) for warning in (weight.warnings if weight else ())]
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
     for stored in weights:
@@ -126,8 +126,8 @@ def _of_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]) -> 
         if weight.reason:
             message = f"{weight.display_name}: not read: {weight.reason}"
             yield finding("not_read", "error", weight.name, message)
-    for name, doubt in warnings:
-        yield finding("ambiguous_layout", "warning", name, f"{display(name)}: {doubt}")
+    for name, warning in warnings:
+        yield finding("ambiguous_layout", "warning", name, f"{display(name)}: {warning}")
 
 
 def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:

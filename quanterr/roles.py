@@ -63,7 +63,7 @@ def block_of(name: str) -> str | None:
 
 
 class Place(NamedTuple):
-    """Where in a model a weight lies: ``model.layers``, 12, ``self_attn.q_proj``."""
+    """Where in a model a weight is: ``model.layers``, 12, ``self_attn.q_proj``."""
 
     stack: str
     block: int

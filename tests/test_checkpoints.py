@@ -647,6 +647,7 @@ JSON = st.recursive(
     st.sampled_from(["w", "__metadata__"]),
     JSON,
 )
+@pytest.mark.slow
 def test_a_header_with_any_value_anywhere_is_read_or_refused(field, name, value):
     changed = {name: value} if field is None else {"w": entry() | {field: value}}
     header = as_header({"w": entry()} | changed)

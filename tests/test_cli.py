@@ -169,6 +169,7 @@ class TestOutputs:
         assert Status.USAGE == done.returncode
         assert "unknown suffix" in done.stderr
 
+    @pytest.mark.slow
     def test_a_closed_pipe_ends_quietly(self, checkpoints):
         words = " ".join(map(str, checkpoints))
         done = subprocess.run(
@@ -180,6 +181,7 @@ class TestOutputs:
         assert done.returncode in (Status.OK, Status.BROKEN_PIPE)
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.slow
     def test_a_full_disk_is_told(self, checkpoints):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
@@ -206,6 +208,7 @@ class TestOutputs:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.slow
 class TestStreams:
     WORDS = ("formats", "schema", "--help", "compare --help", "--version")
 
@@ -315,6 +318,7 @@ def large(tmp_path_factory):
     return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)
 
 
+@pytest.mark.slow
 class TestInterrupt:
     @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_writes_what_there_is_and_says_that_it_is_incomplete(self, large, tmp_path, number, status):

@@ -52,6 +52,7 @@ def test_quantize_writes_what_quanterr_reads(model, tmp_path, recipe):
     assert layer.max_absolute_error == float((values - before.float()).abs().max())
 
 
+@pytest.mark.slow
 def test_the_synthetic_example_agrees_with_its_known_errors(tmp_path):
     done = run("synthetic.py", tmp_path)
 

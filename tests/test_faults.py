@@ -96,6 +96,7 @@ def after_seconds(seconds, number):
     return f"import os, threading\nthreading.Timer({seconds}, os.kill, (os.getpid(), {number:d})).start()\n"
 
 
+@pytest.mark.slow
 class TestSignals:
     """The work is eight weights, each taken in one go."""
 

@@ -24,6 +24,7 @@ by_name = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.n
 
 
 @by_name
+@pytest.mark.slow
 def test_no_changed_input_is_a_defect(target):
     @settings(
         deadline=None,

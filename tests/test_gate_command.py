@@ -551,6 +551,7 @@ class TestLibrary:
         assert quanterr.judge(report, require=rules) == quanterr.judge(quanterr.read_report(stored), require=rules)
 
 
+@pytest.mark.slow
 def test_a_report_that_was_called_for_with_bytes_that_are_no_unicode_is_read(tmp_path):
     path = os.fsencode(tmp_path) + b"/\xff.json"
     words = [sys.executable, "-m", "quanterr", "compare", *pair(tmp_path), "-q", "-o", path]

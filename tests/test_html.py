@@ -187,6 +187,7 @@ class TestData:
         assert "and 401 more findings, in the JSON report" in page(many)
 
 
+@pytest.mark.slow
 def test_a_page_of_47000_layers_is_small():
     text = large_page()
     statuses = unpacked(text)["columns"]["status"]

@@ -34,6 +34,7 @@ def sparse(path, shape, codes):
     return path
 
 
+@pytest.mark.slow
 class TestHuge:
     """Only the first chunk, those around element 2^31 and the last are computed: the others would be as these."""
 

@@ -130,6 +130,7 @@ class TestCommand:
         assert "\x1b" not in done.stdout
         assert "\\x1b[31m" in done.stdout
 
+    @pytest.mark.slow
     def test_into_a_closed_pipe_ends_without_a_word(self, tmp_path):
         path = store(tmp_path / "m.safetensors", {f"layers.{n}.weight": numbers(4, 8) for n in range(2000)})
         command = shlex.join([sys.executable, "-m", "quanterr", "inspect", "-v", str(path)])

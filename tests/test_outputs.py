@@ -100,6 +100,7 @@ def test_undefined_numbers_can_be_written(report, name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "json"])
+@pytest.mark.slow
 def test_no_output_holds_what_is_no_text(evil, name):
     text = rendered(evil, name)
     escaped = text.encode("unicode_escape").decode()  # JSON Lines are ASCII: what they escape stays data

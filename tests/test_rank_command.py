@@ -85,6 +85,7 @@ class TestTable:
         assert max(map(len, tables)) <= int(columns)
         assert "SNR dB" in out
 
+    @pytest.mark.slow
     def test_of_a_terminal_is_drawn(self, folder):
         leader, follower = pty.openpty()
         command = [sys.executable, "-m", "quanterr", "rank", "x.safetensors", "fp8.safetensors", "int8.safetensors"]

@@ -68,6 +68,7 @@ class TestOutputs:
         assert "**Verdict: inconclusive**" in document.read_text()
         assert (tmp_path / "report.html").exists()
 
+    @pytest.mark.slow
     def test_a_hostile_report_can_be_rendered_in_a_poor_locale(self, tmp_path):
         path = tmp_path / "report.json"
         path.write_text(re.sub(r"\\ud[89a-f]..", "?", hostile().to_json()))  # a lone surrogate cannot be read

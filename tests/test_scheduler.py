@@ -82,6 +82,7 @@ class TestDigits:
 
 
 class TestMemory:
+    @pytest.mark.slow
     def test_of_many_small_weights_little_is_kept(self, tmp_path):
         def taken(n):
             """Bytes that the report keeps, and that the comparison takes at most."""

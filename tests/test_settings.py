@@ -2,13 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from forked import call
 from stored import pair
 
 from quanterr.errors import Status
+from quanterr.guide import page
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +162,8 @@ class TestEnvironment:
         assert quiet == ("By format" not in finished.stderr)
 
 
-def test_the_example_of_the_readme_is_right(checkpoints, project):
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    example = next(text for text in re.findall(r"```toml\n(.*?)```", readme, re.S) if "[compare]" in text)
+def test_the_example_of_the_guide_is_right(checkpoints, project):
+    (example,) = re.findall(r"```toml\n(.*?)```", page("settings"), re.S)
     finished = call("compare", "--help", cwd=project(example))
 
     assert Status.OK == finished.returncode

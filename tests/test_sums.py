@@ -54,6 +54,7 @@ def grouped(parts, random):
     return Sums.merged([grouped(shuffled[:cut], random), Sums(), grouped(shuffled[cut:], random)])
 
 
+@pytest.mark.slow
 class TestMerging:
     @given(chunks_of_a_weight(), st.randoms(use_true_random=False))
     @settings(deadline=None, max_examples=150)

@@ -40,7 +40,7 @@ def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Chec
     one model, an index itself, or ``org/name`` (``hf://org/name@revision/inside``) in the local cache. A
     shard of a split GGUF stands for all of them.
 
-    ``lenient`` accepts what is odd and yet means one thing only: bytes behind the last tensor, padding of the
+    ``lenient`` accepts what is non-standard and yet means one thing only: bytes behind the last tensor, padding of the
     header with other than spaces, space in front of it, names of more than 4096 characters. It is noted.
 
     Raises:
@@ -170,7 +170,7 @@ def _open_files(
             notes += _check_index(index, entries, display(given)) + _unnamed_shards(paths, display(given))
         notes += _twins(entries, display(given))
         config: dict[str, Any] = {}
-        if ggufs:  # a GGUF file tells all of itself: what is stored with it is another checkpoint's
+        if ggufs:  # a GGUF file describes itself: what is stored with it belongs to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
             config, odd = _config(paths[0].parent)
@@ -183,7 +183,7 @@ def _open_files(
 
 
 def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
-    """Entries, what the header declares besides, and notes; which format it is tell the first bytes, not the name."""
+    """Entries, what the header declares besides, and notes; which format it is give the first bytes, not the name."""
     if not gguf_file.is_gguf(file):
         found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
@@ -253,7 +253,7 @@ def _twins(names: Iterable[str], given: str) -> list[str]:
 def _config(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """What is stored with the weights as configuration, one key a file, and notes on what of it cannot be read.
 
-    These are hints: the tensors tell what they are, and where they do not, no format is guessed.
+    These are hints: the tensors give what they are, and where they do not, no format is guessed.
     """
     found: dict[str, Any] = {}
     notes = []

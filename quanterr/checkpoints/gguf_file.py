@@ -169,7 +169,7 @@ def is_gguf(file: StoredFile) -> bool:
 
 
 def read_header(file: StoredFile, lenient: bool = False) -> GgufHeader:
-    """Entries, metadata and notes on what is odd but harmless.
+    """Entries, metadata and notes on what is non-standard but harmless.
 
     Raises:
         CheckpointError: the file is not a whole, valid GGUF file; names file, key or tensor.

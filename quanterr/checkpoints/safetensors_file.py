@@ -47,7 +47,7 @@ WHITESPACE = b" \t\r\n"
 
 
 def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], dict[str, str], list[str]]:
-    """Entries in file order, the ``__metadata__`` and notes on what is odd but harmless.
+    """Entries in file order, the ``__metadata__`` and notes on what is non-standard but harmless.
 
     Raises:
         CheckpointError: the file is not a whole, valid safetensors file; names file and tensor.

@@ -296,7 +296,7 @@ def inspect(
     ] = False,
     color: Colors = Color.AUTO,
 ) -> None:
-    """What a checkpoint stores: formats, sizes, bits per weight, what is odd. Reads headers only."""
+    """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
     from quanterr.inspection import inspect as run
     from quanterr.report.as_table import console
     from quanterr.report.inspection_table import show
@@ -350,7 +350,7 @@ def schema() -> None:
 
 
 class _Stderr(io.TextIOWrapper):
-    """Standard error that is given up where nothing can be written: what has to be known, the exit status tells."""
+    """Standard error that is abandoned where nothing can be written: the exit status says what matters."""
 
     def write(self, text: str) -> int:
         try:

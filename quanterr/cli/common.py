@@ -123,7 +123,7 @@ class Interrupt:
         self.violation: str | None = None
 
     def at(self, violated: "Callable[[Layer], str | None]") -> "Callable[[Layer], None]":
-        """What ends the run at the first layer of which ``violated`` tells something."""
+        """Ends the run at the first layer for which ``violated`` returns a reason."""
 
         def look(layer: "Layer") -> None:
             if self.violation is None and (description := violated(layer)) is not None:
@@ -156,7 +156,7 @@ def command_line() -> list[str]:
 
 
 def warn(findings: "Iterable[Finding]") -> None:
-    """Tell on stderr what is odd about the files: of that nobody may hear only in a report."""
+    """Print what is non-standard about the files on stderr: a report alone might go unread."""
     from quanterr.findings.files import NOTE
     from quanterr.report.formatting import sentence
 

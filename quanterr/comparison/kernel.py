@@ -2,7 +2,7 @@
 
 There are two ways. :func:`exact_sums` is the specification: float64 throughout, every mask written
 out. :func:`fast_sums` is float32 along rows, added up in float64, and declines (None) whatever is not
-tame: values that are not finite, so large or so small that float32 squares overflow or lose digits.
+in range: values that are not finite, so large or so small that float32 squares overflow or lose digits.
 A row's sum in float32, which is added in pairs or short segments, is off by 5e-8 of itself (root mean square; at most
 2e-7); sums over many rows, of which none is most of the whole, are good to 1e-8, to 5e-8 where all elements are alike.
 """
@@ -56,7 +56,7 @@ def fast_sums(
     importance: Importance | None = None,
     matrix_rows: int = 0,
 ) -> Sums | None:
-    """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can tell.
+    """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can give.
 
     ``matrix`` is (rows, cols) of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
     them. What is reported of single rows is computed once for all chunks: on its own it would cost more than the
@@ -127,7 +127,7 @@ class _PairBuffer(NamedTuple):
     both: Tensor  # (2, r, c)
     x: Tensor
     e: Tensor
-    copied: bool  # as the two given lie apart
+    copied: bool  # as the two given are apart
     pieces: Tensor  # (n, 2, SEGMENT), of segments of x and e; empty where they are not multiplied at once
 
 
@@ -157,7 +157,7 @@ def _sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _Pair
 
 
 def _add_chunk(sides: _PairBuffer, room: _RowBuffers, workspace: Workspace, outlier: float, sums: Sums) -> bool:
-    """One chunk's part of the sums, of the histogram and of counts; whether it is tame.
+    """One chunk's part of the sums, of the histogram and of counts; whether it is in range.
 
     ``sides`` are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds them, and
     by few operations, as threads that all go back to the interpreter wait for each other.
@@ -262,7 +262,7 @@ def _fits_float32(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool
     x_sq, e_sq, e_max, _ = rows
     if float(rows[:2].amin()) >= LOW:
         return True
-    # A row of zeros is as tame as one can be.
+    # A row of zeros is as in range as one can be.
     return bool((((x_sq >= LOW) | (x_abs == 0)) & ((e_sq >= LOW) | (e_max == 0))).all())
 
 

@@ -36,11 +36,11 @@ from quanterr.report.model import Finding
 
 __all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
 
-PROOFS = 3  # weights that are read again, until one shows that a factor mends it
+PROOFS = 3  # weights that are read again, until one shows that a factor corrects it
 
 
 class FindingCollector:
-    """Takes in finished weights and tells at the end what they show."""
+    """Takes in compared weights and returns the findings at the end."""
 
     def __init__(self, plan: Plan) -> None:
         """Nothing noticed yet."""
@@ -84,7 +84,7 @@ class FindingCollector:
         return [*whole, *single, *repairs, *vectors, *below]
 
     def _common(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
-        """The factor that many weights have in common, if it mends one of them; the numbers of those weights."""
+        """The factor that many weights have in common, if it corrects one of them; the numbers of those weights."""
         found, numbers = common_factor(seen)
         for number in sorted(numbers)[:PROOFS]:
             one = self._seen[number]

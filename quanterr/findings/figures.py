@@ -1,4 +1,4 @@
-"""What the sums of a weight tell of its error: how much of it one factor would take away."""
+"""What the sums of a weight give of its error: how much of it one factor would take away."""
 
 from functools import cache
 from math import inf, isfinite, log10, sqrt
@@ -43,7 +43,7 @@ class Figures(NamedTuple):
 
 
 def bits_of(pair: Pair) -> int:
-    """Of a code; where its format does not tell, stored bits of an element."""
+    """Of a code; where its format does not give, stored bits of an element."""
     return pair.quantized.code_bits or max(8 * pair.quantized.nbytes // max(pair.quantized.n, 1), 1)
 
 

@@ -1,4 +1,4 @@
-"""What is odd about the files of a checkpoint, as findings: what was noted when they were opened, what contradicts."""
+"""Non-standard files and contradictions of config.json, as findings."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

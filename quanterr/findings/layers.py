@@ -112,7 +112,7 @@ def group_outlier(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
 
 
 def rows_together(single: Sequence[Finding], weights: int) -> list[Finding]:
-    """The findings of single weights; where many of them have bad rows, one of little weight tells so.
+    """The findings of single weights; where many of them have bad rows, one of little weight says so.
 
     One weight with a bad row is broken. Many are what outliers do to rows with few scales.
     """

@@ -35,8 +35,8 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield finding("fp8_without_scale", "info", None, message, remedy)
     for pair in plan.pairs:
-        for doubt in pair.original.warnings + pair.quantized.warnings:
-            yield finding("ambiguous_layout", "warning", pair.name, f"{display(pair.name)}: {doubt}")
+        for warning in pair.original.warnings + pair.quantized.warnings:
+            yield finding("ambiguous_layout", "warning", pair.name, f"{display(pair.name)}: {warning}")
 
 
 def _fused_rotations(config: Mapping[str, Any]) -> str:
@@ -55,7 +55,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def of_folding(folded: Iterable[Folded]) -> Iterator[Finding]:
-    """Scales that moved between weights: told with the error as stored, and with them undone."""
+    """Scales that moved between weights: reported with the error as stored, and with them undone."""
     for found in folded:
         yield finding(
             "folded_scales",

@@ -1,4 +1,4 @@
-"""Ways to mend a weight, as data, and the simplest that does.
+"""Ways to correct a weight, as data, and the simplest that does.
 
 A repair sees a sample of both sides and says what SNR it reaches. What it fits to the original (a factor for
 each block takes away some error of any weight) is paid for: the error that remains counts as n / (n - k)
@@ -17,8 +17,8 @@ from quanterr.findings.figures import EXACT_DB, GAIN, GAINS, level_of
 FEW = 64  # rows or columns whose like is looked for
 LIKE = 0.6  # of a cosine: two rows are the same
 AGREE = 0.75  # of the rows
-MENDED_DB = {2: 4.0}  # bits → SNR that a repair must reach
-MENDED = 7.0
+CORRECTED_DB = {2: 4.0}  # bits → SNR that a repair must reach
+CORRECTED = 7.0
 BETTER_DB = {2: 5.0}  # bits → by how much it must be better, where one number for all is not enough
 BETTER = 4.5  # factors of blocks alone gain 3.5 dB where codes are as coarse as E5M2's
 SIMPLER_DB = 2.0  # a later repair must be that much better than an earlier, simpler one
@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     y: Tensor
 
 
-class Mended(NamedTuple):
+class Correction(NamedTuple):
     """What a repair leaves of the error."""
 
     snr_db: float
@@ -41,26 +41,26 @@ class Mended(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """One way to mend a weight."""
+    """One way to correct a weight."""
 
     code: str
     message: str  # follows "<weight>: "
     remedy: str
-    mend: Callable[[Sample], Mended | None]
+    mend: Callable[[Sample], Correction | None]
 
 
-def simplest(sample: Sample, bits: int) -> tuple[Repair, Mended] | None:
-    """The first repair of REPAIRS that is about as good as any; None where none mends a weight of this many bits."""
+def simplest(sample: Sample, bits: int) -> tuple[Repair, Correction] | None:
+    """The first repair of REPAIRS that is about as good as any; None where none corrects a weight of this many bits."""
     before, good = snr_db(sample.x, sample.y - sample.x), []
     for repair in REPAIRS:
         better = GAINS.get(bits, GAIN) if repair is ONE_FACTOR else BETTER_DB.get(bits, BETTER)
-        mended = repair.mend(sample)
-        if mended and mended.snr_db >= MENDED_DB.get(bits, MENDED) and mended.snr_db - before > better:
-            good.append((repair, mended))
-            if mended.snr_db > level_of(bits):
+        corrected = repair.mend(sample)
+        if corrected and corrected.snr_db >= CORRECTED_DB.get(bits, CORRECTED) and corrected.snr_db - before > better:
+            good.append((repair, corrected))
+            if corrected.snr_db > level_of(bits):
                 break
-    best = max((mended.snr_db for _, mended in good), default=inf)
-    return next(((repair, mended) for repair, mended in good if mended.snr_db >= best - SIMPLER_DB), None)
+    best = max((corrected.snr_db for _, corrected in good), default=inf)
+    return next(((repair, corrected) for repair, corrected in good if corrected.snr_db >= best - SIMPLER_DB), None)
 
 
 def snr_db(x: Tensor, e: Tensor, fitted: int = 0) -> float:
@@ -82,23 +82,23 @@ def _factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
     return ((x * y).sum(axes, keepdim=True) / y.square().sum(axes, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _one_factor(sample: Sample) -> Mended | None:
+def _one_factor(sample: Sample) -> Correction | None:
     """One for all, if most rows agree on it."""
     x, y = sample
     factor, each = _factors(x, y, (0, 1)), _factors(x, y, (1,))
     agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
     if not float(factor) or agree < AGREE:
         return None
-    return Mended(snr_db(x, y * factor - x, 1), f"{1 / float(factor):.4g}")
+    return Correction(snr_db(x, y * factor - x, 1), f"{1 / float(factor):.4g}")
 
 
-def _row_factors(sample: Sample) -> Mended | None:
+def _row_factors(sample: Sample) -> Correction | None:
     x, y = sample
     factors = _factors(x, y, (1,))
     return _spread(snr_db(x, y * factors - x, factors.numel()), factors)
 
 
-def _column_factors(sample: Sample) -> Mended | None:
+def _column_factors(sample: Sample) -> Correction | None:
     x, y = sample
     factors = _factors(x, y, (0,))
     return _spread(snr_db(x, y * factors - x, factors.numel()), factors)
@@ -111,55 +111,55 @@ def _blocks(sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
             yield tuple(side.reshape(side.shape[0], -1, n) for side in sample)  # type: ignore[misc]
 
 
-def _block_factors(sample: Sample) -> Mended | None:
+def _block_factors(sample: Sample) -> Correction | None:
     found = []
     for x, y in _blocks(sample):
         factors = _factors(x, y, (2,))
         found.append(_spread(snr_db(x, y * factors - x, factors.numel()), factors))
-    return max(found, key=lambda mended: mended.snr_db, default=None)
+    return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
-def _spread(snr_db: float, factors: Tensor) -> Mended:
+def _spread(snr_db: float, factors: Tensor) -> Correction:
     used = 1 / factors[factors != 0]
     description = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
-    return Mended(snr_db, description, 1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
+    return Correction(snr_db, description, 1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
 
 
-def _row_shifts(sample: Sample) -> Mended | None:
+def _row_shifts(sample: Sample) -> Correction | None:
     shifts = (sample.y - sample.x).mean(1, keepdim=True)
     return _shifted(snr_db(sample.x, sample.y - shifts - sample.x, shifts.numel()), shifts)
 
 
-def _block_shifts(sample: Sample) -> Mended | None:
+def _block_shifts(sample: Sample) -> Correction | None:
     found = []
     for x, y in _blocks(sample):
         shifts = (y - x).mean(2, keepdim=True)
         found.append(_shifted(snr_db(x, y - shifts - x, shifts.numel()), shifts))
-    return max(found, key=lambda mended: mended.snr_db, default=None)
+    return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
-def _shifted(snr_db: float, shifts: Tensor) -> Mended:
-    return Mended(snr_db, f"{float(shifts.mean()):.3g} on average")
+def _shifted(snr_db: float, shifts: Tensor) -> Correction:
+    return Correction(snr_db, f"{float(shifts.mean()):.3g} on average")
 
 
 # Order
 
 
-def _transposed(sample: Sample) -> Mended | None:
+def _transposed(sample: Sample) -> Correction | None:
     n = min(sample.x.shape)
     x, y = sample.x[:n, :n], sample.y[:n, :n].t()
-    return Mended(snr_db(x, y - x), "") if n > 3 else None
+    return Correction(snr_db(x, y - x), "") if n > 3 else None
 
 
-def _row_order(sample: Sample) -> Mended | None:
+def _row_order(sample: Sample) -> Correction | None:
     return _reordered(sample.x, sample.y)
 
 
-def _column_order(sample: Sample) -> Mended | None:
+def _column_order(sample: Sample) -> Correction | None:
     return _reordered(sample.x.t(), sample.y.t())
 
 
-def _reordered(x: Tensor, y: Tensor) -> Mended | None:
+def _reordered(x: Tensor, y: Tensor) -> Correction | None:
     """Rows of y beside those rows of x that are most alike; scales may not have moved with them."""
     rows, cols = x.shape
     if rows < 2 or cols < 8:
@@ -172,7 +172,7 @@ def _reordered(x: Tensor, y: Tensor) -> Mended | None:
         return None
     there = x[places]
     plain, rescaled = snr_db(there, own - there), snr_db(there, own * _factors(there, own, (1,)) - there, len(few))
-    return Mended(max(plain, rescaled), order_of(few.tolist(), places.tolist(), rows))
+    return Correction(max(plain, rescaled), order_of(few.tolist(), places.tolist(), rows))
 
 
 def order_of(own: Sequence[int], there: Sequence[int], n: int) -> str:

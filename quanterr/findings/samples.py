@@ -1,4 +1,4 @@
-"""The few weights that are worst off are read again: what mends a sample of them says what is wrong.
+"""The few weights that are worst off are read again: what corrects a sample of them says what is wrong.
 
 Sound weights are never read again, of doubtful ones the first rows of a few.
 """
@@ -13,7 +13,7 @@ from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, severity
-from quanterr.findings.repairs import LIKE, ONE_FACTOR, Mended, Sample, simplest, snr_db
+from quanterr.findings.repairs import LIKE, ONE_FACTOR, Correction, Sample, simplest, snr_db
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.pairing.plan import Pair
@@ -32,7 +32,7 @@ ELEMENTS = 1 << 18  # of a sample
 def diagnoses(
     seen: Sequence[WeightSummary], doubtful: Collection[str | None], pairs: Sequence[Pair]
 ) -> Iterator[Finding]:
-    """For the worst of the weights that are doubtful, or that a factor or their level makes so, what mends them."""
+    """For the worst of the weights that are doubtful, or that a factor or their level makes so, what corrects them."""
     matrices = [(one, one.figures) for one in seen if one.figures and _matrix(one.pair)]
     matrices.sort(key=lambda item: item[1].snr_db)
     wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
@@ -57,7 +57,7 @@ def one_thread() -> Iterator[None]:
 
 
 def one_factor_mends(pair: Pair, figures: Figures) -> bool:
-    """Whether the rows of a sample agree on one factor, and it mends them."""
+    """Whether the rows of a sample agree on one factor, and it corrects them."""
     with one_thread(), on_cpu() as workspaces:
         found = simplest(sample_of(pair, workspaces), figures.bits)
     return found is not None and found[0] is ONE_FACTOR
@@ -68,7 +68,7 @@ def _matrix(pair: Pair) -> bool:
 
 
 def _diagnosis(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> Finding | None:
-    """The simplest repair that mends a sample of a weight."""
+    """The simplest repair that corrects a sample of a weight."""
     pair, bits = one.pair, figures.bits
     if bits < 2:
         return None
@@ -76,34 +76,34 @@ def _diagnosis(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> 
     found = simplest(sample, bits)
     if found is None:
         return _partly(pair, figures)
-    repair, mended = found
-    description = repair.message.format(description=mended.description)
+    repair, corrected = found
+    description = repair.message.format(description=corrected.description)
     description += (
-        meaning(float(mended.description), one.scales)
+        meaning(float(corrected.description), one.scales)
         if repair is ONE_FACTOR
-        else _pattern(pair, mended, workspaces[1])
+        else _pattern(pair, corrected, workspaces[1])
     )
     before = snr_db(sample.x, sample.y - sample.x)
     return finding(
         repair.code,
-        severity(before, mended.snr_db),
+        severity(before, corrected.snr_db),
         pair.name,
         f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}: {description}; "
-        f"{'exact once corrected' if mended.snr_db == EXACT_DB else f'{mended.snr_db:.1f} dB once corrected'} on "
+        f"{'exact once corrected' if corrected.snr_db == EXACT_DB else f'{corrected.snr_db:.1f} dB once corrected'} on "
         "a sample",
         repair.remedy,
         snr_db=before,
-        snr_db_repaired=mended.snr_db,
-        found=mended.description,
+        snr_db_repaired=corrected.snr_db,
+        found=corrected.description,
     )
 
 
-def _pattern(pair: Pair, mended: Mended, workspace: Workspace) -> str:
+def _pattern(pair: Pair, corrected: Correction, workspace: Workspace) -> str:
     """What the factors of all rows, or of all blocks of them, suggest of the scales, where those are as many."""
-    if mended.factors is None or pair.quantized.scale is None or pair.quantized.scale.n != mended.factors.numel():
+    if corrected.factors is None or pair.quantized.scale is None or pair.quantized.scale.n != corrected.factors.numel():
         return ""
     stored = torch.cat([piece.flatten().double() for piece in chunks_of_scale(pair.quantized.scale, workspace)])
-    return pattern(mended.factors.flatten(), stored)
+    return pattern(corrected.factors.flatten(), stored)
 
 
 def _partly(pair: Pair, figures: Figures) -> Finding | None:

@@ -62,7 +62,7 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
 
 
 def _implausible_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """A weight that lies worse than any right one of as many bits: read wrong, or broken."""
+    """A weight that is beyond any correct reading of its bit width: read wrong, or broken."""
     if sums.nonfinite:  # told already
         return
     if (sums.x_abs and not sums.x_sq) or (sums.e_abs and not sums.e_sq):

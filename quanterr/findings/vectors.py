@@ -33,7 +33,7 @@ ONE_NUMBER = 0.05  # of 1, of a factor
 EXACT_FACTOR_DB = 25.0  # that one factor must reach
 SHIFTED = 0.02  # of a shift: by so much its elements scatter
 LENGTHS = 0.1, 10.0  # of a norm ratio: what factors of smoothing leave
-TURNED = 0.2  # of the energy, whose sign differs: factors of smoothing turn none
+FLIPPED = 0.2  # of the energy, whose sign differs: factors of smoothing turn none
 TWICE = 2.0
 SAME_DB = 30.0  # another tensor's values
 MOST_SOUGHT = 8  # vectors whose values are looked for in others
@@ -155,8 +155,8 @@ def _unrelated(pair: Pair, sample: Sample) -> Finding | None:
     if not isfinite(both * ratio):
         return _implausible_error(pair, sample, "its values are too large for their error to be measured")
     cosine = float((x * y).sum()) / both if both else 0.0
-    turned = float(x[x * y < 0].square().sum() / x.square().sum())
-    if cosine >= UNRELATED and LENGTHS[0] <= ratio <= LENGTHS[1] and turned <= TURNED:
+    flipped = float(x[x * y < 0].square().sum() / x.square().sum())
+    if cosine >= UNRELATED and LENGTHS[0] <= ratio <= LENGTHS[1] and flipped <= FLIPPED:
         return None
     lost_by_cast = not bool(y.any())  # what is no error in _lost
     if lost_by_cast or bool((y == 1).all()) or (role_of(pair.name) == "norm" and _of_another_convention(x, y)):

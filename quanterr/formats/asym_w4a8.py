@@ -52,7 +52,7 @@ HALF = {4: 8.0, 6: 32.0}  # by bits: what is stripped a code
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the codes of one weight lie."""
+    """How the codes of one weight are."""
 
     bits: int
     group: int
@@ -61,13 +61,13 @@ class Layout:
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, of as many bits as its shapes tell.
+    """The weight, of as many bits as its shapes give.
 
     Raises:
         FormatMismatch: shapes that do not belong together, or a label of another layout.
     """
     comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
-    layout, doubt = _layout(parts)
+    layout, warning = _layout(parts)
     if parts.get("correction"):
         warnings += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
@@ -77,7 +77,7 @@ def fit(parts: Parts) -> Weight:
         code_bits=layout.bits,
         block_size=(1, layout.group),
         evidence=(what,),
-        warnings=warnings + doubt,
+        warnings=warnings + warning,
         comfy_format=comfy_format,
     )
 
@@ -100,9 +100,9 @@ def _layout(parts: Parts) -> tuple[Layout, tuple[str, ...]]:
         part = parts.get(role)
         if part and (of_bits != 4 or part.shape != shape):
             raise FormatMismatch(f"{part} should be {list(shape)} for 4-bit codes; these have {of_bits}")
-    rotation, doubt = group_size(label, cols)
+    rotation, warning = group_size(label, cols)
     padded = fit_padded(parts, (rows, cols), lcm(group, rotation), 1)
-    return Layout(of_bits, group, rotation, padded), doubt
+    return Layout(of_bits, group, rotation, padded), warning
 
 
 def dequantize(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:

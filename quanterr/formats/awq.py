@@ -37,7 +37,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
     FLOATS,
@@ -158,10 +158,10 @@ def dequantize_gemm(parts: Parts, blocks: Blocks, packing: Packing, chunk: Chunk
     """(code - zero point) · scale, (r, c)."""
     rows = chunk.row, chunk.stop_row
     stored = workspace.whole("columns", parts.codes)[chunk.col : chunk.stop_col]
-    codes = unpack_turned(stored, packing, rows, workspace, OUTPUT)
+    codes = unpack_transposed(stored, packing, rows, workspace, OUTPUT)
     zero_point: Tensor | float = 1 << packing.bits - 1
     if entry := parts.get("zero_point"):
-        zero_point = unpack_turned(workspace.whole("zeros", entry), packing, rows, workspace, "zero_points")
+        zero_point = unpack_transposed(workspace.whole("zeros", entry), packing, rows, workspace, "zero_points")
     return Values(
         blocks.dequantize(codes, zero_point, turned_scale(parts["scale"], chunk, workspace), chunk, workspace)
     )

@@ -9,7 +9,7 @@
 
 The group is inferred from the shapes; a label's group_size must agree. Rows of a modulation layer that was taken
 over from Nunchaku may be interleaved (shared/adanorm_rows.py): nothing stored says so, and it is
-tried where the plain reading is far off.
+tried where the plain reading is wrong.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants@55f0a26
 formats/awq_w4a16.py.

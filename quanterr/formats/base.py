@@ -28,7 +28,7 @@ class Values(NamedTuple):
 
     weight: Tensor  # (r, c) float32, or float64 where float32 would lose something
     saturated: Tensor | None = None  # 0-d: how many codes are at the end of their range
-    zeros: Tensor | None = None  # 0-d: how many elements are zero, where the codes tell
+    zeros: Tensor | None = None  # 0-d: how many elements are zero, where the codes give
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Parts:
     name: str
     entries: Mapping[str, Entry]
     hints: Hints = Hints()
-    checkpoint: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # all: what others tell of this one
+    checkpoint: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # all: what others give of this one
     format: str = ""  # the name of the row that is tried
 
     def __getitem__(self, role: str) -> Entry:

@@ -86,10 +86,10 @@ class State:
 
 
 def fit(kind: str, parts: Parts) -> Weight:
-    """The weight, of the shape and blocks that its quant_state tells.
+    """The weight, of the shape and blocks that its quant_state gives.
 
     Raises:
-        FormatMismatch: the quant_state cannot be read, or the other tensors have not the sizes it tells.
+        FormatMismatch: the quant_state cannot be read, or the other tensors have not the sizes it gives.
     """
     state = _state(parts["state"], nested="nested_absmax" in parts.entries)
     n = prod(state.shape)
@@ -106,7 +106,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         _check(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one for each {state.nested_block}")
     table = torch.frombuffer(bytearray(parts["quant_map"].read()), dtype=torch.float32)
     usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
-    doubt = f"its table {parts['quant_map']} is not that of {kind}, which runtimes use regardless"
+    warning = f"its table {parts['quant_map']} is not that of {kind}, which runtimes use regardless"
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
     return parts.weight(
         state.shape,
@@ -114,7 +114,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         code_bits=4,
         block_size=(1, state.block),
         evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
-        warnings=() if usual else (doubt,),
+        warnings=() if usual else (warning,),
     )
 
 

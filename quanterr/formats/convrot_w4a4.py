@@ -46,7 +46,7 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     if len(codes.shape) != 2 or scale.shape not in ((codes.shape[0],), (codes.shape[0], 1)):
         raise FormatMismatch(f"its scale {scale} should be one for each row of {codes}")
     stored = codes.shape[0], 2 * codes.shape[1]
-    size, doubt = group_size(label, stored[1]) if rotated else (2, ())
+    size, warning = group_size(label, stored[1]) if rotated else (2, ())
     padded = fit_padded(parts, stored, size, 1)
     return parts.weight(
         padded.shape,
@@ -55,7 +55,7 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
         uniform_bits=4,
         scale=scale,
         evidence=(f"{label}, scale {scale}" + (f"; rotated in groups of {size}" if rotated else ""),),
-        warnings=(*warnings, *doubt),
+        warnings=(*warnings, *warning),
         comfy_format=comfy_format,
     )
 

@@ -11,8 +11,8 @@
                                                           one rounding; exact for 16-bit scales
 
 Codes and packed zero points are unsigned, 2^(b-1) is zero. Since 0.18 they are packed dense, before as many
-into each word as fit whole (shared/bit_packing.py): for 3, 5 and 6 bits the width of the tensor tells
-which, and how many bits; 7 bits of old files are as wide as 8 bits, which config.json tells apart (num_bits),
+into each word as fit whole (shared/bit_packing.py): for 3, 5 and 6 bits the width of the tensor decides
+which, and how many bits; 7 bits of old files are as wide as 8 bits, which config.json distinguishes (num_bits),
 or else the original. Where columns are fewer than 64 other widths may coincide too.
 
 Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/base.py, helpers.py;
@@ -49,7 +49,7 @@ DENSE_SINCE = (0, 18)
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight by the packing that configuration and widths tell; others of that width as alternatives.
+    """The weight by the packing that configuration and widths give; others of that width as alternatives.
 
     Raises:
         FormatMismatch: the shapes of the parts do not belong together, or no packing gives that width.

@@ -21,7 +21,7 @@ exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane
 
 Products in float32, as the reference has them: their last bits depend on the order in which a library adds
 128 numbers. Rows and columns are padded to multiples of 128. A block of 128 rows is dequantized at a time, and
-kept for the chunks that begin or end in it; of the stored trellis all is held, for the tiles of one row lie apart.
+kept for the chunks that begin or end in it; of the stored trellis all is held, for the tiles of one row are apart.
 
 Reference: turboderp-org/exllamav3@4f8ad012 exllamav3/exllamav3_ext/quant/codebook.cuh, modules/quant/exl3.py;
 ModelCloud/GPTQModel@f4c327a1 gptqmodel/nn_modules/exllamav3_torch.py.
@@ -58,7 +58,7 @@ NEEDS = {
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What the shapes tell: (rows, cols) as stored."""
+    """What the shapes give: (rows, cols) as stored."""
 
     rows: int
     cols: int

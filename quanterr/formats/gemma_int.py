@@ -56,7 +56,7 @@ def fit(parts: Parts) -> Weight | None:
     if n_bits is None or len(shape) != 2 or shape[0] != rows or shape[1] % scale.shape[1]:
         told_shape = f"for {list(shape)}" if parts.hints.shape else "and config.json does not say their bits"
         raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
-    doubt = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
+    warning = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
     return parts.weight(
         (rows, shape[1]),
         partial(dequantize, parts, n_bits, shape[1]),
@@ -65,7 +65,7 @@ def fit(parts: Parts) -> Weight | None:
         uniform_bits=n_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),
-        warnings=(*check_told(parts, parts.format, "gemma"), *((doubt,) if declared not in (None, n_bits) else ())),
+        warnings=(*check_told(parts, parts.format, "gemma"), *((warning,) if declared not in (None, n_bits) else ())),
     )
 
 

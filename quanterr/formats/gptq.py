@@ -13,9 +13,9 @@
     gptq_p     as gptq_v2, in planes: shared/bit_packing.py; all of 5, 6 and 7 bits but AutoRound's
 
 Which of them a file is, is given by config.json (checkpoint_format; AutoRound's packing_format) and often
-told wrong. Where zero points are all equal, in the first block and in the last, it is given by them: 2^(b-1) is
+declared wrongly. Where zero points are all equal, in the first block and in the last, it is given by them: 2^(b-1) is
 stored as it is, 2^(b-1) - 1 less one. Otherwise the configuration is believed, and the others are tried on the
-original, from which the wrong one lies a whole step away. Columns may be padded, to a multiple of 32 or of the
+original, from which the wrong one is a whole step away. Columns may be padded, to a multiple of 32 or of the
 block.
 
 Reference: AutoGPTQ/AutoGPTQ@0.7.1 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel@f4c327a1
@@ -34,7 +34,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
     ORDER,
@@ -59,7 +59,7 @@ NEEDS = {
     "zero_point": Part(("{module}.qzeros",), CONTAINERS),
     "order": ORDER,
 }
-CONFIGURED = {  # packing, where it tells, and whether zero points are less one
+CONFIGURED = {  # packing, where known, and whether zero points are stored minus one
     "gptq": (None, True),
     "gptq_v2": (None, False),
     "gptq_p": ("planar", False),
@@ -184,11 +184,11 @@ def _variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, .
         middle = (1 << bits - 1) - variant.less_one
         if _common_zero_point(parts, variant.packing) != middle:
             continue
-        doubt = (
+        warning = (
             f"{declared}, but all its zero points are {middle}, as {variant.name} stores them: "
             "a program that follows the configuration reads every weight one step off"
         )
-        return [variant], f"all are {middle}", (doubt,) if declared != UNTOLD and variant != configured else ()
+        return [variant], f"all are {middle}", (warning,) if declared != UNTOLD and variant != configured else ()
     return variants, declared, ()
 
 
@@ -228,8 +228,8 @@ def _codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -
     first = chunk.col // WORD * WORD  # containers are whole after so many codes
     top, bottom = (n * packing.bits // entry.bits for n in (first, -(-chunk.stop_col // WORD) * WORD))
     containers = workspace.whole("columns", entry)[top:bottom, chunk.row : chunk.stop_row].t()
-    turned = workspace.buffer("turned", tuple(containers.shape), containers.dtype).copy_(containers)
-    codes = unpack_columns(turned, packing, workspace)
+    transposed = workspace.buffer("turned", tuple(containers.shape), containers.dtype).copy_(containers)
+    codes = unpack_columns(transposed, packing, workspace)
     return cropped(codes, chunk.col - first, chunk.stop_col - first, workspace)
 
 
@@ -238,11 +238,13 @@ def _zero_points(entry: Entry, variant: Variant, chunk: Chunk, workspace: Worksp
     (_, bits), rows, key = variant.packing, (chunk.row, chunk.stop_row), "zero_points"
     stored = workspace.whole("zeros", entry)
     if not variant.less_one:
-        return unpack_turned(stored, variant.packing, rows, workspace, key)
+        return unpack_transposed(stored, variant.packing, rows, workspace, key)
     if bits in WHOLE:  # one in each code of a container: what a zero point of 0 has borrowed is given back
         ones = sum(1 << place for place in range(0, entry.bits, bits))
-        return unpack_turned(stored, variant.packing, rows, workspace, key, lambda containers: containers.add_(ones))
-    return unpack_turned(stored, variant.packing, rows, workspace, key).add_(1).remainder_(1 << bits)
+        return unpack_transposed(
+            stored, variant.packing, rows, workspace, key, lambda containers: containers.add_(ones)
+        )
+    return unpack_transposed(stored, variant.packing, rows, workspace, key).add_(1).remainder_(1 << bits)
 
 
 FORMATS = tuple(

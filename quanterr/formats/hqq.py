@@ -129,7 +129,7 @@ def fit(parts: Parts) -> Weight:
 
 
 def _axis(parts: Parts) -> int:
-    """As the shape of the scale tells it, (1, groups) or (groups, 1); what is stored may not contradict it."""
+    """As the shape of the scale gives it, (1, groups) or (groups, 1); what is stored may not contradict it."""
     scale = parts["scale"]
     declared = int(_numbers(parts["axis"])[0]) if parts.get("axis") else None
     axes: dict[tuple[int, ...], int] = {(1, scale.n): 0, (scale.n, 1): 1} if scale.n > 1 else {}

@@ -31,9 +31,9 @@ def fit(parts: Parts) -> Weight | None:
     labels = parts.hints.labels
     if not labels or not labels[0].rotated:
         return None
-    size, doubt = group_size(labels[0], parts.codes.shape[-1])
+    size, warning = group_size(labels[0], parts.codes.shape[-1])
     plain = fit_scaled(parts, "int8", None, INT8_LABELS, dequantize, uniform_bits=8, rotates=True)
-    return plain and unrotated(parts, replace(plain, warnings=plain.warnings + doubt), size).or_else([plain])
+    return plain and unrotated(parts, replace(plain, warnings=plain.warnings + warning), size).or_else([plain])
 
 
 FORMATS = (Format("int8_convrot", "INT8 codes with a scale, of rotated columns", NEEDS, fit, usual_db=(38, 44)),)

@@ -23,7 +23,7 @@ Scales, in runs of 64 rows: number 8 i + j is row i + 8 j; where one scale serve
 than half a row, else in order.
 
 meta, 16 bits for 16 columns of a row: each 2 bits are the column of a kept one within its four. For row r and
-its c-th 16 columns they lie, in the order of CUTLASS (reorder_meta), at [c // 2, 2 d + c % 2] with
+its c-th 16 columns they are, in the order of CUTLASS (reorder_meta), at [c // 2, 2 d + c % 2] with
 d = r // 64 · 64 + r % 64 // 8 · 4 + r % 8 // 4 + r % 4 // 2 · 32 + r % 2 · 2, where d and c first trade their
 last bits if these differ.
 
@@ -171,8 +171,8 @@ def _codes(entry: Entry, tiles: Tiles, rows: tuple[int, int], cols: tuple[int, i
     width = 16 * tiles.bits * 2  # words of 64 rows
     words = workspace.whole("columns", entry)[cols[0] : cols[1], width * rows[0] : width * rows[1]]
     words = words.view(len(words), rows[1] - rows[0], *tiles.words).permute(tiles.order)
-    turned = workspace.buffer("turned", tuple(words.shape), torch.int32).copy_(words)
-    halves = turned.view(-1, *turned.shape[-3:]).view(torch.int16)
+    transposed = workspace.buffer("turned", tuple(words.shape), torch.int32).copy_(words)
+    halves = transposed.view(-1, *transposed.shape[-3:]).view(torch.int16)
     many, low_rows, n, _ = halves.shape
     code = workspace.buffer("code", tuple(halves.shape), torch.int16)
     codes = workspace.output((many, 16 // tiles.bits // 2, low_rows, n, 2, 8))
@@ -198,7 +198,7 @@ def _kept_columns(entry: Entry, rows: tuple[int, int], cols: tuple[int, int], wo
 
 @cache
 def _places() -> list[int]:
-    """Where the bits of row r and 16 columns c lie among those of 64 rows and 2 · 16 columns, at 2 r + c."""
+    """Where the bits of row r and 16 columns c are among those of 64 rows and 2 · 16 columns, at 2 r + c."""
     places = []
     for row in range(ROWS):
         for col in range(2):

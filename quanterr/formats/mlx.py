@@ -11,7 +11,7 @@
     mlx_nvfp4     4 bits, group 16                          weight = e2m1(code) * e4m3(scale), rounded
     mlx_mxfp8     8 bits, group 32                          weight = e4m3(code) * 2^(scale - 127)
 
-Shapes tell only bits times group. The original's number of columns tells both, and is believed over
+Shapes give only bits times group. The original's number of columns gives both, and is believed over
 config.json, whose names of layers often are not those of the tensors; without an original (`inspect`) what
 config.json declares of the layer, or of all layers, or the only possibility.
 
@@ -48,10 +48,10 @@ FLOAT = {"codes": CODES, "scale": Part(("{module}.scales",), frozenset({"U8"}))}
 
 
 def fit_affine(parts: Parts) -> Weight:
-    """The weight, of the bits and the group that the original's shape tells.
+    """The weight, of the bits and the group that the original's shape gives.
 
     Raises:
-        FormatMismatch: the shapes do not belong together, or nothing tells the bits.
+        FormatMismatch: the shapes do not belong together, or nothing gives the bits.
     """
     codes, scale, bias = parts.codes, parts["scale"], parts["bias"]
     _check_rows(parts)
@@ -60,7 +60,7 @@ def fit_affine(parts: Parts) -> Weight:
     code_bits, group, source = _bits_and_group(parts)
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
     declared = set(_described(parts.hints.config))
-    doubt = f"config.json declares no layer of {code_bits} bits in groups of {group}, which {source} implies"
+    warning = f"config.json declares no layer of {code_bits} bits in groups of {group}, which {source} implies"
     return parts.weight(
         shape,
         partial(dequantize, parts, unpadded(parts, shape, group), code_bits),
@@ -68,7 +68,7 @@ def fit_affine(parts: Parts) -> Weight:
         uniform_bits=code_bits,
         block_size=(1, group),
         evidence=(f"{code_bits} bits in groups of {group}: {source}",),
-        warnings=(doubt,) if declared and (code_bits, group) not in declared else (),
+        warnings=(warning,) if declared and (code_bits, group) not in declared else (),
     )
 
 
@@ -79,7 +79,7 @@ def _check_rows(parts: Parts) -> None:
 
 
 def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
-    """Bits of a code, columns of a group, and what tells them."""
+    """Bits of a code, columns of a group, and what gives them."""
     codes, scale, config = parts.codes, parts["scale"], parts.hints.config
     ratio = WORD * codes.shape[-1] / scale.shape[-1]  # bits · group
     possible = {scale.shape[-1] * group: (b, group) for group in GROUPS for b in BITS if b * group == ratio}

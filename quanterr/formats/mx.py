@@ -11,7 +11,7 @@
 
     weight[r, c] = e2m1(code[r, c]) * 2^(scale[r, c // 32] - 127)                     exact, but for underflow
 
-E2M1 codes lie two in a byte, the first in the low bits; E2M3 codes (MXFP6) four in three bytes, the first in
+E2M1 codes are two in a byte, the first in the low bits; E2M3 codes (MXFP6) four in three bytes, the first in
 the lowest bits. Each may have experts in front. mxfp4 is what ModelOpt, Quark and MiMo write, and
 DeepSeek-V4 for its experts, as int8 with a scale called scale. gpt-oss has rows of outputs in this form, while
 its unquantized checkpoints have them as columns. compressed-tensors 0.13 wrote MXFP4 exponents that are 2 too

@@ -6,7 +6,7 @@
     weight[r, c] = float32(code[r, c]) * 2^(scale[r, c // 32] - 127)                  exact, but for underflow
 
 ComfyUI stores scales in tiles and pads rows and columns to multiples of 32; only the original, or the
-label's orig_shape, tells the true shape. Others (compressed-tensors, ModelOpt, transformers) store them in
+label's orig_shape, gives the true shape. Others (compressed-tensors, ModelOpt, transformers) store them in
 rows. Where both shapes coincide a ComfyUI label says tiles, no label says rows. The weight_scalar of
 hybrid files is for machines without MX units and not read.
 

@@ -10,8 +10,8 @@
     codes    16-bit words of four, the first in the lowest bits, as digits of their place (t, k, d 4, b 2, c 8):
              code a of a word is row 4 t + d, column 64 k + 32 b + 8 a + c
 
-These are the modulation layers, whose rows lie interleaved: shared/adanorm_rows.py. The module's name
-tells in how many parts; where that is far off the others are tried.
+These are the modulation layers, whose rows are interleaved: shared/adanorm_rows.py. The module's name
+gives the number of parts; where that is wrong the others are tried.
 
 Reference: mit-han-lab/deepcompressor@69f3473 backend/tinychat/utils.py, backend/nunchaku/utils.py;
 nunchaku-tech/nunchaku@3a3cc3d nunchaku/models/linear.py AWQW4A16Linear.
@@ -41,7 +41,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows as its name tells; as alternatives, in other orders.
+    """The weight with its rows in the order that its name implies; other orders are alternatives.
 
     Raises:
         FormatMismatch: shapes that do not belong together.
@@ -83,7 +83,7 @@ def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspa
     rows, cols = chunk.shape
     order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
     groups = slice(chunk.col // GROUP, chunk.stop_col // GROUP)
-    # 32 bytes of a row and 64 columns lie together: as four numbers of eight bytes
+    # 32 bytes of a row and 64 columns are stored together: as four numbers of eight bytes
     pieces = workspace.whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
     codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
     unpacked = element_types.unpack(codes, _pairs(workspace.device), workspace, "unpacked")

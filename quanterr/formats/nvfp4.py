@@ -37,7 +37,7 @@ MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight by the dialect that label and shapes tell; the other dialects as alternatives.
+    """The weight by the dialect that label and shapes give; the other dialects as alternatives.
 
     Raises:
         FormatMismatch: the shapes of codes, scales and global scale do not belong together.
@@ -75,7 +75,7 @@ def fit(parts: Parts) -> Weight:
 
 
 def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
-    """Columns that share a scale, and how the scales may lie."""
+    """Columns that share a scale, and how the scales may are."""
     for block in (16, 32):  # ModelOpt has both
         layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts)
         if layouts:
@@ -87,7 +87,7 @@ def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, 
 
 
 def _dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
-    """(scales in tiles, first column in the high nibble), as the label tells or its absence."""
+    """(scales in tiles, first column in the high nibble), as the label, or its absence, implies."""
     if comfy_format is None:
         return False, False
     orders = [label.fields.get("nibble_order") for label in parts.hints.labels]

@@ -1,4 +1,4 @@
-"""NVFP4 of stacked experts whose rows are inputs: two codes per byte lie below each other, 16 share a scale.
+"""NVFP4 of stacked experts whose rows are inputs: two codes per byte are below each other, 16 share a scale.
 
     X                     u8         (experts, rows / 2, cols), the first row in the low bits
     X_weight_scale        f8_e4m3    (experts, rows / 16, cols)
@@ -31,7 +31,7 @@ BLOCK = 16
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if its scales lie below each other.
+    """The weight, if its scales are below each other.
 
     Raises:
         FormatMismatch: its global scale is neither one nor one per expert; or what :func:`unpadded` says.

@@ -17,7 +17,7 @@
 
 A group is 128 columns, or fewer where that does not divide them, or a row; codes of ungrouped convolutions keep
 their axes, (rows / codes of a byte, …). The shape of packed weights is
-not stored: the original tells it; without one (`inspect`) they are reported as (groups, group).
+not stored: the original gives it; without one (`inspect`) they are reported as (groups, group).
 
 Reference: huggingface/optimum-quanto@e33f8202 optimum/quanto/tensor/qbits.py, packed.py, grouped.py and
 nn/qmodule.py.
@@ -81,7 +81,7 @@ def dequantize_bytes(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspac
 def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
     """The weight of packed codes, if they have that many bits.
 
-    Of one or two groups codes of both sizes take a row: config.json tells which it is, or the original.
+    Of one or two groups codes of both sizes take a row: config.json decides which it is, or the original.
 
     Raises:
         FormatMismatch: the sizes do not belong together, or not to the original's shape.

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_turned
+from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, turned_scale
 from quanterr.tensors.chunks import Chunk
@@ -53,7 +53,7 @@ class Coding(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, as its scale and the configuration tell; what they leave open as alternatives.
+    """The weight, as its scale and the configuration give; what they leave open as alternatives.
 
     Raises:
         FormatMismatch: the shapes of codes, scales and zero points do not belong together.
@@ -124,11 +124,11 @@ def dequantize_blocks(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk
     """(code - zero point) · scale, (r, c)."""
     rows = chunk.row, chunk.stop_row
     stored = workspace.whole("columns", parts.codes)[chunk.col : chunk.stop_col]
-    codes = unpack_turned(stored, coding.packing, rows, workspace, OUTPUT, coding.prepare)
+    codes = unpack_transposed(stored, coding.packing, rows, workspace, OUTPUT, coding.prepare)
     zero_point: Tensor | float = 8.0 if coding.signed else 0.0
     if entry := parts.get("zero_point"):
         stored = workspace.whole("zeros", entry)
-        zero_point = unpack_turned(stored, coding.packing, rows, workspace, "zero_points", coding.prepare)
+        zero_point = unpack_transposed(stored, coding.packing, rows, workspace, "zero_points", coding.prepare)
     scale = turned_scale(parts["scale"], chunk, workspace)
     return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
 

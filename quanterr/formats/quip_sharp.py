@@ -12,7 +12,7 @@
                quip_params of config.json may say another divisor (resid_scale_override)
     weight     diag(SV · Wscale) · H(rows) · vectors · H(cols)ᵀ · diag(SU / scaleWH)    H / sqrt(n): hadamard.py
 
-E8P codes, four per word, lie as (rows / 16, cols / 64, 8, 4): word (i, j, k, l) holds those of the rows
+E8P codes, four per word, are as (rows / 16, cols / 64, 8, 4): word (i, j, k, l) holds those of the rows
 16 i + 2 k and the next, for the columns 64 j + 16 l and the next 8. The low 32 bits are four bytes, of the
 first row, the second, the first row's next columns, the second's: the vector of magnitudes. Bit 4 b + n of the
 high 32 bits is sign bit b of the n-th of the four. Sign 0 is turned where the eight have odd parity; then
@@ -79,7 +79,7 @@ CODEBOOKS = {7: Codebook("E8P12", 2), 17: Codebook("E8P12RVQ4B", 4, 3.45), 18: C
 
 
 class Layer(NamedTuple):
-    """What shapes and small tensors tell."""
+    """What shapes and small tensors give."""
 
     rows: int
     cols: int
@@ -144,7 +144,7 @@ def _half_rotated(parts: Parts, layer: Layer, workspace: Workspace) -> Tensor:
     """H(rows) · vectors, not yet divided by sqrt(rows), (rows, cols) float32."""
     half = torch.empty(layer.rows, layer.cols, device=workspace.device)
     stored = workspace.whole("codes", parts["codes"])
-    first, shape = layer.cols // 32, (layer.rows // 16, -1, 8, 4)  # words per row of E8P codes, and how they lie
+    first, shape = layer.cols // 32, (layer.rows // 16, -1, 8, 4)  # words per row of E8P codes, and how they are
     main, rest = stored[:, :first].contiguous().view(shape), stored[:, first:]
     rest = rest.contiguous().view(shape) if layer.bits == 4 else rest
     step = max(AT_ONCE // (64 * layer.rows), 1)  # of 64 columns

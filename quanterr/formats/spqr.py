@@ -43,7 +43,7 @@ NEEDS = {
 
 
 class Layer(NamedTuple):
-    """(rows, cols) of the weight, how many tiles per row of tiles has, and how outliers lie."""
+    """(rows, cols) of the weight, how many tiles per row of tiles has, and how outliers are."""
 
     rows: int
     cols: int
@@ -52,7 +52,7 @@ class Layer(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the original's shape; without one of the shape that the order of the columns tells.
+    """The weight of the original's shape; without one, of the shape that the order of the columns gives.
 
     Raises:
         FormatMismatch: the shapes do not belong together, or config.json speaks of other tiles or bits.

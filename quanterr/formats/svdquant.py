@@ -57,7 +57,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, in order or in tiles as its codes' shape tells.
+    """The weight, in order or in tiles, as its codes' shape implies.
 
     Raises:
         FormatMismatch: a part of another shape, a label of another layout, or a basis that is not known.

@@ -175,7 +175,7 @@ def _fit_float8(parts: Parts, declared: Described) -> Weight:
         block_size=grid.block if grid.granularity == "block" else None,
         scale=scale,
         evidence=(f"the header; scale {scale}: {grid.reason}",),
-        warnings=(grid.doubt,) if grid.doubt else (),
+        warnings=(grid.warning,) if grid.warning else (),
     )
 
 

@@ -14,8 +14,8 @@
     stored[:, c] = centroids[index] + res_centroids[residual index]                                     rounded
     weight[:, perm[c]] = stored[:, c]; then weight * weight_scale + weight_bias               rounded, each of both
 
-What lies beyond rows and cols is padding. v is that for which all shapes fit; where several do, config.json must
-tell it (config_for_layers or shared_layer_config: vector_lens).
+What is beyond rows and cols is padding. v is that for which all shapes fit; where several do, config.json must
+give it (config_for_layers or shared_layer_config: vector_lens).
 
 Reference: microsoft/VPTQ@950716d7 vptq/ops/quant_gemm.py dequant, vptq/utils/pack.py; ModelCloud/GPTQModel@f4c327a1
 gptqmodel/nn_modules/qlinear/vptq_torch.py.
@@ -75,7 +75,7 @@ class Codebook(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What shapes and config.json tell; (rows, cols) of the weight."""
+    """What shapes and config.json give; (rows, cols) of the weight."""
 
     rows: int
     cols: int
@@ -86,10 +86,10 @@ class Layer(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the shape that the original or config.json tells.
+    """The weight of the shape that the original or config.json gives.
 
     Raises:
-        FormatMismatch: neither tells it, the shapes do not belong together, or vectors of several lengths fit.
+        FormatMismatch: neither gives it, the shapes do not belong together, or vectors of several lengths fit.
     """
     settings = _settings(parts)
     rows, cols = _shape(parts, settings)

@@ -103,7 +103,7 @@ def _judged(values: Values, rules: list[Rule], n: int, baseline: Values | None) 
 
 
 def _so_far(values: Values, rules: list[Rule], n: int, baseline: Values | None) -> _Outcome | None:
-    """What layers of an interrupted run already violate: no later one can mend it."""
+    """What layers of an interrupted run already violate: no later one can correct it."""
     if not rules[n].condition.per_layer:
         return None
     outcome = _of_layers(values, rules, n, baseline)

@@ -15,6 +15,7 @@ from quanterr.util.text import display
 
 PAGES = Path(__file__).parent
 MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # around generated parts
+PERCENTILE = re.compile(r"p\d+(_\d+)?")
 # In the order in which ``quanterr guide`` lists them.
 TOPICS = (
     "verdict",
@@ -56,7 +57,8 @@ def explain(name: str) -> str:
     Raises:
         UsageError: nothing has this name; names the nearest.
     """
-    found = [entry.text for kind in KINDS for entry in kind() if entry.name == FORMER_NAMES.get(name, name)]
+    wanted = "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name)
+    found = [entry.text for kind in KINDS for entry in kind() if entry.name == wanted]
     if not found:
         found = [entry.text for entry in formats() if entry.name == name]  # imports torch, so it comes last
     if not found:

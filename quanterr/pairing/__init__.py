@@ -348,7 +348,7 @@ def _oriented(x: Weight, y: Weight, original: Side) -> tuple[Weight, Weight]:
 def _with_transposed_squares(pairs: Sequence[Pair], original: Side) -> list[Pair]:
     """The pairs, those of square weights that may be transposed with that as an alternative.
 
-    Weights that are not square, of which the shape tells, say whether the original is stored transposed.
+    Weights that are not square, whose shape decides, say whether the original is stored transposed.
     """
     transposable = [pair for pair in pairs if may_be_transposed(pair.name, pair.original.shape)]
     swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}

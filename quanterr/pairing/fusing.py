@@ -41,7 +41,7 @@ class Holders:
     ) -> None:
         """From the shapes of all originals, those ``alone`` without a partner, and such quantized weights."""
         self._quantized, self._naming = quantized, naming
-        self._sizes = _sizes(originals, naming)  # atom → its shape in the original, where one shape tells it
+        self._sizes = _sizes(originals, naming)  # atom → its shape in the original, where one shape gives it
         self._atoms: dict[str, Atoms] = {}  # quantized weight → what it holds
         self._holders: dict[str, list[str]] = {}  # atom → quantized weights
         self._claims: dict[str, list[str]] = {}  # atom → weights of the original that want it
@@ -167,7 +167,7 @@ class Holders:
         )
 
     def _expected(self, holder: str, held: Atoms, wanted: Atoms, shape: Shape, transpose: bool) -> Shape | None:
-        """The shape that a quantized weight should have, as far as the original tells."""
+        """The shape that a quantized weight should have, as far as the original gives it."""
         if held.names == wanted.names and len(self._quantized.codes[holder].shape) < 3:
             return shape
         sizes = [self._sizes.get(atom) for atom in held.names]

@@ -6,7 +6,7 @@
     A            Mamba: -exp(A_log)
 
 What the converter does is known by architecture and checked on a few rows: where another way fits and this
-one does not, that one is taken, and told. Of architectures of which llama.cpp is known to expect one way alone
+one does not, that one is taken, and reported. Of architectures of which llama.cpp is known to expect one way alone
 the other is an error: it would compute with wrong weights.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) convert_hf_to_gguf.py (LlamaModel.permute, GemmaModel, MambaModel).

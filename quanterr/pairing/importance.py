@@ -63,7 +63,7 @@ class Importance:
 def read_importance(path: str | os.PathLike[str]) -> dict[str, tuple[Tensor, Tensor]]:
     """By llama.cpp's name of the weight: mean squares, (matrices, columns) float32, and counts, (matrices,).
 
-    A legacy file does not tell where one matrix of a stack ends: it gives one matrix, (1, values).
+    A legacy file does not separate the matrices of a stack: it gives one matrix, (1, values).
 
     Raises:
         CheckpointError: no importance matrix, or a damaged one.
@@ -164,7 +164,10 @@ def _importance_of(pair: Pair, found: Mapping[str, tuple[Tensor, Tensor]], archi
     means, counts = found[name]
     if means.numel() % cols:
         return None
-    means, counts = means.view(-1, cols), counts.expand(means.numel() // cols)  # a legacy file tells no matrices
+    means, counts = (
+        means.view(-1, cols),
+        counts.expand(means.numel() // cols),
+    )  # a legacy file does not separate matrices
     if (expert := _expert_of(pair.name)) is not None and len(means) > 1:
         means, counts = means[expert : expert + 1], counts[expert : expert + 1]
     if not len(means) or rows % len(means):

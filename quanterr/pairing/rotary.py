@@ -1,6 +1,6 @@
 """The order of q's and k's rows: RoPE turns them by pairs, which programs store in two ways.
 
-    transformers             a pair's rows lie half a head apart: (0, d/2), (1, d/2 + 1), …
+    transformers             a pair's rows are half a head apart: (0, d/2), (1, d/2 + 1), …
     Mistral's and Meta's     next to each other: attention.wq and attention.wk
 
 Reference: huggingface/transformers@5.23.0 models/llama/convert_llama_weights_to_hf.py permute;

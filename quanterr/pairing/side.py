@@ -32,7 +32,7 @@ class Side:
         self.siblings: dict[str, list[Entry]] = {}  # weight → what else belongs to it
         self.by_module: dict[str, list[str]] = {}  # module → names in it, but weight and bias
         self.expects_scale: str | None = None
-        self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights tell
+        self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights give
         self._hints: dict[tuple[int, ...] | None, Hints] = {}  # of weights without a label, by the original's shape
         self._gather_parts()
         for name, entry in self.entries.items():

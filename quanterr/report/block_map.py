@@ -1,7 +1,7 @@
 """The map in the terminal: a line for each module, a cell for each block, for each stack of blocks.
 
 A cell is a digit, so that it can be read without colours as well: how many steps of some dB its worst weight
-lies above the worst of all. The same line shows the SNR along the blocks as a curve.
+is above the worst of all. The same line shows the SNR along the blocks as a curve.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""An inspection in the terminal: formats first, what is odd last."""
+"""An inspection in the terminal: formats first, what is non-standard last."""
 
 from rich.console import Console
 from rich.text import Text

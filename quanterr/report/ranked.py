@@ -1,6 +1,6 @@
 """Reports of several candidates for one original: which is best, which layers could come from another.
 
-An SNR that a report tells is over the layers that differ in that candidate: one that leaves its worst layers alone
+An SNR that a report gives is over the layers that differ in that candidate: one that leaves its worst layers alone
 and one that does not have no layers in common. Here Σe² is summed over the same layers for all, an identical
 one counting as no error.
 """
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
     elements: int
     nbytes: int
     error: float  # Σe²
-    signal: float | None  # Σx²; None: the same on both sides, so the report does not tell it
+    signal: float | None  # Σx²; None: the same on both sides, so the report does not give it
     is_layer: bool  # a weight; else a norm, a bias or another 1-D tensor that differs
 
 
@@ -173,7 +173,7 @@ def _behind(candidate: _Ranked, others: Iterable[_Ranked]) -> str | None:
 
 
 def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
-    """What its own report tells; its place among the others is filled in later."""
+    """What its own report says; its rank is filled in later."""
     worst = min(report.layers, key=lambda layer: (layer.snr_db is not None, layer.snr_db or 0.0), default=None)
     formats: dict[str, int] = {}
     for layer in report.layers:

@@ -79,7 +79,7 @@ def read_extract(
 ) -> Extract:
     """The part of the report that :func:`extract` gives; the rest has to be JSON and no more.
 
-    ``verdict`` is for who relies on the verdict that it tells, where gates form their own.
+    ``verdict`` is for callers that rely on its verdict; gates form their own.
 
     Raises:
         ReportError: as for :func:`read_report`; a verdict that what it holds contradicts only with ``verdict``.
@@ -211,7 +211,7 @@ def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
     """The parts of a report that is as it was written, where each item of a list has a line of its own.
 
     Two thirds of the time of all at once, and a third of the memory. None where something is wrong, which only
-    the whole can tell the place of, or where a later version wrote other lines.
+    the whole can give the place of, or where a later version wrote other lines.
     """
     lists = {key: _schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT}
     items: dict[str, list[Any]] = {key: [] for key in lists}

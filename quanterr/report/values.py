@@ -114,7 +114,7 @@ EQUAL_MODEL = _of_equal_tensors(AGGREGATES)
 
 
 def _perfect(equal: Mapping[str, float], report: Extract) -> Mapping[str, float]:
-    """Those that the report tells at all: nothing is weighted without an importance matrix."""
+    """Those that the report has: nothing is weighted without an importance matrix."""
     if report["settings"]["importance"]:
         return equal
     return {name: value for name, value in equal.items() if name not in WEIGHTED}

@@ -93,14 +93,14 @@ class Workspace:
         return view
 
     def lend(self, key: str, memory: Tensor) -> None:
-        """Where the buffer of that name lies, (n,) uint8, as long as that is large enough."""
+        """Where the buffer of that name is, (n,) uint8, as long as that is large enough."""
         self._lent[key] = memory
 
     def read(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
         """Elements of an entry from number ``first`` on, in C order, on the device, as a buffer named ``key``.
 
         The bytes go through a reused host buffer (the buffer itself on the CPU, a pinned one for
-        CUDA), so an odd offset in the file is no trouble. Raises CheckpointError when the file cannot
+        CUDA), so an unaligned offset in the file is no trouble. Raises CheckpointError when the file cannot
         be read.
         """
         dtype = TORCH_DTYPES[entry.dtype]

@@ -1,4 +1,4 @@
-"""Rows that lie interleaved, as runtimes store the modulation layers of diffusion models.
+"""Interleaved rows, as runtimes store the modulation layers of diffusion models.
 
     stored row j · parts + s    is row s · (rows / parts) + j of the weight
 

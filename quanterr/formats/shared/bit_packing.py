@@ -1,4 +1,4 @@
-"""Codes of 1 to 8 bits in containers of 8, 16, 32 or 64: how they lie there, and how they come out.
+"""Codes of 1 to 8 bits in containers of 8, 16, 32 or 64: how they are there, and how they come out.
 
     dense         a stream of bits, low first: code i is bits i · b …, across containers
     floor         as many whole codes as fit into each word of 32 bits, low first; the rest of it unused
@@ -135,7 +135,7 @@ def unpack_rows(stored: Tensor, packing: Packing, workspace: Workspace, key: str
     return values
 
 
-def unpack_turned(
+def unpack_transposed(
     stored: Tensor,
     packing: Packing,
     rows: tuple[int, int],
@@ -150,8 +150,8 @@ def unpack_turned(
     run = packing.run(8 * stored.element_size())
     first, last = rows[0] // len(run.codes), -(-rows[1] // len(run.codes))
     containers = stored[:, first * run.containers : last * run.containers].t()
-    turned = workspace.buffer(f"turned {key}", tuple(containers.shape), stored.dtype).copy_(containers)
-    codes = unpack_rows(change(turned) if change else turned, packing, workspace, key)
+    transposed = workspace.buffer(f"turned {key}", tuple(containers.shape), stored.dtype).copy_(containers)
+    codes = unpack_rows(change(transposed) if change else transposed, packing, workspace, key)
     return codes[rows[0] - first * len(run.codes) : rows[1] - first * len(run.codes)]
 
 

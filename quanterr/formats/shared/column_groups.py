@@ -29,7 +29,7 @@ class Blocks:
     n: int
     size: int
     order: Entry | None = None
-    doubt: str | None = None
+    warning: str | None = None
 
     @property
     def edges(self) -> tuple[int, int] | None:
@@ -39,7 +39,7 @@ class Blocks:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against the size, in words."""
-        return (self.doubt,) if self.doubt else ()
+        return (self.warning,) if self.warning else ()
 
     def dequantize(
         self, codes: Tensor, zero_point: Tensor | float, scale: Tensor, chunk: Chunk, workspace: Workspace
@@ -87,12 +87,12 @@ def fit_blocks(n: int, cols: int, configured: int | None = None, order: Entry | 
     sizes = powers + [cols // n for _ in range(1) if n and cols % n == 0 and cols // n not in powers]
     if not sizes:
         raise FormatMismatch(f"{n} blocks of columns fit no size in {cols} columns")
-    doubt = (
+    warning = (
         f"blocks of {sizes[0]} columns are inferred from shapes alone; {sizes[1]} would fit as well"
         if sizes[1:]
         else None
     )
-    return Blocks(n, sizes[0], doubt=doubt)
+    return Blocks(n, sizes[0], warning=warning)
 
 
 def _fit_order(entry: Entry, n: int, cols: int) -> Blocks | None:

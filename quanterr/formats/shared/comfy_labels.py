@@ -64,7 +64,7 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
 
 
 def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
-    """The label's format name, and what is odd about the labels.
+    """The label's format name, and what is non-standard about the labels.
 
     ``names`` are those of the format that is tried, ``rotates`` whether it undoes a rotation. Where a
     tensor and the header disagree the tensor is believed: it was written together with the codes,
@@ -90,11 +90,11 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
         )
     disagreeing = next((label for label in labels[1:] if _disagree(labels[0], label)), None)
     if disagreeing is not None:
-        doubt = (
+        warning = (
             f"labels disagree: the {labels[0].source} says {_described(labels[0])} and the {disagreeing.source} says "
             f"{_described(disagreeing)}; the {labels[0].source} and the scale's shape were used"
         )
-        warnings.append(doubt + (", but ComfyUI follows the header" if disagreeing.source == HEADER else ""))
+        warnings.append(warning + (", but ComfyUI follows the header" if disagreeing.source == HEADER else ""))
     return first.format, tuple(warnings)
 
 

@@ -31,7 +31,7 @@ def is_power_of_four(size: int) -> bool:
 
 
 def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
-    """Columns of a group, as the label says or else 256, and what is odd about it.
+    """Columns of a group, as the label says or else 256, and what is non-standard about it.
 
     Raises:
         FormatMismatch: no matrix of that size, or it does not divide a row.

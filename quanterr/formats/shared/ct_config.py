@@ -14,7 +14,7 @@ from quanterr.formats.shared.config_checks import matches
 
 
 def configured(parts: Parts, key: str) -> int | None:
-    """The number that the configuration gives for a weight; None where it cannot be told."""
+    """The number that the configuration gives for a weight; None where it is unknown."""
     groups = list(_groups(parts.hints.config))
     if len({_number(weights, key) for _, weights in groups}) > 1:  # which of them is it?
         module = parts.name.removesuffix(WEIGHT_SUFFIX)

@@ -47,7 +47,7 @@ NVFP4_PARTS = {  # of ModelOpt and ComfyUI
 
 @dataclass(frozen=True, slots=True)
 class Microscaled:
-    """Where codes and scales of a weight lie, and what the scales' bytes mean."""
+    """Where codes and scales of a weight are, and what the scales' bytes mean."""
 
     codes: Entry
     element: Element

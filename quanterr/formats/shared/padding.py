@@ -1,7 +1,7 @@
 """Weights whose stored rows are longer, or whose stored experts are taller, than the weight itself.
 
     stored    (rows rounded up, cols rounded up), or (experts, the same)
-    weight    its first rows and columns; what lies beyond is padding
+    weight    its first rows and columns; what is beyond is padding
 
 The true shape is the original's; the label's orig_shape must agree. Without either it is the stored one.
 """
@@ -87,7 +87,7 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
     """Where the weight is in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
 
     Rows and columns are padded to multiples of ``multiple`` (``step``, if it is not given) or not at all.
-    A shape of the original that fits neither is left to be told as a mismatch.
+    A shape of the original that fits neither is left to be reported as a mismatch.
 
     Raises:
         FormatMismatch: as :func:`unpadded`; the label's orig_shape is not the original's shape.

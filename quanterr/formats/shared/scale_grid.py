@@ -51,7 +51,7 @@ TINY = 2.0**-120  # of scales; the smallest float32 is 2^-149, the smallest code
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where the scale of an element lies: a stored matrix of ``cols`` columns, row by row.
+    """Where the scale of an element is: a stored matrix of ``cols`` columns, row by row.
 
     The weight's matrix is a stack of ``stack_rows`` rows at a time, each with ``grid_rows`` rows of
     scales; ``block`` is (rows, cols) of the weight that share one.
@@ -64,7 +64,7 @@ class Grid:
     cols: int
     block: Edges
     reason: str
-    doubt: str | None = None
+    warning: str | None = None
 
     def multiply(self, codes: Codes, chunk: Chunk, workspace: Workspace) -> Values:
         """The codes' values, (r, c), times their scales, in place: one rounding."""
@@ -208,7 +208,7 @@ def fit_scaled(
         uniform_bits=uniform_bits,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
-        warnings=(*warnings, grid.doubt) if grid.doubt else warnings,
+        warnings=(*warnings, grid.warning) if grid.warning else warnings,
         comfy_format=comfy_format,
         format=f"{family}_{grid.granularity}",
     )
@@ -230,7 +230,7 @@ def fit_scaled(
 
 def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
     """A weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
-    doubt = (
+    warning = (
         f"all its codes are zero and its scale {parts['scale']} fits no known layout: read as zeros; ComfyUI "
         "does not load it"
     )
@@ -239,7 +239,7 @@ def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) ->
         lambda chunk, workspace: Values(workspace.output(chunk.shape).zero_()),
         code_bits=8,
         evidence=("all codes are zero",),
-        warnings=(*warnings, doubt),
+        warnings=(*warnings, warning),
         comfy_format=comfy_format,
     )
 
@@ -310,7 +310,7 @@ def _other_edges(
 ) -> Edges | None:
     """Edges of blocks that fit as well: those that divide, or groups of columns of which the last is not full.
 
-    ``known``: something else than the scale's shape tells the edges.
+    ``known``: something other than the scale's shape gives the edges.
     """
     if dividing is None or entry.name.endswith(OF_DEEPSEEK):
         return None
@@ -359,8 +359,8 @@ def _fit_matrix(
     wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in SAID]
     for (edges, source), needed in zip(hints, fewest, strict=True):
         if needed == grid:
-            reason, doubt = f"block size from {source}", _against(wrong, edges)
-            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason, doubt)
+            reason, warning = f"block size from {source}", _against(wrong, edges)
+            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason, warning)
     inferred = _infer(entry, (rows, cols), (grid_rows, grid_cols))
     usual = inferred is not None and all(
         edge & (edge - 1) == 0 or edge == n for edge, n in zip(inferred, (rows, cols), strict=True)
@@ -373,10 +373,10 @@ def _fit_matrix(
     if inferred is None:
         raise FormatMismatch(_no_rule(entry, shape))
     reason = f"block size from the scale's shape {list(entry.shape)}"
-    doubt = _against(wrong, inferred)
-    if doubt is None and not usual:
-        doubt = f"blocks of {inferred[0]} × {inferred[1]} are inferred from the scale's shape alone"
-    return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, doubt)
+    warning = _against(wrong, inferred)
+    if warning is None and not usual:
+        warning = f"blocks of {inferred[0]} × {inferred[1]} are inferred from the scale's shape alone"
+    return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, warning)
 
 
 def _against(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:

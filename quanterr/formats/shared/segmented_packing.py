@@ -1,4 +1,4 @@
-"""Codes packed with those that lie far apart: the first part of a matrix, the second part … share the elements.
+"""Codes packed with those that are far apart: the first part of a matrix, the second part … share the elements.
 
     stored    P elements of u8 or i32, whatever dtype they are stored as, each with v codes
     code e    of the matrix, row by row: in element e % P, at the bits of part e // P

@@ -43,7 +43,7 @@ def block_size(parts: Parts, declared: Described) -> tuple[int, ...]:
     """Sizes of a block along each axis of the codes.
 
     Raises:
-        FormatMismatch: the header tells none.
+        FormatMismatch: the header gives none.
     """
     block, shape = declared.get("block_size"), parts.codes.shape
     if not isinstance(block, list) or len(block) != len(shape) or not all(isinstance(b, int) and b > 0 for b in block):

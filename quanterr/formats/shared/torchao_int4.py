@@ -74,7 +74,7 @@ def fit_plain(parts: Parts, declared: Described) -> Weight:
     """The weight of an Int4Tensor.
 
     Raises:
-        FormatMismatch: scale and zero point have not the shapes that block_size tells.
+        FormatMismatch: scale and zero point do not have the shapes that block_size implies.
     """
     codes = parts.codes
     if codes.dtype not in ("I8", "U8") or len(codes.shape) not in (2, 3):
@@ -138,7 +138,7 @@ def fit_tiles(parts: Parts, declared: Described) -> Weight:
     """The weight of an Int4TilePackedTo4dTensor.
 
     Raises:
-        FormatMismatch: codes and scales have not the shapes that shape and block_size tell.
+        FormatMismatch: codes and scales have not the shapes that shape and block_size give.
     """
     codes, scales, shape, block = (
         parts.codes,

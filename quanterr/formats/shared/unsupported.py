@@ -19,7 +19,7 @@ class Refusal(NamedTuple):
     stored: frozenset[str]
     called: frozenset[str]
     reason: str
-    nonzero: str | None = None  # a tensor that must not be zero: what tells the layout from one that is read
+    nonzero: str | None = None  # a tensor that must not be zero: which distinguishes it from a supported layout
 
 
 def _row(name: str, stored: str, called: str, reason: str, nonzero: str | None = None) -> Refusal:
