@@ -30,6 +30,7 @@ from quanterr.cli.common import (
     SortBy,
     TopLayers,
     command_line,
+    help_of,
     printing,
     warn,
     watching,
@@ -53,19 +54,19 @@ app = typer.Typer(
     help="Measures how far a quantized model checkpoint is from its original, layer by layer.",
 )
 
-COMPARE_HELP = """Compare a quantized checkpoint with its original.
+COMPARE_HELP = help_of("""Compare a quantized checkpoint with its original.
 
 \b
 [bold]quanterr compare orig.safetensors quant.safetensors[/bold]
 [bold]quanterr compare original-folder/ quantized-folder/ -l attn,mlp -o report.json[/bold]
 [bold]quanterr compare org/name quant.safetensors -q -o - | jq .aggregate.overall_snr_db[/bold]
 
-Each side is a .safetensors or .sft file, a folder of shards, an index, or org/name in the local
-Hugging Face cache.
+Each side is a .safetensors, .sft or .gguf file, a folder of shards, an index, or org/name in the local Hugging Face
+cache.
 
 Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable;
 4 something was not compared, or the result is meaningless; 5 memory, device or disk; 70 a bug.
-"""
+""")
 
 
 def _version(wanted: bool) -> None:
@@ -230,7 +231,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 app.command(help=rank.HELP)(rank.rank)
 
 
-RENDER_HELP = """Write other outputs of a stored report, without the models.
+RENDER_HELP = help_of("""Write other outputs of a stored report, without the models.
 
 \b
 [bold]quanterr render report.json -o report.html -o report.csv[/bold]
@@ -238,7 +239,7 @@ RENDER_HELP = """Write other outputs of a stored report, without the models.
 [bold]quanterr render report.json --update README.md[/bold]
 
 Exits with 0 when they are written, whatever the verdict, which goes to stderr: quanterr gate judges.
-"""
+""")
 
 
 @app.command(help=RENDER_HELP)

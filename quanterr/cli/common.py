@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from quanterr.report.model import Finding, Layer
 
 
+def help_of(text: str) -> str:
+    """Help whose paragraphs are wrapped to the terminal; those that begin with ``\\b`` keep their lines."""
+    return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in text.strip().split("\n\n"))
+
+
 class Color(StrEnum):
     """When to use colours."""
 

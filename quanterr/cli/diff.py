@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from quanterr.cli.common import help_of
 from quanterr.errors import ResourceError, Status
 from quanterr.util import strict_json
 from quanterr.util.text import no_command
 
-HELP = """Compare two stored reports of the same original: which layers got better, worse, new or lost.
+HELP = help_of("""Compare two stored reports of the same original: which layers got better, worse, new or lost.
 
 \b
 [bold]quanterr diff last-release.json report.json[/bold]
@@ -18,7 +19,7 @@ HELP = """Compare two stored reports of the same original: which layers got bett
 
 Exit status: 0 whatever changed (quanterr gate --baseline judges); 2 wrong usage, or reports that do not
 compare; 3 a report is unreadable.
-"""
+""")
 
 
 def diff(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from quanterr.cli.common import NoClobber
+from quanterr.cli.common import NoClobber, help_of
 from quanterr.errors import UsageError
 from quanterr.util.text import display, no_command
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quanterr.report.files import Target
     from quanterr.report.model import Layer, Report
 
-HELP = """Judge a stored report by rules, without the models.
+HELP = help_of("""Judge a stored report by rules, without the models.
 
 \b
 [bold]quanterr gate report.json --require 'snr_db >= 28'[/bold]
@@ -30,7 +30,7 @@ for the metrics and functions.
 
 Exit status: 0 all gates hold; 1 one does not; 2 wrong usage or thresholds; 3 a report is unreadable;
 4 the report says that the comparison was incomplete or meaningless.
-"""
+""")
 
 PANEL = "Gates"
 

@@ -19,6 +19,7 @@ from quanterr.cli.common import (
     Original,
     Quiet,
     command_line,
+    help_of,
     printing,
     warn,
     watching,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from quanterr.report.files import Target
     from quanterr.report.ranking import Ranking
 
-HELP = """Compare several quantized checkpoints with one original and say which is best for its size.
+HELP = help_of("""Compare several quantized checkpoints with one original and say which is best for its size.
 
 \b
 [bold]quanterr rank original.safetensors fp8.safetensors int8.safetensors[/bold]
@@ -43,7 +44,7 @@ all. A candidate that compare would call inconclusive is named first and never r
 
 Exit status: 0 all candidates compared completely; 2 wrong usage; 3 an input is unreadable;
 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
-"""
+""")
 
 
 def rank(

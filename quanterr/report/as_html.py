@@ -278,7 +278,11 @@ def _gates(report: Report) -> Markup:
     if not report.gates:
         return tag("p", "No gates set, so nothing says whether the error is small enough.", class_="none")
     failed = sum(gate.status == "fail" for gate in report.gates)
-    description = f"{failed:,} of {count(len(report.gates), 'gate')} do not hold." if failed else "All gates hold."
+    description = (
+        f"{failed:,} of {count(len(report.gates), 'gate')} {'does' if failed == 1 else 'do'} not hold."
+        if failed
+        else "All gates hold."
+    )
     heads = [tag("th", text, scope="col") for text in ("", "gate", "condition")]
     heads += [tag("th", text, scope="col", class_="number") for text in ("observed", "limit", "margin")]
     rows = [row for gate in sorted(report.gates, key=lambda gate: gate.status) for row in _gate(gate)]
