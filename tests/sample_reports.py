@@ -332,7 +332,10 @@ def implausible_error(layers: list[Layer]) -> Iterator[object]:
     """What a broken layer is reported as."""
     for layer in layers:
         if layer.snr_db < 9:
-            message = f"{layer.display_name}: {layer.snr_db:.1f} dB as {layer.format}; outliers that one scale cannot represent"
+            message = (
+                f"{layer.display_name}: {layer.snr_db:.1f} dB as {layer.format}; outliers that one scale "
+                "cannot represent"
+            )
             remedy = "compare the scale and the rows of this layer with what the quantizer wrote"
             yield finding("implausible_error", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
 

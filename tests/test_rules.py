@@ -269,7 +269,7 @@ class TestPresets:
 
         assert ["layers", "model", "coverage"] == [rule.id for rule in rules]
         assert all(rule.reason for rule in rules)
-        assert "a starting point, no guarantee" in PRESETS[name].read_text()
+        assert "a starting point, not a guarantee" in PRESETS[name].read_text()
         assert rules[0].condition.limit < rules[1].condition.limit
 
     def test_a_file_of_the_same_name_is_reached_by_its_path(self, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a file is that is no checkpoint, inferred from its first bytes, and what to do about it."""
+"""What a file is that is not a checkpoint, inferred from its first bytes, and what to do about it."""
 
 STORIES = (
     (b"PK\x03\x04", "is a PyTorch or other zip archive; quanterr never unpickles. Convert it to safetensors first"),

@@ -91,7 +91,7 @@ class GgufHeader(NamedTuple):
 
 
 class _Cursor:
-    """Reads a header front to back. What does not are in the file is never asked for."""
+    """Reads a header front to back. What is not in the file is never asked for."""
 
     def __init__(self, file: StoredFile) -> None:
         self.file, self.at = file, 0

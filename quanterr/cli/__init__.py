@@ -322,7 +322,7 @@ def formats(
     if name is None:
         width = max(len(row.name) for row in FORMATS)
         for row in FORMATS:
-            typer.echo(f"{row.name:{width}}  {row.summary}\n{'':{width}}    {row.told_needs}")
+            typer.echo(f"{row.name:{width}}  {row.summary}\n{'':{width}}    {row.stated_needs}")
         return
     found = next((row for row in FORMATS if row.name == name), None)
     if found is None:
@@ -331,7 +331,7 @@ def formats(
         near = list(dict.fromkeys([*held, *get_close_matches(name, names)]))
         description = f"did you mean {', '.join(near)}?" if name and near else f"formats are {', '.join(names)}"
         raise UsageError(f"no format named {display(name)}; {description}")
-    typer.echo(f"{found.name}: {found.summary}\nneeds {found.told_needs}\n\n{found.specification.strip()}")
+    typer.echo(f"{found.name}: {found.summary}\nneeds {found.stated_needs}\n\n{found.specification.strip()}")
 
 
 app.command(help=gate.HELP)(gate.gate)

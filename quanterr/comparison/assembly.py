@@ -245,7 +245,7 @@ class ReportBuilder:
         places: dict[str, dict[str, Bucket]] = {side: {} for side in SIDES}
 
         def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
-            for entry in entries:  # several weights may are in one tensor: the worst of their buckets counts
+            for entry in entries:  # one tensor may hold several weights: the worst of their buckets counts
                 before = places[side].get(entry.name, bucket)
                 places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
 

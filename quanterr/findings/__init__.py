@@ -1,6 +1,6 @@
 """Findings: what is wrong or suspicious, with the evidence and what to do about it.
 
-Told from seven kinds of evidence, by small functions that know nothing of each other:
+From seven kinds of evidence, by small functions that are independent of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
 planned     headers, labels and what was tried before the run
@@ -11,7 +11,7 @@ samples     repairs, tried on the first rows of the few weights that are worst o
 vectors     norms and biases that differ much, read again
 
 A finding of severity error makes the result inconclusive: it says that the numbers do not measure
-rounding. So errors need proof, a repair that works or a level that no right weight has.
+rounding. So errors need proof, a repair that works or a level that no correct weight has.
 """
 
 from quanterr.findings.activations import of_activations

@@ -81,7 +81,7 @@ def common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int
 
 
 def severity(before_db: float, after_db: float) -> str:
-    """Of a repair: an error where most of what was measured is no rounding."""
+    """Severity of a repair: an error where most of the measured error is not rounding."""
     return "error" if after_db - before_db > LEAST_DB else "warning"
 
 
@@ -141,7 +141,7 @@ def constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
 
 
 def norm_offset(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterator[Finding]:
-    """Norms that one side stores around 0 and the other around 1: by a convention, if all their like are so."""
+    """Norms that one side stores around 0 and the other around 1: by a convention, if all of their kind are so."""
     off = [one for one in seen if one.offset is not None]
     if not off:
         return

@@ -1,6 +1,6 @@
 """The few weights that are worst off are read again: what corrects a sample of them says what is wrong.
 
-Sound weights are never read again, of doubtful ones the first rows of a few.
+Valid weights are never read again, of doubtful ones the first rows of a few.
 """
 
 from collections.abc import Collection, Iterator, Sequence

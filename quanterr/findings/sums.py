@@ -11,7 +11,7 @@ from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.model import Finding
 from quanterr.util.text import count, display
 
-# Bits of a code → SNR in dB: right readings are above the first, wrong ones below the second. Plain
+# Bits of a code → SNR in dB: correct readings are above the first, incorrect ones below the second. Plain
 # rounding of normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few.
 DOUBTFUL_DB = {1: -6.0, 2: 0.0, 3: 6.0}
 BROKEN_DB = {1: -8.0, 2: -3.0, 3: 1.0}

@@ -1,6 +1,6 @@
 """What norms, biases and other plain tensors of one dimension show; those that differ much are read again.
 
-Sound quantizers cast them, store norms less one, divide them by positive factors that weights take up (AWQ,
+Valid quantizers cast them, store norms less one, divide them by positive factors that weights take up (AWQ,
 SmoothQuant), fuse norms into what follows, which leaves ones, or correct biases a little. None of that takes
 their values away, turns their sign, reorders them or multiplies them by one number.
 """
@@ -41,7 +41,7 @@ MOST_OTHERS = 512
 
 
 def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """What those that differ show; ``folded`` are modules that took up scales, which changes them rightly."""
+    """What those that differ show; ``folded`` are modules that took up scales, which is expected to change them."""
     changed, sought = [], 0
     with one_thread(), on_cpu() as workspaces:
         for one in seen:

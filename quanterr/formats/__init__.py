@@ -5,7 +5,6 @@ tests/golden/, add its rows here. Nothing else knows its name.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -133,7 +132,7 @@ MODULES = (
     verbatim,
 )
 FORMATS: tuple[Format, ...] = tuple(
-    replace(row, specification=module.__doc__ or "") for module in MODULES for row in module.FORMATS
+    row.documented(module.__doc__ or "") for module in MODULES for row in module.FORMATS
 )
 
 # Endings of the names of tensors that belong to quantized layers and never change a weight: scales of

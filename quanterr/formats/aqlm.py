@@ -14,12 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_told
 from quanterr.formats.shared.padding import crop
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 CODE_BITS = {"I8": 8, "I16": 16, "I32": 32}
@@ -32,11 +29,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the groups that there are codes for.
-
-    Raises:
-        FormatMismatch: the shapes of codes, codebooks and scales do not belong together.
-    """
+    """The weight of the groups that there are codes for."""
     codes, books, scales = parts["codes"], parts["codebooks"], parts["scales"]
     if len(codes.shape) != 3 or len(books.shape) != 4 or codes.shape[2] != books.shape[0]:
         raise FormatMismatch(
@@ -104,4 +97,4 @@ def _scales(parts: Parts, first: int, stop: int, workspace: Workspace) -> Tensor
     return workspace.read("scales", entry, first * each, (stop - first, *entry.shape[1:])).float()
 
 
-FORMATS = (Format("aqlm", "sums of vectors from codebooks, times a scale", NEEDS, fit),)
+FORMATS = (Format("aqlm", NEEDS, fit),)

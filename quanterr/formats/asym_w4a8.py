@@ -28,15 +28,12 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import INT8, check_labels
 from quanterr.formats.shared.convrot import group_size, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16
@@ -61,11 +58,7 @@ class Layout:
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, of as many bits as its shapes give.
-
-    Raises:
-        FormatMismatch: shapes that do not belong together, or a label of another layout.
-    """
+    """The weight, of as many bits as its shapes give."""
     comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
     layout, warning = _layout(parts)
     if parts.get("correction"):
@@ -164,12 +157,4 @@ def _uniform_pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs([value - HALF[4] for value in element_types.UINT4], high_first=False).to(device)
 
 
-FORMATS = (
-    Format(
-        "asym_w4a8_int8",
-        "codes of 4 or 6 bits that a scale per group makes INT8, of rotated columns",
-        NEEDS,
-        fit,
-        usual_db=(21, 35),
-    ),
-)
+FORMATS = (Format("asym_w4a8_int8", NEEDS, fit, usual_db=(21, 35)),)

@@ -35,8 +35,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
@@ -50,8 +49,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     said_bits,
     turned_scale,
 )
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import OUTPUT, Workspace
+from quanterr.tensors.workspace import OUTPUT
 
 SIZES = (128, 64, 32)  # of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)
@@ -70,11 +68,7 @@ FAST = {
 
 
 def fit_gemm(parts: Parts) -> Weight | None:
-    """The weight, if shapes are those of gemm.
-
-    Raises:
-        FormatMismatch: its blocks fit no size.
-    """
+    """The weight, if shapes are those of gemm."""
     fitting, zero_point = gemm_bits(parts.codes, parts["scale"]), parts.get("zero_point")
     bits = said_bits(parts) if said_bits(parts) in fitting else next(iter(fitting), None)
     if bits is None:
@@ -101,11 +95,7 @@ def fit_gemv(parts: Parts) -> Weight | None:
 
 
 def fit_fast(parts: Parts) -> Weight:
-    """The weight of codes in 16 bits; other sizes of blocks that fit as alternatives.
-
-    Raises:
-        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
-    """
+    """The weight of codes in 16 bits; other sizes of blocks that fit as alternatives."""
     codes, scale, offset = parts.codes, parts["scale"], parts["offset"]
     if len(codes.shape) != 2 or scale.shape[1:] != (ROWS * codes.shape[0],) or scale.shape != offset.shape:
         raise FormatMismatch(f"{scale} and {offset} should have {ROWS} columns for each row of {codes}")
@@ -205,7 +195,7 @@ def _shuffled(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 
 def _format(name: str, summary: str, needs: Mapping[str, Part], fit: Callable[[Parts], Weight | None]) -> Format:
-    return Format(name, summary, needs, fit, usual_db=(18, 22))
+    return Format(name, needs, fit, summary=summary, usual_db=(18, 22))
 
 
 FORMATS = (

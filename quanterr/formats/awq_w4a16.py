@@ -20,15 +20,12 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_rows
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 LABELS = frozenset({"awq_w4a16"})
 OFFSET = 8.0
@@ -40,11 +37,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows in order; as a alternatives, with its rows interleaved.
-
-    Raises:
-        FormatMismatch: shapes that do not belong together, or a label of another layout.
-    """
+    """The weight with its rows in order; as a alternatives, with its rows interleaved."""
     comfy_format, warnings = check_labels(parts, LABELS)
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
@@ -102,12 +95,4 @@ def _pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs([value - OFFSET for value in element_types.UINT4], high_first=False).to(device)
 
 
-FORMATS = (
-    Format(
-        "awq_w4a16",
-        "unsigned 4-bit codes, a scale and an offset for each 64 columns (ComfyUI)",
-        NEEDS,
-        fit,
-        usual_db=(17, 19),
-    ),
-)
+FORMATS = (Format("awq_w4a16", NEEDS, fit, usual_db=(17, 19)),)

@@ -13,8 +13,27 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
+from quanterr.errors import FormatMismatch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
+
+# What the file of a format needs: all of it from here.
+__all__ = [
+    "FUSED",
+    "WEIGHT_SUFFIX",
+    "Chunk",
+    "Encoding",
+    "Format",
+    "FormatMismatch",
+    "Hints",
+    "Part",
+    "Parts",
+    "Values",
+    "Weight",
+    "Workspace",
+    "names_for",
+    "private_name",
+]
 
 WEIGHT_SUFFIX = ".weight"
 # What the stored bytes of a weight are: numbers as they are; FP8 numbers without a scale; codes to which scales or
@@ -198,7 +217,7 @@ class Weight:
 
     @property
     def matrix_rows(self) -> int:
-        """Rows of each matrix of a stack, as of experts; 0 of what is no stack."""
+        """Rows of each matrix of a stack, as of experts; 0 of what is not a stack."""
         return self.shape[1] if len(self.shape) == 3 and self.matrix[1] == self.shape[2] else 0
 
     @property
@@ -222,9 +241,10 @@ class Format:
     """One row of FORMATS."""
 
     name: str
-    summary: str
     needs: Mapping[str, Part]  # by role; the first holds the elements
-    fit: Callable[[Parts], Weight | None]  # None: another row's; raises Misfit with the reason
+    # None: the tensors are another row's. Raises FormatMismatch, which says what was found and expected.
+    fit: Callable[[Parts], Weight | None]
+    summary: str = ""  # without one, the first line of its module's docstring
     usual_db: tuple[int, int] | None = None  # SNR of whole models in it, by plain rounding: a guide, no limit
     specification: str = field(default="", repr=False)  # the docstring of its module, filled in by FORMATS
 
@@ -234,6 +254,11 @@ class Format:
         return next(iter(self.needs.values()))
 
     @property
-    def told_needs(self) -> str:
+    def stated_needs(self) -> str:
         """What must be stored for a weight X.weight, in words."""
         return "; ".join(str(part) for part in self.needs.values())
+
+    def documented(self, specification: str) -> "Format":
+        """The row with the docstring of its module."""
+        first = specification.partition("\n")[0].removesuffix(".")
+        return replace(self, specification=specification, summary=self.summary or first)

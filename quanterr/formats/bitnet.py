@@ -17,11 +17,8 @@ from functools import partial
 
 import torch
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_told
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 PER_BYTE = 4
 NEEDS = {
@@ -31,11 +28,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there is one scale and the original has four times as many rows as are stored.
-
-    Raises:
-        FormatMismatch: the original has another shape.
-    """
+    """The weight, if there is one scale and the original has four times as many rows as are stored."""
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or scale.n != 1:
         return None
@@ -75,4 +68,4 @@ def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) 
     return Values(values.mul_(scale) if product else values.div_(scale))
 
 
-FORMATS = (Format("bitnet", "ternary codes, four rows per byte, one scale", NEEDS, fit, usual_db=(5, 6)),)
+FORMATS = (Format("bitnet", NEEDS, fit, usual_db=(5, 6)),)

@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import Blocks
-from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.chunks import as_matrix
 from quanterr.util import strict_json
 
 MAX_STATE = 1 << 16  # bytes of the JSON
@@ -86,11 +84,7 @@ class State:
 
 
 def fit(kind: str, parts: Parts) -> Weight:
-    """The weight, of the shape and blocks that its quant_state gives.
-
-    Raises:
-        FormatMismatch: the quant_state cannot be read, or the other tensors have not the sizes it gives.
-    """
+    """The weight, of the shape and blocks that its quant_state gives."""
     state = _state(parts["state"], nested="nested_absmax" in parts.entries)
     n = prod(state.shape)
     _check(parts.codes, parts.codes.nbytes, -(-n // 2), f"bytes for {n} codes")
@@ -182,16 +176,16 @@ def _absmax(parts: Parts, state: State, blocks: Blocks, workspace: Workspace) ->
 FORMATS = (
     Format(
         "bnb_nf4",
-        "bitsandbytes NF4: 4-bit codes of a table, a scale for each few elements",
         _needs("nf4"),
         partial(fit, "nf4"),
+        summary="bitsandbytes NF4: 4-bit codes of a table, a scale for each few elements",
         usual_db=(20, 21),
     ),
     Format(
         "bnb_fp4",
-        "bitsandbytes FP4: the same with another table",
         _needs("fp4"),
         partial(fit, "fp4"),
+        summary="bitsandbytes FP4: the same with another table",
         usual_db=(17, 19),
     ),
 )

@@ -13,11 +13,8 @@ Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules
 from functools import partial
 from math import prod
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
 NEEDS = {
@@ -28,11 +25,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, if its rows are stored as they are.
-
-    Raises:
-        FormatMismatch: rows are stored in tiles, or there is not one scale per row.
-    """
+    """The weight, if its rows are stored as they are."""
     codes, absmax = parts.codes, parts["absmax"]
     if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
         raise FormatMismatch(f"its SCB {absmax} should have one number for each row of {codes}")
@@ -57,12 +50,4 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(codes.values.mul_(absmax).mul_(UNIT), codes.saturated)
 
 
-FORMATS = (
-    Format(
-        "bnb_int8",
-        "bitsandbytes LLM.int8(): INT8 codes, the largest magnitude of each row",
-        NEEDS,
-        fit,
-        usual_db=(32, 43),
-    ),
-)
+FORMATS = (Format("bnb_int8", NEEDS, fit, usual_db=(32, 43)),)

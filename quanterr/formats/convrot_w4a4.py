@@ -15,15 +15,12 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/convrot_w4a4.py,
 
 from functools import partial
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
 from quanterr.formats.shared.convrot import group_size, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import as_float
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {
@@ -33,11 +30,7 @@ NEEDS = {
 
 
 def fit(rotated: bool, parts: Parts) -> Weight | None:
-    """The weight, if its label names this layout.
-
-    Raises:
-        FormatMismatch: the codes are no matrix, there is not one scale per row, or groups do not divide a row.
-    """
+    """The weight, if its label names this layout."""
     label = next((label for label in parts.hints.labels if label.format in LABELS), None)
     if label is None or rotated != (label.rotated or label.format in ALWAYS_ROTATED):
         return None
@@ -75,7 +68,9 @@ def _block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace:
 
 
 FORMATS = tuple(
-    Format(name, f"signed 4-bit codes with one scale per row{of}", NEEDS, partial(fit, rotated), usual_db=usual_db)
+    Format(
+        name, NEEDS, partial(fit, rotated), summary=f"signed 4-bit codes with one scale per row{of}", usual_db=usual_db
+    )
     for name, rotated, of, usual_db in (
         ("convrot_w4a4", True, ", of rotated columns", (18, 19)),
         ("int4_tensorwise", False, "", None),

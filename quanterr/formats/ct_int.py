@@ -15,14 +15,12 @@ quantization/lifecycle/forward.py.
 
 from functools import partial
 
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import Blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_config import configured
 from quanterr.formats.shared.ct_row_groups import fit_row_blocks, with_zero_points
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 NEEDS = {
     "codes": Part(("{weight}",), INT8),
@@ -33,11 +31,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if it has zero points or an order.
-
-    Raises:
-        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
-    """
+    """The weight, if it has zero points or an order."""
     if parts.hints.labels or not (parts.get("zero_point") or parts.get("order")):
         return None
     shape = parts.codes.shape
@@ -60,12 +54,4 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
     return Values(with_zero_points(codes.values, parts, blocks, chunk, workspace), codes.saturated)
 
 
-FORMATS = (
-    Format(
-        "ct_int",
-        "INT8 codes, a scale and a zero point for each block of columns, or an order of columns",
-        NEEDS,
-        fit,
-        usual_db=(30, 42),
-    ),
-)
+FORMATS = (Format("ct_int", NEEDS, fit, usual_db=(30, 42)),)

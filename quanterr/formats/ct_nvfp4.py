@@ -13,8 +13,7 @@ ModelOpt's weight_scale_2 is the inverse of weight_global_scale and multiplies: 
 Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/nvfp4/base.py.
 """
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Weight
+from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
 from quanterr.formats.shared.microscaling import Microscaled, divided_by
 from quanterr.formats.shared.padding import unpadded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
@@ -28,11 +27,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, if there is a scale for each 16 columns.
-
-    Raises:
-        FormatMismatch: the shapes of codes, scales and global scale do not belong together.
-    """
+    """The weight, if there is a scale for each 16 columns."""
     codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
     if len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
@@ -54,12 +49,4 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-FORMATS = (
-    Format(
-        "ct_nvfp4",
-        "compressed-tensors nvfp4-pack-quantized: E2M1 codes, an E4M3 scale for each 16 columns, one divisor",
-        NEEDS,
-        fit,
-        usual_db=(19, 21),
-    ),
-)
+FORMATS = (Format("ct_nvfp4", NEEDS, fit, usual_db=(19, 21)),)

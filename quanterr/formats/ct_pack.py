@@ -27,13 +27,11 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_rows
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.ct_config import configured
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import whole
 
 NEEDS = {
@@ -49,11 +47,7 @@ DENSE_SINCE = (0, 18)
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight by the packing that configuration and widths give; others of that width as alternatives.
-
-    Raises:
-        FormatMismatch: the shapes of the parts do not belong together, or no packing gives that width.
-    """
+    """The weight by the packing that configuration and widths give; others of that width as alternatives."""
     shape = _stored_shape(parts["shape"])
     codes, scale = parts.codes, parts["scale"]
     if len(shape) not in (2, 3) or min(shape) < 1 or codes.shape[:-1] != shape[:-1]:
@@ -173,12 +167,4 @@ def _zero_points(codes: Entry, entry: Entry, packing: Packing, chunk: Chunk, wor
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-FORMATS = (
-    Format(
-        "ct_pack",
-        "integers of 1 to 8 bits, packed along the rows; a scale and a zero point for each block of columns",
-        NEEDS,
-        fit,
-        usual_db=(6, 42),
-    ),
-)
+FORMATS = (Format("ct_pack", NEEDS, fit, usual_db=(6, 42)),)

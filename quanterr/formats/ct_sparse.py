@@ -20,14 +20,13 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import CheckpointError, FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.errors import CheckpointError
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import Blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_row_groups import fit_row_blocks, with_zero_points
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES
 
 CODES = frozenset({"F8_E4M3", "I8"})
 INTEGERS = frozenset({"I64", "I32"})
@@ -48,11 +47,7 @@ SPARSE = SPARSE_24 | {"row_offsets": Part(_beside("row_offsets"), frozenset({"I6
 
 
 def fit_24(parts: Parts) -> Weight:
-    """The weight of which two of each four columns are stored.
-
-    Raises:
-        FormatMismatch: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
-    """
+    """The weight of which two of each four columns are stored."""
     rows, cols = _shape(parts)
     if cols % 4 or parts.codes.shape != (rows, cols // 2):
         raise FormatMismatch(f"{parts.codes} should hold half of each row of a weight of shape {[rows, cols]}")
@@ -60,11 +55,7 @@ def fit_24(parts: Parts) -> Weight:
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of which any elements are stored.
-
-    Raises:
-        FormatMismatch: the shapes of the parts do not belong together; codes without a scale, or a scale without codes.
-    """
+    """The weight of which any elements are stored."""
     rows, cols = _shape(parts)
     if len(parts.codes.shape) != 1 or parts["row_offsets"].shape != (rows,):
         raise FormatMismatch(f"{parts.codes} and {parts['row_offsets']} should be rows, the second of {rows} elements")
@@ -170,14 +161,14 @@ def _bits(device: torch.device) -> Tensor:
 FORMATS = (
     Format(
         "ct_sparse_bitmask",
-        "the elements that are not zero, and a mask that says which; numbers, or codes with a scale",
         SPARSE,
         fit,
+        summary="the elements that are not zero, and a mask that says which; numbers, or codes with a scale",
     ),
     Format(
         "ct_sparse24_bitmask",
-        "two of each four columns, and a mask that says which; numbers, or codes with a scale",
         SPARSE_24,
         fit_24,
+        summary="two of each four columns, and a mask that says which; numbers, or codes with a scale",
     ),
 )

@@ -17,14 +17,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.padding import labelled_shape
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.chunks import as_matrix
 
 BLOCK = 64
 NF4 = (
@@ -73,11 +71,7 @@ NEEDS = {
 
 
 def fit(table: str, parts: Parts) -> Weight | None:
-    """The weight, if its label names this table.
-
-    Raises:
-        FormatMismatch: no label names any, the shape is not known, or codes and absmax are not as many as it needs.
-    """
+    """The weight, if its label names this table."""
     comfy_format, warnings = check_labels(parts, LABELS)
     codes, absmax = parts.codes, parts["absmax"]
     if comfy_format is None:
@@ -126,9 +120,9 @@ def _pairs(table: str, device: torch.device) -> Tensor:
 FORMATS = tuple(
     Format(
         f"ctq_{table}",
-        f"flat {table.upper()} codes with an absmax for each 64 (convert_to_quant's bnb_{table})",
         NEEDS,
         partial(fit, table),
+        summary=f"flat {table.upper()} codes with an absmax for each 64 (convert_to_quant's bnb_{table})",
         usual_db=usual_db,
     )
     for table, usual_db in (("nf4", (16, 17)), ("fp4", (12, 14)), ("af4", None))

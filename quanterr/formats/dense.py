@@ -7,10 +7,8 @@ weight = the stored numbers, exactly (f64 is compared in float64)
 
 from functools import partial
 
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 CODES = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -35,4 +33,4 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(element_types.read_floats(parts, chunk, workspace))
 
 
-FORMATS = (Format("dense", "F64, F32, F16 or BF16 numbers", {"codes": Part(("{weight}",), CODES)}, fit),)
+FORMATS = (Format("dense", {"codes": Part(("{weight}",), CODES)}, fit),)

@@ -18,12 +18,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_told
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 RUN = 64  # bytes of one row that follow each other
 NEEDS = {
@@ -33,11 +30,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, transposed from how its shape is stored.
-
-    Raises:
-        FormatMismatch: codes or scales have a shape that kernels do not read.
-    """
+    """The weight, transposed from how its shape is stored."""
     codes, scale = parts["codes"], parts["scale"]
     cols, rows = codes.shape if len(codes.shape) == 2 else (0, 0)
     if not rows or rows % 2 or not cols or cols % RUN:
@@ -78,6 +71,4 @@ def _places(device: torch.device) -> Tensor:
     return torch.tensor([swapped[held.index(col)] for col in range(16)], device=device)
 
 
-FORMATS = (
-    Format("eetq", "INT8 codes in the order of CUTLASS kernels, a scale per row", NEEDS, fit, usual_db=(32, 43)),
-)
+FORMATS = (Format("eetq", NEEDS, fit, usual_db=(32, 43)),)

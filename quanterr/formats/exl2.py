@@ -23,12 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
 from quanterr.formats.shared.padding import crop
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 BITS = frozenset({2, 3, 4, 5, 6, 8})
 WORD = 32
@@ -63,11 +60,7 @@ class Places(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the columns that the groups hold.
-
-    Raises:
-        FormatMismatch: the groups are not as many columns as are reported, or the shapes do not belong together.
-    """
+    """The weight of the columns that the groups hold."""
     codes, order = parts["codes"], parts["order"]
     if len(codes.shape) != 2:
         raise FormatMismatch(f"EXL2 codes are (packed, rows), not {codes}")
@@ -159,4 +152,4 @@ def _place_table(parts: Parts, groups: tuple[Group, ...], workspace: Workspace) 
     return torch.stack(fields).to(torch.int32).to(order.device)[:, order].contiguous()
 
 
-FORMATS = (Format("exl2", "groups of columns in 2 to 8 bits each, 4-bit scales", NEEDS, fit),)
+FORMATS = (Format("exl2", NEEDS, fit),)

@@ -35,13 +35,10 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import check_told, integers
 from quanterr.formats.shared.padding import fit_padded
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 BLOCK, TILE = 128, 16
 AT_ONCE = 1024  # columns that are dequantized at one time, so that the buffers stay in the cache
@@ -67,11 +64,7 @@ class Layer:
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, cropped to the shape of the original.
-
-    Raises:
-        FormatMismatch: the shapes of trellis and factors do not belong together, or the codebook is an unknown one.
-    """
+    """The weight, cropped to the shape of the original."""
     trellis = parts["trellis"]
     if len(trellis.shape) != 3 or trellis.shape[2] % TILE or not 1 <= trellis.shape[2] // TILE <= 8:
         raise FormatMismatch(f"an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not {trellis}")
@@ -198,4 +191,4 @@ def codebook(name: str, device: torch.device) -> Tensor:
     return (low + high).to(device)
 
 
-FORMATS = (Format("exl3", "trellis codes, rotated in blocks of 128 on both sides", NEEDS, fit),)
+FORMATS = (Format("exl3", NEEDS, fit),)

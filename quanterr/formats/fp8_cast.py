@@ -12,12 +12,9 @@ Reference: torch.float8_e4m3fn, torch.float8_e5m2.
 
 from functools import partial
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 
 def fit(parts: Parts) -> Weight:
@@ -41,4 +38,4 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(codes.values.mul_(codes.unit), zeros=codes.zeros)
 
 
-FORMATS = (Format("fp8_cast", "FP8 numbers without a scale", {"codes": Part(("{weight}",), FP8)}, fit),)
+FORMATS = (Format("fp8_cast", {"codes": Part(("{weight}",), FP8)}, fit),)

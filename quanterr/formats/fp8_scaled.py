@@ -16,12 +16,10 @@ deepseek-ai/DeepSeek-V3@9b4e9788 inference/kernel.py; vllm-project/compressed-te
 compressors/naive_quantized/base.py.
 """
 
-from quanterr.formats.base import Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, FP8, FP8_LABELS
 from quanterr.formats.shared.scale_grid import Grid, fit_scaled, scaled_formats
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 EXPONENTS = frozenset({"F8_E8M0", "U8"})
 NAMES = (

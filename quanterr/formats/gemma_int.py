@@ -18,14 +18,11 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import WEIGHT_SUFFIX, Format, Part, Parts, Values, Weight
+from quanterr.formats.base import WEIGHT_SUFFIX, Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_told, matches
 from quanterr.formats.shared.padding import crop
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 FLOAT = frozenset({"F32"})
 NEEDS = {"codes": Part(("{weight}",), frozenset({"U8"})), "scale": Part(("{weight}_scale",), FLOAT)}
@@ -36,11 +33,7 @@ EMBEDDING_NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there is a scale for each stored row.
-
-    Raises:
-        FormatMismatch: the columns of the original are not those of 2, 4 or 8 bits.
-    """
+    """The weight, if there is a scale for each stored row."""
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] != codes.shape[0]:
         return None
@@ -111,18 +104,12 @@ def _table(n_bits: int, device: torch.device) -> Tensor:
 
 
 FORMATS = (
-    Format(
-        "gemma_int",
-        "integers of 2 or 4 bits, a scale per row (Gemma)",
-        NEEDS,
-        fit,
-        usual_db=(3, 22),
-    ),
+    Format("gemma_int", NEEDS, fit, summary="integers of 2 or 4 bits, a scale per row (Gemma)", usual_db=(3, 22)),
     Format(
         "gemma_embedding",
-        "integers of 2, 4 or 8 bits of an embedding, a scale per row (Gemma)",
         EMBEDDING_NEEDS,
         fit,
+        summary="integers of 2, 4 or 8 bits of an embedding, a scale per row (Gemma)",
         usual_db=(3, 43),
     ),
 )

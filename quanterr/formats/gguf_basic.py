@@ -17,8 +17,8 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 import torch
 from torch import Tensor
 
+from quanterr.formats.base import Workspace
 from quanterr.formats.shared.ggml_blocks import Layout, bits_of_bytes, block_formats, codes_of, half, look_up, nibbles
-from quanterr.tensors.workspace import Workspace
 
 
 def q4_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:

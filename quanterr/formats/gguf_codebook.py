@@ -30,8 +30,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.ggml_blocks import (
     Layout,
     as_integers,
@@ -43,8 +42,6 @@ from quanterr.formats.shared.ggml_blocks import (
     look_up,
     nibbles,
 )
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -113,11 +110,7 @@ def _halved_e4m3(device: torch.device) -> Tensor:
 
 
 def fit_nvfp4(parts: Parts) -> Weight:
-    """Any shape; beside it nothing, one scale for the tensor, or one for each expert.
-
-    Raises:
-        FormatMismatch: a label, or a scale of another number.
-    """
+    """Any shape; beside it nothing, one scale for the tensor, or one for each expert."""
     weight, scale = fit(NVFP4, parts), parts.get("scale")
     if scale is None:
         return weight
@@ -141,12 +134,12 @@ NVFP4 = Layout("NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 2
 FORMATS = (
     Format(
         NVFP4.format,
-        f"{NVFP4.summary}; one more for the tensor or for each expert",
         {
             "codes": Part(("{weight}",), frozenset({"NVFP4"})),
             "scale": Part(("{module}.scale",), frozenset({"F32"}), optional=True),
         },
         fit_nvfp4,
+        summary=f"{NVFP4.summary}; one more for the tensor or for each expert",
         usual_db=NVFP4.usual_db,
     ),
     *block_formats(

@@ -35,9 +35,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from quanterr.formats.base import Workspace
 from quanterr.formats.shared.ggml_blocks import Layout, as_integers, bits_of_bytes, block_formats, half, look_up
 from quanterr.formats.shared.ggml_grids import GRIDS
-from quanterr.tensors.workspace import Workspace
 
 TERNARY = (-1, 0, 1)
 IQ2 = (8, 25, 43)

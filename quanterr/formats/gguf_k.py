@@ -28,8 +28,8 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 import torch
 from torch import Tensor
 
+from quanterr.formats.base import Workspace
 from quanterr.formats.shared.ggml_blocks import Layout, block_formats, codes_of, fields, half, nibbles
-from quanterr.tensors.workspace import Workspace
 
 
 def q2_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:

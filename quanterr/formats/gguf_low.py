@@ -16,7 +16,7 @@ is that of element 32k + l, of byte 32 + l that of element 160 + 16k + l, and of
 four codes each, that of element 240 + 4k + l.
 
 A fork of llama.cpp (PrismML) stores blocks of 128 elements in 34 bytes under the id of Q2_0: such a file is refused,
-since its tensors do not are where those of Q2_0 would.
+since its tensors are not where those of Q2_0 would.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_tq1_0, tq2_0, q1_0, q2_0.
 """
@@ -26,6 +26,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from quanterr.formats.base import Workspace
 from quanterr.formats.shared.ggml_blocks import (
     Layout,
     as_integers,
@@ -36,7 +37,6 @@ from quanterr.formats.shared.ggml_blocks import (
     half,
     look_up,
 )
-from quanterr.tensors.workspace import Workspace
 
 
 def tq1_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:

@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
@@ -46,8 +45,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     said_bits,
     turned_scale,
 )
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -80,7 +78,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The format's."""
+        """The name of the format."""
         return NAMES.get((self.packing.name, self.less_one), "gptq_p")
 
     def __str__(self) -> str:
@@ -89,11 +87,7 @@ class Variant:
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if it is of that variant; the other variants that its tensors allow as alternatives.
-
-    Raises:
-        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
-    """
+    """The weight, if it is of that variant; the other variants that its tensors allow as alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts["zero_point"]
     if not _is_gptq(codes, scale, zero_point):
         if gemm_bits(codes, scale) or is_gemv(parts):
@@ -250,9 +244,9 @@ def _zero_points(entry: Entry, variant: Variant, chunk: Chunk, workspace: Worksp
 FORMATS = tuple(
     Format(
         name,
-        f"integers of {bits} bits, a scale and a zero point for each block of columns; {stored}",
         NEEDS,
         fit,
+        summary=f"integers of {bits} bits, a scale and a zero point for each block of columns; {stored}",
         usual_db=usual_db,
     )
     for name, bits, stored, usual_db in (

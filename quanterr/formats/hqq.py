@@ -28,12 +28,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.flat_blocks import Blocks
 from quanterr.formats.shared.segmented_packing import Planes, pieces
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -86,11 +83,7 @@ class Groups:
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, by what its own small tensors say.
-
-    Raises:
-        FormatMismatch: scale or zero is quantized, an unknown packing, or sizes that do not belong together.
-    """
+    """The weight, by what its own small tensors say."""
     if any(_flag(parts, name) for name in ("quant_scale", "quant_zero")):
         raise FormatMismatch(
             "its scale or zero point is itself quantized (quant_scale, quant_zero), which is not supported"
@@ -195,6 +188,4 @@ def _across(parts: Parts, planes: Planes, groups: Groups, chunk: Chunk, workspac
     return values
 
 
-FORMATS = (
-    Format("hqq", "HQQ: packed codes of 1 to 8 bits, a floating zero point and a scale for each group", NEEDS, fit),
-)
+FORMATS = (Format("hqq", NEEDS, fit),)

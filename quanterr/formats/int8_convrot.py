@@ -23,11 +23,7 @@ from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, unrotated
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if its label says that it is rotated; not rotated as a alternatives.
-
-    Raises:
-        FormatMismatch: the groups do not divide a row, or the scale fits no rule.
-    """
+    """The weight, if its label says that it is rotated; not rotated as a alternatives."""
     labels = parts.hints.labels
     if not labels or not labels[0].rotated:
         return None
@@ -36,4 +32,4 @@ def fit(parts: Parts) -> Weight | None:
     return plain and unrotated(parts, replace(plain, warnings=plain.warnings + warning), size).or_else([plain])
 
 
-FORMATS = (Format("int8_convrot", "INT8 codes with a scale, of rotated columns", NEEDS, fit, usual_db=(38, 44)),)
+FORMATS = (Format("int8_convrot", NEEDS, fit, usual_db=(38, 44)),)

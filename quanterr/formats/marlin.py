@@ -40,13 +40,10 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.bit_packing import cropped
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, configured_group_size
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 ROWS, COLS = 64, 16  # of a tile
 
@@ -77,11 +74,7 @@ SPARSE = {4: Tiles(4, (4, 2, 4, 4), (1, 2, 3, 5, 0, 4)), 8: Tiles(8, (4, 2, 4, 4
 
 
 def fit_dense(parts: Parts) -> Weight | None:
-    """The weight, if shapes are those of Marlin.
-
-    Raises:
-        FormatMismatch: its blocks fit no size.
-    """
+    """The weight, if shapes are those of Marlin."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) != 2 or len(scale.shape) != 2 or codes.shape[1] != 2 * scale.shape[1] or scale.shape[1] % ROWS:
         return None
@@ -91,11 +84,7 @@ def fit_dense(parts: Parts) -> Weight | None:
 
 
 def fit_sparse(parts: Parts) -> Weight:
-    """The weight whose codes are two of each four columns.
-
-    Raises:
-        FormatMismatch: the shapes of codes, scales and meta do not belong together.
-    """
+    """The weight whose codes are two of each four columns."""
     codes, scale, meta = parts.codes, parts["scale"], parts["meta"]
     shapes = [entry.shape for entry in (codes, scale, meta)]
     rows, width = scale.shape[-1], codes.shape[-1]
@@ -212,18 +201,18 @@ FORMATS = (
     *(
         Format(
             name,
-            "integers of 4 bits in the order of the Marlin kernels, a scale for each block of columns",
             NEEDS[name],
             fit_dense,
+            summary="integers of 4 bits in the order of the Marlin kernels, a scale for each block of columns",
             usual_db=(17, 21),
         )
         for name in ("awq_marlin", "gptq_marlin")
     ),
     Format(
         "ct_marlin24",
-        "integers of 4 or 8 bits in two of each four columns, in the order of the Marlin kernels",
         NEEDS["ct_marlin24"],
         fit_sparse,
+        summary="integers of 4 or 8 bits in two of each four columns, in the order of the Marlin kernels",
         usual_db=(17, 41),
     ),
 )

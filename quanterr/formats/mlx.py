@@ -25,14 +25,11 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -48,11 +45,7 @@ FLOAT = {"codes": CODES, "scale": Part(("{module}.scales",), frozenset({"U8"}))}
 
 
 def fit_affine(parts: Parts) -> Weight:
-    """The weight, of the bits and the group that the original's shape gives.
-
-    Raises:
-        FormatMismatch: the shapes do not belong together, or nothing gives the bits.
-    """
+    """The weight, of the bits and the group that the original's shape gives."""
     codes, scale, bias = parts.codes, parts["scale"], parts["bias"]
     _check_rows(parts)
     if bias.shape != scale.shape:
@@ -148,11 +141,7 @@ def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace
 
 
 def fit_float(element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
-    """The weight, if it has codes of that kind.
-
-    Raises:
-        FormatMismatch: the shapes belong to no kind.
-    """
+    """The weight, if it has codes of that kind."""
     codes, scale = parts.codes, parts["scale"]
     _check_rows(parts)
     ratio = WORD * codes.shape[-1] / scale.shape[-1]
@@ -174,27 +163,30 @@ def fit_float(element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> 
 
 FORMATS = (
     Format(
-        "mlx_affine", "MLX: integers of 1 to 8 bits, a scale and a bias for each group of columns", AFFINE, fit_affine
+        "mlx_affine",
+        AFFINE,
+        fit_affine,
+        summary="MLX: integers of 1 to 8 bits, a scale and a bias for each group of columns",
     ),
     Format(
         "mlx_mxfp4",
-        "MLX: E2M1 codes, an E8M0 exponent for each 32 columns",
         FLOAT,
         partial(fit_float, "e2m1", 32, exponents),
+        summary="MLX: E2M1 codes, an E8M0 exponent for each 32 columns",
         usual_db=(17, 19),
     ),
     Format(
         "mlx_nvfp4",
-        "MLX: E2M1 codes, an E4M3 scale for each 16 columns",
         FLOAT,
         partial(fit_float, "e2m1", 16, e4m3),
+        summary="MLX: E2M1 codes, an E4M3 scale for each 16 columns",
         usual_db=(19, 21),
     ),
     Format(
         "mlx_mxfp8",
-        "MLX: E4M3 codes, an E8M0 exponent for each 32 columns",
         FLOAT,
         partial(fit_float, "e4m3", 32, exponents),
+        summary="MLX: E4M3 codes, an E8M0 exponent for each 32 columns",
         usual_db=(30, 32),
     ),
 )

@@ -15,11 +15,8 @@ from functools import partial
 
 import torch
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NEEDS = {
@@ -31,11 +28,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there are twice as many rows of scales as of codes.
-
-    Raises:
-        FormatMismatch: blocks fit no size, or the input's scales are not one per column.
-    """
+    """The weight, if there are twice as many rows of scales as of codes."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or len(scale.shape) != len(codes.shape):
         return None
@@ -78,12 +71,4 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
     return Values(weight)
 
 
-FORMATS = (
-    Format(
-        "modelopt_int4",
-        "signed integers of 4 bits, two rows per byte; a scale for each block of columns",
-        NEEDS,
-        fit,
-        usual_db=(17, 22),
-    ),
-)
+FORMATS = (Format("modelopt_int4", NEEDS, fit, usual_db=(17, 22)),)

@@ -26,8 +26,7 @@ integrations/finegrained_fp8.py (DeepSeek-V4).
 from functools import partial
 from math import prod
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Weight
+from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
 from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
@@ -47,11 +46,7 @@ OLD_EXPONENTS = "0.13"  # of compressed-tensors
 
 
 def fit_mxfp4(parts: Parts) -> Weight:
-    """The weight, if there is an exponent for each 32 columns.
-
-    Raises:
-        FormatMismatch: the shapes of codes and scale do not belong together.
-    """
+    """The weight, if there is an exponent for each 32 columns."""
     codes = parts.codes
     if len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"MXFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
@@ -60,11 +55,7 @@ def fit_mxfp4(parts: Parts) -> Weight:
 
 
 def fit_packed(element: Element, parts: Parts) -> Weight | None:
-    """The weight of compressed-tensors, if it has codes of that kind.
-
-    Raises:
-        FormatMismatch: the shapes of codes and scale belong to neither kind.
-    """
+    """The weight of compressed-tensors, if it has codes of that kind."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
         raise FormatMismatch(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")
@@ -86,11 +77,7 @@ def fit_packed(element: Element, parts: Parts) -> Weight | None:
 
 
 def fit_gpt_oss(parts: Parts) -> Weight:
-    """The weight, [experts, out, in].
-
-    Raises:
-        FormatMismatch: the shapes of blocks and scales do not belong together.
-    """
+    """The weight, [experts, out, in]."""
     codes = parts.codes
     if len(codes.shape) < 3 or codes.shape[-1] != BLOCK // 2 or parts["scale"].shape != codes.shape[:-1]:
         raise FormatMismatch(
@@ -134,30 +121,30 @@ def _weight(
 FORMATS = (
     Format(
         "mxfp4",
-        "MXFP4: E2M1 codes, an E8M0 exponent for each 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
         MXFP4,
         fit_mxfp4,
+        summary="MXFP4: E2M1 codes, an E8M0 exponent for each 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
         usual_db=(17, 19),
     ),
     Format(
         "ct_mxfp4",
-        "compressed-tensors mxfp4-pack-quantized: the same",
         PACKED,
         partial(fit_packed, "e2m1"),
+        summary="compressed-tensors mxfp4-pack-quantized: the same",
         usual_db=(17, 19),
     ),
     Format(
         "ct_mxfp6",
-        "compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent for each 32 columns",
         PACKED,
         partial(fit_packed, "e2m3"),
+        summary="compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent for each 32 columns",
         usual_db=(27, 29),
     ),
     Format(
         "gpt_oss_mxfp4",
-        "gpt-oss: MXFP4 in blocks of 16 bytes, with their exponents",
         GPT_OSS,
         fit_gpt_oss,
+        summary="gpt-oss: MXFP4 in blocks of 16 bytes, with their exponents",
         usual_db=(17, 19),
     ),
 )

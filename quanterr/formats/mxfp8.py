@@ -16,14 +16,12 @@ formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors@ac8e2ba8 com
 
 from functools import partial
 
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 BLOCK = 32
 LABELS = FP8_LABELS | MXFP8_LABELS
@@ -35,11 +33,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there is an exponent for each 32 columns.
-
-    Raises:
-        FormatMismatch: a label names another layout; the original's shape is not that of the codes, less padding.
-    """
+    """The weight, if there is an exponent for each 32 columns."""
     codes, scale = parts.codes, parts["scale"]
     stored_rows, stored_cols = codes.shape[-2:] if len(codes.shape) > 1 else (0, 0)
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
@@ -80,4 +74,4 @@ def _block(parts: Parts, scales: BlockScales, chunk: Chunk, workspace: Workspace
     return Values(multiply(codes.values.mul_(codes.unit), scale, chunk.col, BLOCK), codes.saturated)
 
 
-FORMATS = (Format("mxfp8", "E4M3 codes, an E8M0 exponent for each 32 columns", NEEDS, fit, usual_db=(30, 32)),)
+FORMATS = (Format("mxfp8", NEEDS, fit, usual_db=(30, 32)),)

@@ -35,8 +35,7 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.nunchaku_order import (
@@ -51,8 +50,6 @@ from quanterr.formats.shared.nunchaku_order import (
 )
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util import strict_json
 from quanterr.util.text import display
 
@@ -93,11 +90,7 @@ class Layout:
 
 
 def fit(codes: str, parts: Parts) -> Weight | None:
-    """The weight, without its padding, if its codes are of that kind.
-
-    Raises:
-        FormatMismatch: a part of another shape, or one that integers do not have.
-    """
+    """The weight, without its padding, if its codes are of that kind."""
     if codes != ("nvfp4" if parts["scale"].dtype == "F8_E4M3" else "int4"):
         return None
     layout = _layout(codes, parts)
@@ -241,9 +234,9 @@ def _factors(role: str, parts: Parts, workspace: Workspace) -> Tensor:
 FORMATS = tuple(
     Format(
         f"nunchaku_{codes}",
-        f"{codes} codes of a smoothed weight and a branch of low rank, in the order of Nunchaku",
         NEEDS,
         partial(fit, codes),
+        summary=f"{codes} codes of a smoothed weight and a branch of low rank, in the order of Nunchaku",
         usual_db=usual_db,
     )
     for codes, usual_db in (("int4", (23, 24)), ("nvfp4", (24, 25)))

@@ -22,14 +22,11 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64
@@ -41,11 +38,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows in the order that its name implies; other orders are alternatives.
-
-    Raises:
-        FormatMismatch: shapes that do not belong together.
-    """
+    """The weight with its rows in the order that its name implies; other orders are alternatives."""
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (4 * codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
     if not rows or not cols or cols % GROUP:
@@ -100,12 +93,4 @@ def _pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs(element_types.UINT4, high_first=False).to(device)
 
 
-FORMATS = (
-    Format(
-        "nunchaku_awq",
-        "4-bit codes, a scale and an offset for each 64 columns, in the order of Nunchaku",
-        NEEDS,
-        fit,
-        usual_db=(12, 18),
-    ),
-)
+FORMATS = (Format("nunchaku_awq", NEEDS, fit, usual_db=(12, 18)),)

@@ -17,12 +17,10 @@ from functools import partial
 
 from torch import Tensor
 
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
 from quanterr.formats.shared.nunchaku_order import TILE, scales_in_order
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 HALVES = frozenset({"BF16", "F16"})
 NEEDS = {"codes": Part(("{weight}",), HALVES)}
@@ -73,4 +71,4 @@ def _in_order(stored: Tensor, interleaved: int) -> Tensor:
     return values
 
 
-FORMATS = (Format("nunchaku_bias", "biases in the order of Nunchaku's layers", NEEDS, fit),)
+FORMATS = (Format("nunchaku_bias", NEEDS, fit),)

@@ -22,26 +22,19 @@ comfy/ops.py for pre_quant_scale.
 
 from functools import partial
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight by the dialect that label and shapes give; the other dialects as alternatives.
-
-    Raises:
-        FormatMismatch: the shapes of codes, scales and global scale do not belong together.
-    """
+    """The weight by the dialect that label and shapes give; the other dialects as alternatives."""
     codes = parts.codes
     if len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
@@ -75,7 +68,7 @@ def fit(parts: Parts) -> Weight:
 
 
 def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
-    """Columns that share a scale, and how the scales may are."""
+    """Columns that share a scale, and how the scales may be arranged."""
     for block in (16, 32):  # ModelOpt has both
         layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts)
         if layouts:
@@ -124,8 +117,4 @@ def _block(
     return Values(values)
 
 
-FORMATS = (
-    Format(
-        "nvfp4", "E2M1 codes, an E4M3 scale for each 16 columns, one float32 scale", NVFP4_PARTS, fit, usual_db=(19, 21)
-    ),
-)
+FORMATS = (Format("nvfp4", NVFP4_PARTS, fit, usual_db=(19, 21)),)

@@ -19,23 +19,16 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
 from quanterr.formats.shared.padding import unpadded
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 BLOCK = 16
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if its scales are below each other.
-
-    Raises:
-        FormatMismatch: its global scale is neither one nor one per expert; or what :func:`unpadded` says.
-    """
+    """The weight, if its scales are below each other."""
     codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
     if codes.dtype != "U8" or len(codes.shape) != 3 or parts.get("pre_quant_scale"):
         return None
@@ -83,12 +76,4 @@ def _table(device: torch.device) -> Tensor:
     return torch.tensor(element_types.E2M1, device=device).unsqueeze(1)
 
 
-FORMATS = (
-    Format(
-        "nvfp4_experts",
-        "NVFP4 of stacked experts, (experts, in, out), with blocks of 16 inputs",
-        NVFP4_PARTS,
-        fit,
-        usual_db=(19, 21),
-    ),
-)
+FORMATS = (Format("nvfp4_experts", NVFP4_PARTS, fit, usual_db=(19, 21)),)

@@ -28,14 +28,12 @@ from math import prod
 
 import torch
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import Blocks
 from quanterr.formats.shared.scale_grid import Grid, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
-from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.chunks import as_matrix
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "U8", "I16", "I32"})
@@ -52,11 +50,7 @@ PACKED = {
 
 
 def fit_bytes(format: str, parts: Parts) -> Weight:
-    """The weight of codes of a byte.
-
-    Raises:
-        FormatMismatch: the scale is neither one nor one per row.
-    """
+    """The weight of codes of a byte."""
     grid = fit_grid(parts["scale"], parts.codes.shape, [])
     if grid.granularity == "block":
         raise FormatMismatch(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
@@ -81,11 +75,7 @@ def dequantize_bytes(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspac
 def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
     """The weight of packed codes, if they have that many bits.
 
-    Of one or two groups codes of both sizes take a row: config.json decides which it is, or the original.
-
-    Raises:
-        FormatMismatch: the sizes do not belong together, or not to the original's shape.
-    """
+    Of one or two groups codes of both sizes take a row: config.json decides which it is, or the original."""
     codes, scale, shift = parts.codes, parts["scale"], parts["shift"]
     if len(codes.shape) < 2 or scale.n != shift.n or not scale.n:
         raise FormatMismatch(f"{scale} and {shift} should have one number for each group of {codes}")
@@ -143,30 +133,30 @@ def dequantize_packed(
 FORMATS = (
     Format(
         "quanto_int8",
-        "optimum-quanto: INT8 codes, one scale per row",
         INT8,
         partial(fit_bytes, "quanto_int8"),
+        summary="optimum-quanto: INT8 codes, one scale per row",
         usual_db=(32, 41),
     ),
     Format(
         "quanto_float8",
-        "optimum-quanto: FP8 codes, one scale per row",
         FLOAT8,
         partial(fit_bytes, "quanto_float8"),
+        summary="optimum-quanto: FP8 codes, one scale per row",
         usual_db=(31, 33),
     ),
     Format(
         "quanto_int4",
-        "optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
         PACKED,
         partial(fit_packed, 4),
+        summary="optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
         usual_db=(18, 20),
     ),
     Format(
         "quanto_int2",
-        "optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
         PACKED,
         partial(fit_packed, 2),
+        summary="optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
         usual_db=(6, 8),
     ),
 )

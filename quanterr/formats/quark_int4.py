@@ -22,13 +22,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, turned_scale
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import OUTPUT, Workspace
+from quanterr.tensors.workspace import OUTPUT
 
 SIGNS = -0x77777778  # the highest bit of each of eight codes: without it a signed code is unsigned, less 8
 NEEDS = {
@@ -53,11 +51,7 @@ class Coding(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, as its scale and the configuration give; what they leave open as alternatives.
-
-    Raises:
-        FormatMismatch: the shapes of codes, scales and zero points do not belong together.
-    """
+    """The weight, as its scale and the configuration give; what they leave open as alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
     if len(codes.shape) != 2 or len(scale.shape) not in (1, 2):
         raise FormatMismatch(_unfitting(parts))
@@ -149,12 +143,4 @@ def dequantize_rows(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, 
     return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
 
 
-FORMATS = (
-    Format(
-        "quark_int4",
-        "integers of 4 bits in words; a scale for each block of columns, transposed, or for each row",
-        NEEDS,
-        fit,
-        usual_db=(17, 22),
-    ),
-)
+FORMATS = (Format("quark_int4", NEEDS, fit, usual_db=(17, 22)),)

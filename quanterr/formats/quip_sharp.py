@@ -38,13 +38,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import FUSED, Format, Part, Parts, Values, Weight
+from quanterr.formats.base import FUSED, Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import check_told, integers
 from quanterr.formats.shared.padding import crop
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 ONES = 0x11111111
@@ -88,11 +85,7 @@ class Layer(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of as many rows and columns as there are factors.
-
-    Raises:
-        FormatMismatch: an unknown codebook, shapes that do not belong together, or a size without Hadamard matrix.
-    """
+    """The weight of as many rows and columns as there are factors."""
     codes, identity = parts["codes"], parts["codebook"]
     numbers = integers(identity) if identity.n == 1 else [-1]
     codebook = CODEBOOKS.get(numbers[0])
@@ -214,4 +207,4 @@ def e81b_vectors(device: torch.device) -> Tensor:
     return torch.cat([torch.tensor(found), axes]).to(device)
 
 
-FORMATS = (Format("quip_sharp", "vectors from the E8P codebook, rotated on both sides", NEEDS, fit),)
+FORMATS = (Format("quip_sharp", NEEDS, fit),)

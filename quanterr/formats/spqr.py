@@ -24,12 +24,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.errors import CheckpointError, FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.errors import CheckpointError
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
 from quanterr.formats.shared.padding import crop
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 TILE, BITS = 16, 3
 CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bits before the codes, and before the piece of the record
@@ -52,11 +50,7 @@ class Layer(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the original's shape; without one, of the shape that the order of the columns gives.
-
-    Raises:
-        FormatMismatch: the shapes do not belong together, or config.json speaks of other tiles or bits.
-    """
+    """The weight of the original's shape; without one, of the shape that the order of the columns gives."""
     for name, value in CONFIG.items():
         if parts.hints.config.get(name, value) != value:
             raise FormatMismatch(
@@ -163,4 +157,4 @@ def _inverse(parts: Parts, workspace: Workspace) -> Tensor:
     return workspace.made("inverse", parts["order"], 0, make)
 
 
-FORMATS = (Format("spqr", "3-bit codes in tiles with coded scales, and outliers", NEEDS, fit),)
+FORMATS = (Format("spqr", NEEDS, fit),)

@@ -31,15 +31,12 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
 LABELS = frozenset({"svdquant_w4a4"})
@@ -57,11 +54,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, in order or in tiles, as its codes' shape implies.
-
-    Raises:
-        FormatMismatch: a part of another shape, a label of another layout, or a basis that is not known.
-    """
+    """The weight, in order or in tiles, as its codes' shape implies."""
     comfy_format, warnings = check_labels(parts, LABELS)
     tiled = len(parts.codes.shape) == 4
     rows, cols = _shape(parts.codes)
@@ -158,12 +151,4 @@ def _of_tiles(stored: Tensor) -> Tensor:
     return stored.transpose(1, 2).reshape(-1, stored.shape[1])
 
 
-FORMATS = (
-    Format(
-        "svdquant_w4a4",
-        "signed 4-bit codes of a smoothed weight, and a branch of low rank (ComfyUI)",
-        NEEDS,
-        fit,
-        usual_db=(24, 26),
-    ),
-)
+FORMATS = (Format("svdquant_w4a4", NEEDS, fit, usual_db=(24, 26)),)

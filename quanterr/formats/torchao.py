@@ -32,16 +32,13 @@ from math import prod
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents, times
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.scale_grid import Grid, fit_grid
 from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
 from quanterr.formats.shared.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display, whole
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -68,11 +65,7 @@ ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point"
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if the header declares that it is of that format.
-
-    Raises:
-        FormatMismatch: the header does not describe it, or as an unsupported type; its parts contradict it.
-    """
+    """The weight, if the header declares that it is of that format."""
     text = parts.hints.metadata.get(parts.name)
     if text is None:
         raise FormatMismatch(
@@ -250,7 +243,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...], Read]] = {
 }
 
 FORMATS = tuple(
-    Format(name, f"torchao: {summary}", NEEDS, fit, usual_db=usual_db)
+    Format(name, NEEDS, fit, summary=f"torchao: {summary}", usual_db=usual_db)
     for name, summary, usual_db in (
         ("torchao_int8", "INT8 codes, a scale and a zero point for each group of columns", (32, 43)),
         ("torchao_intx", "codes of 1 to 8 bits in bytes, a scale and a zero point for each group of columns", None),

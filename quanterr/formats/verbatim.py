@@ -11,10 +11,7 @@ from functools import partial
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes; a float64 holds each exactly
@@ -43,6 +40,4 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(workspace.output(tuple(integers.shape), torch.float64).copy_(integers))
 
 
-FORMATS = (
-    Format("verbatim", "integers and unknown codes, which must be equal", {"codes": Part(("{weight}",), CODES)}, fit),
-)
+FORMATS = (Format("verbatim", {"codes": Part(("{weight}",), CODES)}, fit),)

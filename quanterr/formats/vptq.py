@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.errors import CheckpointError, FormatMismatch
-from quanterr.formats.base import WEIGHT_SUFFIX, Format, Part, Parts, Values, Weight
+from quanterr.errors import CheckpointError
+from quanterr.formats.base import WEIGHT_SUFFIX, Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
 from quanterr.formats.shared.padding import crop
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 SHORTS = frozenset({"I16", "U16"})
@@ -86,11 +84,7 @@ class Layer(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the shape that the original or config.json gives.
-
-    Raises:
-        FormatMismatch: neither gives it, the shapes do not belong together, or vectors of several lengths fit.
-    """
+    """The weight of the shape that the original or config.json gives."""
     settings = _settings(parts)
     rows, cols = _shape(parts, settings)
     for name, value in READ.items():
@@ -320,4 +314,4 @@ def _inverse(order: Entry, workspace: Workspace) -> Tensor:
     return workspace.made("inverse", order, 0, make)
 
 
-FORMATS = (Format("vptq", "vectors of rows from codebooks, and their residuals", NEEDS, fit),)
+FORMATS = (Format("vptq", NEEDS, fit),)

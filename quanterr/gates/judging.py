@@ -70,7 +70,7 @@ def _hold(n: int) -> str:
 
 
 class _Outcome(NamedTuple):
-    """What came of a rule. ``observed`` may be infinite; it is None where there is no number."""
+    """What came of a rule. ``observed`` may be infinite; it is None where there is not a number."""
 
     violations: list[Violation]
     observed: float | None = None

@@ -261,7 +261,7 @@ class _Pairing:
         return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
 
     def _why_absent(self, shared: str) -> tuple[Bucket, str]:
-        """A weight without its like: not stored at all, or stored in parts that no format claims."""
+        """A weight without a counterpart: not stored at all, or stored in parts that no format claims."""
         module, side = shared.removesuffix(".weight"), self.quantized
         parts = [own for place in (module, shared) for own in side.by_module.get(place, ())]
         stored = {own.removeprefix(f"{module}."): side.entries[own] for own in parts}

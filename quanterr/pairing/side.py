@@ -71,7 +71,7 @@ class Side:
     def attach_siblings(self, elsewhere: Collection[str] = ()) -> None:
         """Give every tensor to the weight whose name it carries; what remains in ``codes`` are the weights.
 
-        ``elsewhere`` are names that the other checkpoint has too: those are no parts, unless known as such. An
+        ``elsewhere`` are names that the other checkpoint has too: those are not parts, unless known as such. An
         original of floats alone has no parts at all: there a q_scale is a parameter like any other.
         """
         plain = self.side == "original" and all(entry.dtype in NEVER_CODES for entry in self.entries.values())

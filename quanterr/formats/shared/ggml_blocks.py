@@ -50,9 +50,9 @@ def block_formats(layouts: Iterable[Layout]) -> tuple[Format, ...]:
     return tuple(
         Format(
             layout.format,
-            layout.summary,
             {"codes": Part(("{weight}",), frozenset({layout.dtype}))},
             partial(fit, layout),
+            summary=layout.summary,
             usual_db=layout.usual_db,
         )
         for layout in layouts

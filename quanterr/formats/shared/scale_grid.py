@@ -263,9 +263,9 @@ def scaled_formats(
     return tuple(
         Format(
             f"{family}_{granularity}",
-            f"{family.upper()} codes, one scale {of}",
             needs,
             partial(fit, granularity),
+            summary=f"{family.upper()} codes, one scale {of}",
             usual_db=usual_db[granularity],
         )
         for granularity, of in (("tensor", "for the tensor"), ("row", "a row"), ("block", "a block"))
