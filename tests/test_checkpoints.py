@@ -353,6 +353,30 @@ def test_a_huge_configuration_is_left_unread(folder):
     assert {} == opened(folder).config
 
 
+@pytest.mark.parametrize(
+    "made",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("/dev/null", path)],
+    ids=["FIFO", "folder", "/dev/zero", "/dev/null"],
+)
+def test_a_configuration_that_is_no_regular_file_is_ignored_at_once(folder, made):
+    write(folder / "model.safetensors", A)
+    made(folder / "config.json")
+
+    with open_checkpoint(folder) as checkpoint:
+        assert {} == checkpoint.config
+        assert (f"{folder}/config.json: ignored: not a regular file",) == checkpoint.notes
+
+
+def test_a_revision_that_is_no_regular_file_is_ignored_at_once(hub):
+    cached(hub)
+    revision = hub / "models--org--name" / "refs" / "main"
+    revision.unlink()
+    os.mkfifo(revision)
+
+    with pytest.raises(CheckpointError, match="nor in the Hugging Face cache"):
+        open_checkpoint("org/name")
+
+
 # The cache of the Hub
 
 

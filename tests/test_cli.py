@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,22 +171,25 @@ class TestOutputs:
         assert "unknown suffix" in done.stderr
 
     @pytest.mark.slow
-    def test_a_closed_pipe_ends_quietly(self, checkpoints):
-        words = " ".join(map(str, checkpoints))
+    @pytest.mark.parametrize("command", ["compare", "rank"])
+    def test_a_closed_pipe_ends_quietly_and_costs_no_report(self, checkpoints, tmp_path, command):
+        copy = [shutil.copy(checkpoints[1], tmp_path / "copy.safetensors")] if command == "rank" else []
+        words = " ".join(map(str, [*checkpoints, *copy, "-o", tmp_path / "r.json"]))
         done = subprocess.run(
-            ["bash", "-c", f"{sys.executable} -m quanterr compare {words} -v | true; exit ${{PIPESTATUS[0]}}"],
+            ["bash", "-c", f"{sys.executable} -m quanterr {command} {words} | true; exit ${{PIPESTATUS[0]}}"],
             capture_output=True,
             text=True,
         )
 
         assert done.returncode in (Status.OK, Status.BROKEN_PIPE)
         assert "Traceback" not in done.stderr
+        assert (tmp_path / "r.json").stat().st_size > 1000
 
     @pytest.mark.slow
-    def test_a_full_disk_is_told(self, checkpoints):
+    def test_a_full_disk_is_told_and_costs_no_report(self, checkpoints, tmp_path):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
-                [sys.executable, "-m", "quanterr", "compare", *checkpoints],
+                [sys.executable, "-m", "quanterr", "compare", *checkpoints, "-o", tmp_path / "r.json"],
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -193,6 +197,14 @@ class TestOutputs:
 
         assert Status.ENVIRONMENT == done.returncode
         assert "No space left" in done.stderr
+        assert (tmp_path / "r.json").stat().st_size > 1000
+
+    def test_a_report_that_cannot_be_written_costs_no_table(self, checkpoints):
+        done = call("compare", *checkpoints, "-o", "/dev/full")
+
+        assert Status.ENVIRONMENT == done.returncode
+        assert "--output-report /dev/full: No space left" in done.stderr
+        assert "verdict: " in done.stdout
 
     @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
     def test_what_an_encoding_does_not_have_is_escaped(self, tmp_path, encoding):

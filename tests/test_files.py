@@ -122,17 +122,17 @@ def test_an_input_is_never_overwritten(tmp_path, link):
     assert 2 == raised.value.status
 
 
-@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
-def test_an_earlier_report_among_the_inputs_may_be_replaced_and_nothing_else(tmp_path, report, output):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    path = tmp_path / f"report{output.suffix}"
-    write(Target(output, path), lambda file: output.write(report, file))
+@pytest.mark.parametrize("earlier", [False, True])
+def test_nothing_is_written_into_the_folder_of_a_checkpoint(tmp_path, report, earlier):
+    folder = tmp_path / "model"
+    (folder / "reports").mkdir(parents=True)
+    if earlier:
+        write(Target(JSON, folder / "report.json"), lambda file: JSON.write(report, file))
 
-    assert [Target(output, path)] == targets([str(path)], [str(tmp_path)])
-
-    path.write_text("somebody's")
-    with pytest.raises(UsageError, match="is an input, or one of its files"):
-        targets([str(path)], [str(tmp_path)])
+    with pytest.raises(UsageError, match="lies in the folder of a checkpoint that is compared"):
+        targets([str(folder / "report.json")], ["elsewhere.safetensors", str(folder)])
+    inside = folder / "reports" / "report.json"
+    assert [Target(JSON, inside)] == targets([str(inside)], [str(folder)])
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)

@@ -165,11 +165,8 @@ class TestOutputs:
         assert first.startswith("quanterr: not ranked: less: inconclusive; ")
         assert last.startswith("quanterr: inconclusive: on the front of size and error: ")
 
-    def test_an_earlier_ranking_in_the_folder_of_a_candidate_is_overwritten(self, folder, tmp_path):
+    def test_a_ranking_is_not_written_into_the_folder_of_a_candidate(self, folder, tmp_path):
         recipe = store(tmp_path / "recipe", stored_by(quantized_int8), config={})
-        for _ in range(2):
-            assert Status.OK == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
-        (recipe / "ranking.json").write_text("{}")
 
         assert Status.USAGE == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
 

@@ -1,5 +1,6 @@
 """Rules as they are written: expressions, thresholds files, presets, and what is said of those that are wrong."""
 
+import os
 import re
 from pathlib import Path
 
@@ -208,7 +209,12 @@ reason = "why"
 
     @pytest.mark.parametrize(
         ("name", "message"),
-        [("fp9", "fp9: no such file; presets are fp8, "), (".", "Is a directory"), ("a\0b", "null byte")],
+        [
+            ("fp9", "fp9: no such file; presets are fp8, "),
+            (".", "not a regular file"),
+            (os.devnull, "not a regular file"),
+            ("a\0b", "null byte"),
+        ],
     )
     def test_that_cannot_be_read_is_told(self, name, message):
         with pytest.raises(UsageError, match=message):

@@ -12,6 +12,7 @@ from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
+from quanterr.util.small_file import read_small
 from quanterr.util.text import count, display, listed
 
 __all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "open_checkpoint"]
@@ -260,13 +261,10 @@ def _config(folder: Path) -> tuple[dict[str, Any], list[str]]:
     for name in CONFIGS:
         path = folder / name
         try:
-            if (size := path.stat().st_size) > MAX_CONFIG:
-                notes.append(f"{display(str(path))}: left out: {size} bytes; the limit is {MAX_CONFIG}")
-                continue
-            found[name] = strict_json.loads(path.read_bytes(), lenient=True)
+            found[name] = strict_json.loads(read_small(path, MAX_CONFIG), lenient=True)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            notes.append(f"{display(str(path))}: left out: {display(str(reason))}")
+            notes.append(f"{display(str(path))}: ignored: {display(str(reason))}")
     return found, notes

@@ -12,8 +12,10 @@ import re
 from pathlib import Path
 
 from quanterr.errors import CheckpointError
+from quanterr.util.small_file import read_small
 from quanterr.util.text import display
 
+MAX_REF = 1000  # bytes
 MODEL_ID = re.compile(r"(?:hf://)?(?P<org>[\w.-]+)/(?P<name>[\w.-]+?)(?:@(?P<revision>[\w.-]+))?(?:/(?P<inside>.+))?")
 
 
@@ -47,7 +49,7 @@ def find_snapshot(given: str) -> tuple[Path, str]:
     revision = match["revision"] or "main"
     home = cache_folder() / f"models--{match['org']}--{match['name']}"
     try:
-        commit = (home / "refs" / revision).read_text().strip()
+        commit = read_small(home / "refs" / revision, MAX_REF).decode().strip()
     except (OSError, ValueError):
         commit = revision
     snapshot = home / "snapshots" / commit

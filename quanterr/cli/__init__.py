@@ -196,19 +196,26 @@ def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "
 
 
 def _print(report: "Report", to: "list[Target]", display: Display) -> None:
-    """The table first, so that it is seen even if a file cannot be written."""
+    """Files first: no reader that leaves the table early costs a report, and no full disk costs the table."""
+    with printing():
+        try:
+            _write(report, [target for target in to if target.path is not None])
+        finally:
+            _show(report, to, display)
+        _write(report, [target for target in to if target.path is None])
+
+
+def _show(report: "Report", to: "list[Target]", display: Display) -> None:
     from quanterr.report.as_table import brief, console, show
 
-    with printing():
-        if display.quiet:
-            print(brief(report), file=sys.stderr)
-        else:
-            # Standard output carries one thing: the document, if one is to go there.
-            stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-            table = console(stream, display.color)
-            show(report, table, display.top_layers, display.sort_by, display.verbose, display.plot)
-            stream.flush()
-        _write(report, to)
+    if display.quiet:
+        print(brief(report), file=sys.stderr)
+        return
+    # Standard output carries one thing: the document, if one is to go there.
+    stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
+    table = console(stream, display.color)
+    show(report, table, display.top_layers, display.sort_by, display.verbose, display.plot)
+    stream.flush()
 
 
 def _write(report: "Report", to: "list[Target]") -> None:

@@ -120,22 +120,33 @@ def rank(
 
 
 def _print(ranking: "Ranking", to: "list[Target]", display: Display) -> None:
-    """The table first, so that it is seen even if a file cannot be written."""
-    from quanterr.report.as_table import console
+    """Files first: no reader that leaves the table early costs a ranking, and no full disk costs the table."""
+    document = ranking.to_json()
+    with printing():
+        try:
+            _write(document, [target for target in to if target.path is not None])
+        finally:
+            _show(ranking, document, any(target.path is None for target in to), display)
+        _write(document, [target for target in to if target.path is None])
+
+
+def _write(document: str, to: "list[Target]") -> None:
     from quanterr.report.files import write
+
+    for target in to:
+        write(target, lambda file: print(document, end="", file=file))
+
+
+def _show(ranking: "Ranking", document: str, to_stdout: bool, display: Display) -> None:
+    from quanterr.report.as_table import console
     from quanterr.report.ranking_table import brief, show
 
-    with printing():
-        to_stdout = any(target.path is None for target in to)
-        if display.quiet:
-            print(brief(ranking), file=sys.stderr)
-        elif not display.as_json:
-            stream = sys.stderr if to_stdout else sys.stdout
-            show(ranking, console(stream, display.color), display.top_layers)
-            stream.flush()
-        document = ranking.to_json()
-        if display.as_json and not to_stdout:
-            sys.stdout.write(document)
-            sys.stdout.flush()
-        for target in to:
-            write(target, lambda file: print(document, end="", file=file))
+    if display.quiet:
+        print(brief(ranking), file=sys.stderr)
+    elif not display.as_json:
+        stream = sys.stderr if to_stdout else sys.stdout
+        show(ranking, console(stream, display.color), display.top_layers)
+        stream.flush()
+    if display.as_json and not to_stdout:
+        sys.stdout.write(document)
+        sys.stdout.flush()

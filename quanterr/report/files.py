@@ -39,7 +39,7 @@ def targets(
     ``no_clobber`` no file may be there yet.
 
     Raises:
-        UsageError: an unknown suffix, a path that is one of the inputs or is in one, a document of somebody's,
+        UsageError: an unknown suffix, a path that is one of the inputs or lies in one, a document of somebody's,
             standard output twice.
         ResourceError: a folder that is missing or cannot be written to, a file that is not to be replaced.
     """
@@ -72,24 +72,19 @@ def _checked(path: Path, output: Output | None, where: str, inputs: list[str]) -
         raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
     if path.is_dir():
         raise UsageError(f"{where}: is a folder")
-    if path.exists() and any(_lies_in(path, name) for name in inputs):
-        raise UsageError(f"{where}: is an input, or one of its files")
+    if path.exists() and any(os.path.exists(name) and os.path.samefile(path, name) for name in inputs):
+        raise UsageError(f"{where}: is an input")
+    if not path.parent.is_dir():
+        raise ResourceError(f"{where}: no such folder: {display(str(path.parent))}")
+    if any(os.path.isdir(name) and os.path.samefile(path.parent, name) for name in inputs):
+        raise UsageError(f"{where}: lies in the folder of a checkpoint that is compared; write it to another folder")
     document = path.suffix.lower() == ".md" or (output is not None and output.name == "md")
     if document and path.is_file() and path.stat().st_size and not _is_output(path):
         remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
         raise UsageError(f"{where}: exists and is not a report; {remedy}")
-    if not path.parent.is_dir():
-        raise ResourceError(f"{where}: no such folder: {display(str(path.parent))}")
     if not os.access(path if _special(path) else path.parent, os.W_OK):
         raise ResourceError(f"{where}: cannot be written there")
     return output or OUTPUTS[0]
-
-
-def _lies_in(path: Path, given: str) -> bool:
-    """Whether the path is that input or one of its files; an earlier report in its folder is none of them."""
-    if not os.path.exists(given):
-        return False
-    return os.path.samefile(path, given) or (os.path.samefile(path.parent, given) and not _is_output(path))
 
 
 def _is_output(path: Path) -> bool:

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from quanterr.errors import UsageError
+from quanterr.util.small_file import read_small
 from quanterr.util.text import display
+
+MAX_TOML = 2**20
 
 
 def read_toml(path: Path, where: str) -> tuple[str, dict[str, Any]]:
@@ -13,10 +16,10 @@ def read_toml(path: Path, where: str) -> tuple[str, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: it is not there.
-        UsageError: it cannot be read, or is not TOML.
+        UsageError: it cannot be read, is not a regular file of at most 1 MiB, or is not TOML.
     """
     try:
-        text = path.read_bytes().decode()
+        text = read_small(path, MAX_TOML).decode()
         return text, tomllib.loads(text)
     except FileNotFoundError:
         raise
