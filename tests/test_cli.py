@@ -186,6 +186,20 @@ class TestOutputs:
         assert (tmp_path / "r.json").stat().st_size > 1000
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("limit", [100_000, 400_000, 500_000, 600_000])  # KiB: each ended in another way
+    def test_too_little_address_space_is_never_the_status_of_a_gate(self, checkpoints, limit):
+        words = " ".join(map(str, checkpoints))
+        done = subprocess.run(
+            ["bash", "-c", f"ulimit -v {limit}; {sys.executable} -m quanterr compare {words}"],
+            capture_output=True,
+            text=True,
+        )
+
+        assert Status.ENVIRONMENT == done.returncode
+        assert "(ulimit -v) is too low to load torch; raise it" in done.stderr
+        assert 1 == len(done.stderr.splitlines())
+
+    @pytest.mark.slow
     def test_a_full_disk_is_told_and_costs_no_report(self, checkpoints, tmp_path):
         with open("/dev/full", "w") as full:
             done = subprocess.run(

@@ -32,6 +32,7 @@ from quanterr.cli.common import (
     command_line,
     help_of,
     printing,
+    require_memory,
     warn,
     watching,
 )
@@ -188,6 +189,7 @@ def _sides(*given: str | None) -> tuple[str, str]:
 
 
 def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
+    require_memory()
     from quanterr.comparison import compare_each
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
@@ -305,6 +307,7 @@ def inspect(
     color: Colors = Color.AUTO,
 ) -> None:
     """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
+    require_memory()
     from quanterr.inspection import inspect as run
     from quanterr.report.as_table import console
     from quanterr.report.inspection_table import show
@@ -324,6 +327,7 @@ def formats(
     name: Annotated[str | None, typer.Argument(help="A format: prints its specification.", show_default=False)] = None,
 ) -> None:
     """List the formats that are read, or print the specification of one."""
+    require_memory()
     from quanterr.formats import FORMATS
 
     if name is None:

@@ -1,6 +1,9 @@
 """What the commands that read checkpoints share: signals, progress, standard output."""
 
+import importlib
+import mmap
 import os
+import resource
 import signal
 import sys
 import threading
@@ -8,18 +11,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from quanterr.errors import ResourceError, Status
-from quanterr.util.text import unicode
+from quanterr.util.text import size, unicode
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from quanterr.cli.progress import Bar, Heartbeat
     from quanterr.report.model import Finding, Layer
+
+
+ROOM = 256 * 2**20  # bytes: what a small comparison takes above torch
 
 
 def help_of(text: str) -> str:
@@ -153,6 +159,36 @@ class Interrupt:
         self.stop.set()
         with suppress(OSError):  # nobody hears it
             os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+
+
+def require_memory() -> None:
+    """Load torch in another process first, where the address space is limited (``ulimit -v``).
+
+    A library that gets too little ends its process, with any status; 1 would read as "a gate failed".
+
+    Raises:
+        ResourceError: it is too little.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or "torch" in sys.modules:
+        return
+    child = os.fork()
+    if child == 0:
+        _load_torch_and_leave()
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise ResourceError(f"the limit of {size(limit)} (ulimit -v) is too low to load torch; raise it")
+
+
+def _load_torch_and_leave() -> NoReturn:
+    """End this process: with 0 if torch can be loaded and leaves room to work in."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        importlib.import_module("torch")
+        mmap.mmap(-1, ROOM).close()
+    except BaseException:  # whatever it is, the process must not return into the program
+        os._exit(1)
+    os._exit(0)
 
 
 def command_line() -> list[str]:

@@ -21,6 +21,7 @@ from quanterr.cli.common import (
     command_line,
     help_of,
     printing,
+    require_memory,
     warn,
     watching,
 )
@@ -99,6 +100,7 @@ def rank(
         if target.output.suffix != ".json":
             raise UsageError(f"--output-report {display(str(target.path))}: a ranking is written as .json")
     with Interrupt() as interrupt:
+        require_memory()
         from quanterr.comparison import compare_each
 
         with watching(quiet) as on_progress:
