@@ -13,7 +13,7 @@ from quanterr.pairing.side import Side
 from quanterr.report.inspection import Inspection, StoredWeight, Tally
 from quanterr.report.model import Finding, StoredFile, Tool
 from quanterr.roles import block_of, role_of
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, listed, unicode
 from quanterr.version import __version__
 
 UNREAD = "unread"  # what no format claims
@@ -51,9 +51,9 @@ def _inspected(checkpoint: Checkpoint) -> Inspection:
         groups.setdefault(stored.role, {}).setdefault(stored.format or UNREAD, []).append(stored)
     return Inspection.model_construct(
         tool=Tool(name="quanterr", version=__version__),
-        path=checkpoint.path,
+        path=unicode(checkpoint.path),
         kind=checkpoint.kind,
-        files=[StoredFile(name=file.path.name, bytes=file.size) for file in checkpoint.files],
+        files=[StoredFile(name=unicode(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
         architecture=_architecture(checkpoint),

@@ -98,6 +98,14 @@ def test_a_path_may_be_a_string_or_a_path(tmp_path):
     assert names_of(path) == names_of(str(path))
 
 
+@pytest.mark.parametrize("name", [b"\xff.safetensors", b"\xe9/model.safetensors"])
+def test_a_name_need_not_be_unicode(tmp_path, name):
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(exist_ok=True)
+
+    assert ["a"] == names_of(write(path, A))
+
+
 def test_a_link_is_followed(tmp_path):
     write(tmp_path / "blob", A)
     (tmp_path / "model.safetensors").symlink_to("blob")

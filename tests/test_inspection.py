@@ -118,6 +118,11 @@ class TestCommand:
         assert ("quanterr.inspection", "1.0") == (document["schema"], document["schema_version"])
         assert 4 == len(document["weights"]) == document["total"]["weights"]
 
+    def test_of_a_file_whose_name_is_no_unicode_is_unicode(self, tmp_path):
+        path = store(tmp_path / "\udcff.safetensors", MODEL)
+
+        assert r"\\udcff.safetensors" in quanterr.inspect(path).to_json()
+
     def test_of_an_empty_checkpoint_is_an_empty_table(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", {}))
 

@@ -142,6 +142,18 @@ def test_a_report_that_lost_an_item_of_a_list_is_refused(lacking, tmp_path, key,
         read(tmp_path / "report.json")
 
 
+@pytest.mark.parametrize("read", [read_report, read_extract])
+def test_a_report_that_lost_all_its_layers_and_their_counts_is_refused(stored, text, read):
+    fields = json.loads(text)
+    for key in ("layers", "other_changes", "lossless"):
+        fields[key], fields["records"][key] = [], 0
+    fields["aggregate"]["total_layers"] = 0
+    stored.write_text(json.dumps(fields))
+
+    with pytest.raises(ReportError, match="lists no layer, but its coverage says that weights were compared"):
+        read(stored)
+
+
 def with_item(key, **item):
     """Something more in one of the lists, and their numbers mended."""
 

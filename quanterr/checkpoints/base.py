@@ -129,6 +129,14 @@ class StoredFile:
                 "Compare again when nothing writes to it"
             )
 
+    def utf8_path(self) -> str:
+        """A path of this file for libraries that know only names in UTF-8: where it has none, its descriptor's."""
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            return f"/dev/fd/{self._fd}"
+        return str(self.path)
+
     def probe(self) -> None:
         """Raise ResourceError when no more files can be opened: the reason why a library could not."""
         try:

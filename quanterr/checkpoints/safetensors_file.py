@@ -225,7 +225,7 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> in
 
 def _check_with_library(file: StoredFile) -> None:
     try:
-        with safe_open(file.path, framework="pt"):
+        with safe_open(file.utf8_path(), framework="pt"):
             pass
     except (OSError, SafetensorError) as error:
         file.probe()

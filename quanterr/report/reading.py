@@ -285,6 +285,8 @@ def _check(found: Extract, records: dict[str, int], where: str) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
         raise ReportError(f"{where}: {display(twice)} occurs twice among its layers: it was edited")
+    if not names and any(found["coverage"][f"{side}_compared_fraction"] for side in ("original", "quantized")):
+        raise ReportError(f"{where}: lists no layer, but its coverage says that weights were compared: it was edited")
 
 
 def _check_verdict(found: Extract, where: str) -> None:
