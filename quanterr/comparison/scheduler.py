@@ -6,7 +6,9 @@ threads, each with pinned buffers and a stream of its own, so that one's reading
 with another's arithmetic. What a weight's sums are does not depend on who computed which chunk.
 """
 
+import mmap
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ READ_AHEAD = 8  # goes
 MAX_CPU_THREADS = 16
 CUDA_THREADS = 4
 LOOK_AGAIN = 0.02  # seconds between two looks at how far the workers are
+THREAD_ROOM = 10 * 2**20  # bytes: the usual stack of 8 MiB, and thread-local data
 TICK = 0.1  # seconds between two looks at the progress
 
 
@@ -121,11 +124,12 @@ class Scheduler:
             self.threads = 1
 
     def run(self, on_progress: Callable[[Progress], None]) -> bool:
-        """Compare all, or until stopped; ``watch`` is called ten times per second.
+        """Compare all, or until stopped; ``on_progress`` is called ten times per second.
 
         Returns whether all are compared. Raises what went wrong in a worker.
         """
         threads_before = torch.get_num_threads()
+        _require_room(self.threads + 1)
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
         helper = threading.Thread(target=self._read_ahead, daemon=True)
         started: list[threading.Thread] = []
@@ -244,6 +248,16 @@ class Scheduler:
             if chunk_range.stop > chunk_range.first:
                 for weight in _weights(self._tasks[chunk_range.number]):
                     _will_need(weight, chunks[chunk_range.first], chunks[chunk_range.stop - 1])
+
+
+def _require_room(threads: int) -> None:
+    """Raise OSError where the address space is limited and has no room for threads.
+
+    Without room for its first objects, a thread never reports that it has started, and who waits for it hangs;
+    without room for its thread-local data, the loader ends the process with status 127.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        mmap.mmap(-1, threads * THREAD_ROOM).close()
 
 
 def usable_cores() -> int:
