@@ -26,7 +26,7 @@ def row(name, snr_db, **more):
 
 
 def finding(layer, severity="error"):
-    return {"severity": severity, "layer": layer, "message": f"{layer}: broken"}
+    return {"code": "x", "severity": severity, "layer": layer, "message": f"{layer}: broken"}
 
 
 def made(

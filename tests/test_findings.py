@@ -444,15 +444,23 @@ class TestVectors:
         [
             (NORM, lambda x: x[NORM].half()),
             (NORM, lambda x: x[NORM].float() * 1.0005),
-            (NORM, lambda x: x[NORM].to(FP8).bfloat16()),
+            (NORM, lambda x: x[NORM].to(FP8).float()),
             (BIAS, lambda x: x[BIAS] + 0.01 * numbers(64, seed=9)),
         ],
     )
     def test_that_are_cast_or_corrected_a_little_are_nothing_to_warn_of(self, tmp_path, name, sound):
-        x = vectors()
-        report = compared(tmp_path, x, x | {name: sound(x)})
+        x = vectors() | model()
+        report = compared(tmp_path, x, x | stored(model()) | {name: sound(x)})
 
         assert {"info"} >= {finding.severity for finding in report.findings}
+
+    @pytest.mark.parametrize("change", [lambda x: 5.6 * numbers(64, seed=9), lambda x: -x, lambda x: 3 * x])
+    def test_biases_of_quantized_weights_may_be_corrected_however_much(self, tmp_path, change):
+        x = vectors() | model()
+        report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
+        found = told(report)["implausible_error"]
+
+        assert ("pass", "warning", [BIAS]) == (report.verdict, found.severity, found.evidence["layers"])
 
     @pytest.mark.parametrize("around_zero", [False, True])
     def test_that_may_have_taken_up_scales_are_a_warning(self, tmp_path, around_zero):
@@ -577,7 +585,45 @@ class TestAllWeights:
     def test_the_same_twice(self, tmp_path):
         x = model()
 
-        assert [("identical", "info")] == [(f.code, f.severity) for f in compared(tmp_path, x, x).findings]
+        assert [("identical", "warning")] == [(f.code, f.severity) for f in compared(tmp_path, x, x).findings]
+
+    def test_sides_that_are_swapped(self, tmp_path):
+        x = model(2)
+        report = compared(tmp_path, stored(x), x)
+
+        assert ("warning", "pass") == (told(report)["swapped_sides"].severity, report.verdict)
+        assert "the original stores 2 weights quantized" in told(report)["swapped_sides"].message
+
+    @pytest.mark.parametrize(
+        ("changed", "coded", "severity"),
+        [(1, True, "warning"), (3, True, "error"), (3, False, "warning"), (0, True, None)],
+    )
+    def test_tensors_that_a_quantizer_copies(self, tmp_path, changed, coded, severity):
+        """Of six tensors in BF16, some are those of another training step."""
+        x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
+        y = x | {name: weight + 0.01 * numbers(32, 64, seed=9) for name, weight in list(x.items())[:changed]}
+        codes = model() if coded else {}
+        report = compared(tmp_path, x | codes, y | stored(codes))
+        found = told(report).get("unquantized_changed")
+
+        assert severity == (found and found.severity)
+        assert ("inconclusive" if severity == "error" else "pass") == report.verdict
+        if found:
+            assert (6, list(y)[:changed]) == (found.evidence["tensors"], found.evidence["layers"])
+            assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized, ")
+
+    def test_norms_alone_are_no_proof_of_another_checkpoint(self, tmp_path):
+        x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}
+        y = {name: weight + 0.01 * numbers(64, seed=9) for name, weight in x.items()}
+        found = told(compared(tmp_path, x | model(), y | stored(model())))
+
+        assert "warning" == found["unquantized_changed"].severity
+
+    def test_tensors_that_are_cast_need_not_be_the_same(self, tmp_path):
+        x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
+        y = {name: weight.to(torch.float16) * 1.0001 for name, weight in x.items()}
+
+        assert "unquantized_changed" not in told(compared(tmp_path, x | model(), y | stored(model())))
 
     def test_codes_that_lost_nothing(self, tmp_path):
         x = {name: weight.to(torch.float8_e4m3fn).float() for name, weight in model().items()}

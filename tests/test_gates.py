@@ -686,3 +686,16 @@ class TestNames:
         report = made({"a": 0.5}, overall=0.5)
         for metric in MODEL_METRICS:
             assert "pass" == gate(report, f"global({metric}) > 0").status
+
+
+@pytest.mark.parametrize("code", ["identical", "swapped_sides"])
+def test_no_rule_holds_for_the_original_itself_or_for_swapped_sides(code):
+    found = {"code": code, "severity": "warning", "layer": None, "message": "is this the quantized checkpoint?"}
+    report = made(LAYERS, findings=[found])
+
+    judged = judge(report, "snr_db >= 10")
+
+    assert ("inconclusive", [found["message"]]) == (judged.verdict, judged.reasons)
+    assert Status.INCONCLUSIVE == exit_status(judged)
+    assert "pass" == judge(report).verdict  # nothing is claimed without a rule
+    assert "pass" == judge(made(LAYERS, findings=[found | {"severity": "info"}]), "snr_db >= 10").verdict

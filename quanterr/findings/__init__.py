@@ -19,6 +19,7 @@ from quanterr.findings.codes import finding
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
+    biases_beside_codes,
     common_factor,
     constant_scales,
     group_outlier,
@@ -26,12 +27,14 @@ from quanterr.findings.layers import (
     norm_offset,
     offset_of,
     rows_together,
+    subjects,
+    unquantized_changed,
 )
 from quanterr.findings.planned import of_folding, of_importance, of_plan
 from quanterr.findings.samples import diagnoses, one_factor_mends
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import of_vectors
-from quanterr.pairing.plan import ComparedWeight, Pair, Plan
+from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
 from quanterr.report.model import Finding
 
 __all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
@@ -46,6 +49,8 @@ class FindingCollector:
         """Nothing noticed yet."""
         self._plan = plan
         self._folded = {one.source.rpartition(".")[0] for one in plan.folded}
+        self._corrected = biases_beside_codes(plan.pairs)
+        self._explained = self._corrected.union(*((one.source, *one.names) for one in plan.folded))
         self._seen: dict[int, WeightSummary] = {}
         self._same: list[Pair] = []
         self._of_weights: dict[int, list[Finding]] = {}
@@ -72,16 +77,21 @@ class FindingCollector:
         common, alike = self._common(seen)
         below = list(group_outlier(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in ("implausible_error", "group_outlier")}
-        repairs = list(diagnoses([one for one in seen if one.number not in alike], doubtful, self._plan.pairs))
-        vectors = list(of_vectors([one for one in seen if one.number not in alike], self._folded, self._plan.pairs))
+        others = [one for one in seen if one.number not in alike]
+        repairs = list(diagnoses(others, doubtful, self._plan.pairs))
+        vectors = list(of_vectors(others, self._folded, self._corrected, self._plan.pairs))
         explained = {found.layer for found in repairs if found.severity == "error"}
         if any(found.severity == "error" for found in common):
             explained |= {self._seen[number].pair.name for number in alike}
         single = [found for found in single if found.code != "implausible_error" or found.layer not in explained]
-        whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs), *lossless(seen, self._same)]
+        whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
+        selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
+        whole += lossless(seen, self._same, not selected)
         single = rows_together(single, len(seen))
         below = [found for found in below if found.layer not in explained]
-        return [*whole, *single, *repairs, *vectors, *below]
+        found = [*whole, *single, *repairs, *vectors, *below]
+        coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
+        return [*found, *unquantized_changed(seen, self._same, self._explained, subjects(found), coded)]
 
     def _common(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """The factor that many weights have in common, if it corrects one of them; the numbers of those weights."""

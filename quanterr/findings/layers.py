@@ -1,8 +1,8 @@
 """What all weights together show: one wrong factor in many, one far below its like, nothing lost at all."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from math import exp, log
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import exp, inf, log
 from statistics import median
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ ENOUGH = 5  # weights of a group
 LEAST_DB = 6.0  # below the median
 SPREADS = 6.0  # median absolute deviations below the median
 FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all: more are no accident
+FEW_COPIED = 4  # unquantized tensors: of fewer, half is no proof of another checkpoint
 OFFSET = 0.02  # of 1, and of the scatter of a norm's errors
 
 
@@ -191,14 +192,20 @@ def _offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
     yield finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
-def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair]) -> Iterator[Finding]:
-    """Nothing differs: one checkpoint twice, or codes whose rounding left no trace."""
+def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair], whole: bool) -> Iterator[Finding]:
+    """Nothing differs: one checkpoint twice, or codes whose rounding left no trace.
+
+    ``whole``: all that was selected is compared, so that identical tensors mean an identical model.
+    """
     if seen or not same:
         return
     coded = [pair for pair in same if pair.original.n and pair.quantized.has_codes and not pair.original.has_codes]
     if not coded:
         message = "all compared tensors are identical; is this the quantized checkpoint?"
-        yield finding("identical", "info", None, message)
+        remedy = "check that the second checkpoint is the quantized one"
+        yield finding(
+            "identical", "warning" if whole and all(map(_stored_alike, same)) else "info", None, message, remedy
+        )
         return
     message = (
         f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
@@ -206,3 +213,59 @@ def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair]) -> Iterator[Fi
     )
     remedy = "compare with the checkpoint from before the quantization"
     yield finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))
+
+
+def subjects(found: Iterable[Finding]) -> set[str]:
+    """Names of the weights that findings worse than an info are about."""
+    worse = [one for one in found if one.severity != "info"]
+    return {name for one in worse for name in (one.layer, *one.evidence.get("layers", ())) if name}
+
+
+def unquantized_changed(
+    seen: Iterable[WeightSummary],
+    same: Iterable[Pair],
+    explained: Collection[str],
+    told: Collection[str],
+    coded: bool,
+) -> Iterator[Finding]:
+    """Tensors that both sides store unquantized, in the same dtype, and that differ: a quantizer copies them.
+
+    ``explained`` are those whose change has a reason; another finding is about those in ``told``. Where something
+    else is quantized (``coded``), many that differ show that the sides do not come from one checkpoint, unless all
+    are vectors: norms may have taken up scales.
+    """
+    changed = [
+        one for one in seen if one.figures and not one.offset and _copied(one.pair) and one.pair.name not in explained
+    ]
+    of = len(changed) + sum(map(_copied, same))
+    many = of >= FEW_COPIED and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
+    level = "error" if coded and many else "warning"
+    if not changed or (level == "warning" and all(one.pair.name in told for one in changed)):
+        return
+    worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
+    worst_db = worst.figures.snr_db if worst.figures else None
+    names = [one.pair.name for one in changed]
+    message = (
+        f"{len(changed):,} of {count(of, 'tensor')} that both checkpoints store unquantized, in the same dtype, "
+        f"differ: {listed(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
+    )
+    remedy = "check that both checkpoints come from the same training step and the same merge"
+    yield finding("unquantized_changed", level, None, message, remedy, layers=names, tensors=of, snr_db=worst_db)
+
+
+def biases_beside_codes(pairs: Iterable[Pair]) -> set[str]:
+    """Names of biases whose weight is stored quantized: some quantizers correct them for its error."""
+    modules = {pair.name.removesuffix("weight") for pair in pairs if pair.quantized.has_codes}
+    return {pair.name for pair in pairs if pair.name.endswith("bias") and pair.name.removesuffix("bias") in modules}
+
+
+def _copied(pair: Pair) -> bool:
+    """Whether both sides store it alike, so that a quantizer that leaves it alone changes no bit."""
+    x, y = pair.original, pair.quantized
+    return x.encoding == y.encoding == "floats" and x.codes.dtype == y.codes.dtype
+
+
+def _stored_alike(pair: Pair) -> bool:
+    """Whether both sides use the same names and dtypes, as a copy of the original does."""
+    x, y = ([(entry.name, entry.dtype) for entry in entries] for entries in pair.codes)
+    return x == y

@@ -26,6 +26,13 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
         if side == "quantized" and labels.method and plan.pairs and not coded and not plan.leftovers:
             message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
             yield finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
+    coded_originals = sum(pair.original.has_codes and pair.original.n > 0 for pair in plan.pairs)
+    if coded_originals and not any(pair.quantized.has_codes for pair in plan.pairs):
+        message = (
+            f"the original stores {count(coded_originals, 'weight')} quantized, the quantized checkpoint none: "
+            "are the arguments swapped?"
+        )
+        yield finding("swapped_sides", "warning", None, message, "pass the original first")
     for name in plan.dummies:
         message = f"{display(name)} is not quantized but has a scale of 1, which was ignored"
         yield finding("dummy_scale", "warning", name, message)

@@ -1,8 +1,9 @@
 """What norms, biases and other plain tensors of one dimension show; those that differ much are read again.
 
 Valid quantizers cast them, store norms less one, divide them by positive factors that weights take up (AWQ,
-SmoothQuant), fuse norms into what follows, which leaves ones, or correct biases a little. None of that takes
-their values away, turns their sign, reorders them or multiplies them by one number.
+SmoothQuant), fuse norms into what follows, which leaves ones, or correct biases for the error of their weights:
+those may end anywhere, as a real key projection whose bias matters little did at 5.6 times its norm. None of that
+takes their values away or reorders them; nothing but a correction turns their sign or multiplies them by one number.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -40,8 +41,13 @@ MOST_SOUGHT = 8  # vectors whose values are looked for in others
 MOST_OTHERS = 512
 
 
-def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """What those that differ show; ``folded`` are modules that took up scales, which is expected to change them."""
+def of_vectors(
+    seen: Sequence[WeightSummary], folded: Collection[str], corrected: Collection[str], pairs: Sequence[Pair]
+) -> Iterator[Finding]:
+    """What those that differ show.
+
+    ``folded`` are modules that took up scales, ``corrected`` biases of quantized weights: both are expected to change.
+    """
     changed, sought = [], 0
     with one_thread(), on_cpu() as workspaces:
         for one in seen:
@@ -51,13 +57,14 @@ def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Se
             if not bool(sample.x.any()):  # given by sums
                 continue
             may_scale = one.pair.name.rpartition(".")[0] in folded
+            may_differ = may_scale or one.pair.name in corrected
             found = _lost(one.pair, sample) or _reordered(one.pair, sample)
             if not found and sample.x.numel() >= FEW:
-                found = None if may_scale else _one_factor(one.pair, sample)
+                found = None if may_differ else _one_factor(one.pair, sample)
                 if not found and sought < MOST_SOUGHT and _much(sample):
                     sought += 1
                     found = _another(one.pair, sample, pairs, workspaces[0])
-                found = found or (None if may_scale else _unrelated(one.pair, sample))
+                found = found or (None if may_differ else _unrelated(one.pair, sample))
             if found:
                 yield found
             elif not may_scale and _much(sample):
@@ -65,7 +72,7 @@ def of_vectors(seen: Sequence[WeightSummary], folded: Collection[str], pairs: Se
     if changed:
         message = (
             f"{count(len(changed), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed "
-            f"more than a cast explains: {listed(changed, 3)}; scales were folded elsewhere, or values were lost"
+            f"more than a cast explains: {listed(changed, 3)}; biases were corrected, scales folded, or values lost"
         )
         remedy = "find out whether the quantizer folds scales into them (AWQ, SmoothQuant) or corrects biases"
         yield finding("implausible_error", "warning", None, message, remedy, layers=changed)

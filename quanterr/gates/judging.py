@@ -1,7 +1,8 @@
 """Rules against a report: which holds, by how much, and what stands against it.
 
 A rule holds only if it was judged: on something (an empty selection fails), on a complete report, and without
-a layer that no number can be trusted of (not compared, not finite, a finding of severity error). Values are
+a layer that no number can be trusted of (not compared, not finite, a finding of severity error). No rule is
+judged on the original itself, nor on a quantized checkpoint in its place. Values are
 never rounded.
 """
 
@@ -20,6 +21,8 @@ from quanterr.util.text import count, display, unrounded
 
 if TYPE_CHECKING:
     from quanterr.report.model import Report
+
+NOT_QUANTIZED = ("identical", "swapped_sides")  # findings
 
 
 class Verdict(NamedTuple):
@@ -47,14 +50,21 @@ def judge_values(values: Values, rules: list[Rule], baseline: Values | None = No
         check_baseline(baseline, values, compared)
     if not values.unreliable:  # which weighs more, and may be why there is no such layer
         check_patterns(rules, values)
+    unreliable = values.unreliable or (_no_quantization(values) if rules else [])
     gates = [_judged(values, rules, n, baseline) for n in range(len(rules))]
     failed = [gate for gate in gates if gate.status == "fail"]
     errors = [gate.message for gate in failed if gate.severity == "error"]
-    reasons = values.unreliable + errors
+    reasons = unreliable + errors
     if not reasons:
         warned = f"; {count(len(failed), 'gate')} with a warning does not hold" if failed else ""
         reasons = [f"everything selected was compared; {_hold(len(gates) - len(failed))}{warned}"]
-    return Verdict("inconclusive" if values.unreliable else "fail" if errors else "pass", reasons, gates)
+    return Verdict("inconclusive" if unreliable else "fail" if errors else "pass", reasons, gates)
+
+
+def _no_quantization(values: Values) -> list[str]:
+    """Why rules would hold without a meaning: the original against itself, or the sides the wrong way round."""
+    warnings = [found for found in values.report["findings"] if found["severity"] == "warning"]
+    return [found["message"] for found in warnings if found["code"] in NOT_QUANTIZED]
 
 
 def exit_status(judged: "Report | Verdict", allow_partial: bool = False) -> Status:

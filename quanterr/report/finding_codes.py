@@ -65,8 +65,8 @@ CODES = {
     "ambiguous_layout": Code(
         ("warning",),
         "the stored tensors allow more than one reading, or metadata contradicts them",
-        "model.layers.0.mlp.up_proj.weight: config.json declares group_size 64, the scale has 16 blocks of "
-        "2048 columns",
+        "model.layers.0.mlp.up_proj.weight: config.json declares group_size 64, the scale has 16 blocks of 2048 "
+        "columns",
         "Check which reading is correct and correct the metadata. Runtimes that follow it may read other values.",
     ),
     "not_read": Code(
@@ -116,19 +116,17 @@ CODES = {
     "saturated": Code(
         ("warning",),
         "more codes at the end of their range than a correct scale produces",
-        "model.layers.3.mlp.up_proj.weight: 6.2 % of the codes are at the end of their range: larger values "
-        "were clipped",
+        "model.layers.3.mlp.up_proj.weight: 6.2 % of the codes are at the end of their range: larger values were "
+        "clipped",
         "Use a larger scale, or finer ones.",
     ),
     "implausible_error": Code(
         ("warning", "error"),
         "more error than the bit width explains",
-        "model.layers.3.mlp.up_proj.weight: -2.9 dB as int8_row; norm 1.001 times the original's, cosine 0.0021: "
-        "rows or "
-        "columns permuted, a rotation, or another tensor",
-        "Compare the scale and the rows of this layer with what the quantizer wrote. A finding beside it often "
-        "names the "
-        "cause.",
+        "model.layers.3.mlp.up_proj.weight: -2.9 dB as int8_row; norm 1.001 times the original's, cosine 0.0021: rows "
+        "or columns permuted, a rotation, or another tensor",
+        "Compare the scale and the rows of this layer with what the quantizer wrote. A finding beside it often names "
+        "the cause.",
     ),
     "below_usual": Code(
         ("warning",),
@@ -139,9 +137,8 @@ CODES = {
     "biased_error": Code(
         ("warning",),
         "the error has a nonzero mean, as incorrect zero points produce",
-        "model.layers.3.mlp.up_proj.weight: the error is biased: its mean 0.0021 makes up 64% of the squared "
-        "error; the "
-        "zero points are wrong, or rounding always goes one way",
+        "model.layers.3.mlp.up_proj.weight: the error is biased: its mean 0.0021 makes up 64% of the squared error; "
+        "the zero points are wrong, or rounding always goes one way",
         "Compare zero points (some formats store them minus one) and rounding with the quantizer's.",
     ),
     "dead_rows": Code(
@@ -153,10 +150,10 @@ CODES = {
     "bad_rows": Code(
         ("info", "warning"),
         "rows with far more error than the others of their weight",
-        "model.layers.3.mlp.up_proj.weight: 3.1 dB in row 17, 31.4 dB overall: 1 row with far more error than the "
-        "rest (17)",
-        "One bad row is damage: quantize the layer again. Bad rows in many layers come from outliers: use "
-        "finer scales.",
+        "model.layers.3.mlp.up_proj.weight: 3.1 dB in row 17, 31.4 dB overall: 1 row with far more error than the rest "
+        "(17)",
+        "One bad row is damage: quantize the layer again. Bad rows in many layers come from outliers: use finer "
+        "scales.",
     ),
     "zero_original": Code(
         ("warning",),
@@ -175,17 +172,15 @@ CODES = {
     "zero_points": Code(
         ("warning", "error"),
         "one shift per row or block corrects the weight: its zero points are wrong",
-        "model.layers.3.mlp.up_proj.weight: 6.0 dB as gptq: one shift per block corrects it (1.1e-02 on average): "
-        "its zero "
-        "points are wrong; 19.8 dB once corrected on a sample",
+        "model.layers.3.mlp.up_proj.weight: 6.0 dB as gptq: one shift per block corrects it (1.1e-02 on average): its "
+        "zero points are wrong; 19.8 dB once corrected on a sample",
         "Check the convention: some formats store zero points minus one.",
     ),
     "permuted": Code(
         ("warning", "error"),
         "another order of rows or columns corrects the weight: permuted, or nibbles swapped",
         "model.layers.3.mlp.up_proj.weight: -3.0 dB as nvfp4: its columns are in another order (neighbours are "
-        "swapped, as "
-        "nibbles in the wrong order are); 20.2 dB once corrected on a sample",
+        "swapped, as nibbles in the wrong order are); 20.2 dB once corrected on a sample",
         "Look for a permutation that only one side undoes: nibbles, act-order, g_idx, rotary halves and pairs.",
     ),
     "transposed": Code(
@@ -219,15 +214,29 @@ CODES = {
         "scales were folded into the layer before; the comparison undoes that",
         "scales of model.layers.0.self_attn.q_proj.weight and 2 more were folded into "
         "model.layers.0.input_layernorm.weight; the comparison undoes that: 19.8 dB on a sample, 6.1 dB as stored",
-        "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error "
-        "means that "
-        "some layers lack the scales: quantize them again.",
+        "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error means "
+        "that some layers lack the scales: quantize them again.",
     ),
     "identical": Code(
-        ("info",),
-        "all compared tensors are the same on both sides",
+        ("info", "warning"),
+        "all compared tensors are the same on both sides; a warning if their names and dtypes are the same too",
         "all compared tensors are identical; is this the quantized checkpoint?",
-        "Check that the second checkpoint is the quantized one.",
+        "Check that the second checkpoint is the quantized one. Where names and dtypes are the same too, no gate "
+        "passes.",
+    ),
+    "unquantized_changed": Code(
+        ("warning", "error"),
+        "tensors that both sides store unquantized, in the same dtype, differ; an error if half do, not norms alone",
+        "3 of 65 tensors that both checkpoints store unquantized, in the same dtype, differ: model.norm.weight, "
+        "model.layers.0.input_layernorm.weight and 1 more; the worst, model.norm.weight, has 21.3 dB",
+        "Check that both checkpoints come from the same training step and the same merge. A quantizer copies what it "
+        "does not quantize.",
+    ),
+    "swapped_sides": Code(
+        ("warning",),
+        "the original is stored quantized and the quantized checkpoint is not: the arguments may be swapped",
+        "the original stores 224 weights quantized, the quantized checkpoint none: are the arguments swapped?",
+        "Pass the original first. Until then, no gate passes.",
     ),
     "lossless_codes": Code(
         ("warning",),

@@ -127,6 +127,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, A
         },
         "findings": [
             {
+                "code": _TEXT,
                 "severity": core.literal_schema(["info", "warning", "error"]),
                 "layer": core.nullable_schema(_TEXT),
                 "message": _TEXT,
