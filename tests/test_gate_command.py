@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -68,6 +69,16 @@ def hostile(tmp_path_factory):
 
 
 class TestStatus:
+    def test_of_a_copy_of_the_original_is_inconclusive_and_says_why(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", {UP: torch.ones(16, 16)})
+        path = tmp_path / "report.json"
+        path.write_text(quanterr.compare(x, shutil.copy(x, tmp_path / "copy.safetensors")).to_json())
+
+        done = gate(path, "--require", "snr_db >= 20")
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert "verdict: inconclusive\n  - all compared tensors are identical; " in done.stderr
+
     def test_0_where_all_hold(self, stored):
         done = gate(stored, "--require", "snr_db >= 20", "--fail-if", "findings.error > 0")
 

@@ -129,7 +129,7 @@ def gate(
     import gc
 
     from quanterr.gates.explaining import explain as explained
-    from quanterr.gates.judging import exit_status, judge_values, needed
+    from quanterr.gates.judging import exit_status, judge_values, needed, unreliable
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.files import targets
     from quanterr.report.formatting import sentence
@@ -152,7 +152,7 @@ def gate(
         print("\n".join(map(no_command, explained(values, rules, explain, before))), file=stream)
     report_verdict(judged)
     print(f"verdict: {judged.verdict}", file=sys.stderr)
-    for reason in values.unreliable:
+    for reason in unreliable(values, rules):
         print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)

@@ -50,19 +50,25 @@ def judge_values(values: Values, rules: list[Rule], baseline: Values | None = No
         check_baseline(baseline, values, compared)
     if not values.unreliable:  # which weighs more, and may be why there is no such layer
         check_patterns(rules, values)
-    unreliable = values.unreliable or (_no_quantization(values) if rules else [])
+    doubts = unreliable(values, rules)
     gates = [_judged(values, rules, n, baseline) for n in range(len(rules))]
     failed = [gate for gate in gates if gate.status == "fail"]
     errors = [gate.message for gate in failed if gate.severity == "error"]
-    reasons = unreliable + errors
+    reasons = doubts + errors
     if not reasons:
         warned = f"; {count(len(failed), 'gate')} with a warning does not hold" if failed else ""
         reasons = [f"everything selected was compared; {_hold(len(gates) - len(failed))}{warned}"]
-    return Verdict("inconclusive" if unreliable else "fail" if errors else "pass", reasons, gates)
+    return Verdict("inconclusive" if doubts else "fail" if errors else "pass", reasons, gates)
 
 
-def _no_quantization(values: Values) -> list[str]:
-    """Why rules would hold without a meaning: the original against itself, or the sides the wrong way round."""
+def unreliable(values: Values, rules: list[Rule]) -> list[str]:
+    """Why the verdict is inconclusive, whichever rules hold.
+
+    Besides what makes the comparison unreliable: rules mean nothing for the original against itself, nor with the
+    sides swapped.
+    """
+    if values.unreliable or not rules:
+        return values.unreliable
     warnings = [found for found in values.report["findings"] if found["severity"] == "warning"]
     return [found["message"] for found in warnings if found["code"] in NOT_QUANTIZED]
 

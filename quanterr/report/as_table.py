@@ -272,7 +272,8 @@ def _finding(item: Finding) -> Text:
     text.append(sentence(item.message), style="default not bold")
     if item.remedy:
         remedy = sentence(item.remedy)
-        text.append(f". {remedy[0].upper()}{remedy[1:]}", style="default not bold")
+        end = "" if item.message.endswith("?") else "."
+        text.append(f"{end} {remedy[0].upper()}{remedy[1:]}", style="default not bold")
     return text
 
 
