@@ -408,6 +408,7 @@ class TestHostileNames:
         assert all(c.isprintable() or c == "\n" for c in shown)
 
 
+@pytest.mark.slow
 class TestManyLayers:
     def timed(self, page, script):
         return page.run(f"const t = performance.now(); {script}; return performance.now() - t")
