@@ -184,7 +184,7 @@ def _open_files(
 
 
 def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
-    """Entries, what the header declares besides, and notes; which format it is give the first bytes, not the name."""
+    """Entries, what the header declares besides, and notes; the first bytes decide on the format, not the name."""
     if not gguf_file.is_gguf(file):
         found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
@@ -254,7 +254,7 @@ def _twins(names: Iterable[str], given: str) -> list[str]:
 def _config(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """What is stored with the weights as configuration, one key a file, and notes on what of it cannot be read.
 
-    These are hints: the tensors give what they are, and where they do not, no format is guessed.
+    These are hints: the tensors decide what they are, and where they do not, no format is guessed.
     """
     found: dict[str, Any] = {}
     notes = []

@@ -35,7 +35,7 @@ SPREAD = 0.01
 
 LEAST_ROWS = 16  # that make up a sum, for the roundings of each to average out
 
-LARGE = 1 << 17  # elements of chunks for whose products per matrix product is worth its fixed price
+LARGE = 1 << 17  # elements of chunks for whose products a matrix product is worth its fixed price
 SEGMENT = 128  # elements of a row that are added one after the other
 GEMM_ERROR = 3e-7  # relative: no worse than a sum in pairs; factors that are rounded to TF32 give 2e-4
 
@@ -56,7 +56,7 @@ def fast_sums(
     importance: Importance | None = None,
     matrix_rows: int = 0,
 ) -> Sums | None:
-    """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` can give.
+    """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` is good enough.
 
     ``matrix`` is (rows, cols) of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
     them. What is reported of single rows is computed once for all chunks: on its own it would cost more than the

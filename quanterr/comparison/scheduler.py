@@ -86,7 +86,7 @@ def pick_device(name: str) -> torch.device:
 
 
 class Scheduler:
-    """Compares the pairs of tasks on a device; :meth:`run` calls back once per pair is finished.
+    """Compares the pairs of tasks on a device; :meth:`run` calls back as soon as a pair is finished.
 
     A task is the pairs of one weight of the original: one in a comparison, one per candidate in a ranking.
     """

@@ -44,12 +44,12 @@ NEEDS = {
     "codebook": Part(("{weight}_codebook",), frozenset({"F32"}), optional=True),
     "correction": Part(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
 }
-HALF = {4: 8.0, 6: 32.0}  # by bits: what is stripped a code
+HALF = {4: 8.0, 6: 32.0}  # by bits: what is subtracted from a code
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the codes of one weight are."""
+    """How the codes of one weight are stored."""
 
     bits: int
     group: int

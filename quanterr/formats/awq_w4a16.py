@@ -37,7 +37,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows in order; as a alternatives, with its rows interleaved."""
+    """The weight with its rows in order; as an alternative, with its rows interleaved."""
     comfy_format, warnings = check_labels(parts, LABELS)
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)

@@ -39,7 +39,7 @@ WEIGHT_SUFFIX = ".weight"
 # What the stored bytes of a weight are: numbers as they are; FP8 numbers without a scale; codes to which scales or
 # tables give a meaning; bits that are only compared for equality.
 Encoding = Literal["floats", "cast", "codes", "bits"]
-FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows per weight holds
+FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds
 
 
 class Values(NamedTuple):

@@ -26,7 +26,7 @@ IQ1_M              half a byte for 8 elements: 3 more bits of index and the sign
                    of 3 bits, for 16 elements each, and in its upper 4 bits a part of d, the lowest first.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq1_s … iq3_s; the grids:
-gguf_grids.py.
+shared/ggml_grids.py.
 """
 
 import base64

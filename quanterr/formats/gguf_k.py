@@ -13,7 +13,7 @@ Codes of 2 bits: byte l of the 32 for a half of the block holds those of element
 that half, the lowest bits first. Codes of 4 bits: byte l of the 32 for a quarter of the block holds that of
 element l of the quarter in its lower half and that of element 32 + l in its upper half (Q6_K: l and 64 + l of a
 half, for l below 64). The third bit of Q3_K and the fifth of Q5_K: byte l holds those of elements l, 32 + l … 224
-+ l, the lowest bit first. The upper two bits of Q6_K are as codes of 2 bits do.
++ l, the lowest bit first. The upper two bits of Q6_K are stored as codes of 2 bits.
 
 Scales: Q2_K scale in the lower, minimum in the upper half of byte e // 16. Q6_K byte e // 16. Q3_K, 16 of 6 bits
 less 32: the lower four in the lower halves, then the upper halves, of 8 bytes, the upper two as codes of 2 bits

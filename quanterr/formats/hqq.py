@@ -1,7 +1,7 @@
 """HQQ: packed codes with a zero point and a scale, both floating, for each group.
 
     W_q                  u8, i32         packed codes, elements of 8 / b codes (u8) or ten of 3 bits (i32): see
-                                         planes.py; the first part of the rows in the high bits
+                                         shared/segmented_packing.py; the first part of the rows in the high bits
                          floating        the same bytes, where view_as_float is 1
     scale, zero          floating        one for each group
     shape                i64             (2,): rows, cols

@@ -23,7 +23,7 @@ from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, unrotated
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if its label says that it is rotated; not rotated as a alternatives."""
+    """The weight, if its label says that it is rotated; not rotated as an alternative."""
     labels = parts.hints.labels
     if not labels or not labels[0].rotated:
         return None

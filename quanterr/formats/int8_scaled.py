@@ -25,7 +25,7 @@ def fit(granularity: str, parts: Parts) -> Weight | None:
     """The weight, if its scale has that granularity and no label says that it is rotated.
 
     Some writers for ComfyUI, which put no config.json beside their files, rotate and do not say so: as
-    rotated it is a alternatives.
+    rotated it is an alternative.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None

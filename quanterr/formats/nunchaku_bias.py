@@ -4,7 +4,7 @@
 
     qweight i8     in the order of shared/nunchaku_order.py, padded to a multiple of 128
     qweight i32    interleaved as the rows of a modulation layer are, shared/adanorm_rows.py; to the second
-                   part and to the last but one, which are scales, 1 was added: it is stripped in float32
+                   part and to the last but one, which are scales, 1 was added: it is subtracted in float32
 
 Behind a GELU the runtime shifts activations and a term of the low-rank branch was added to the bias: that
 difference stays.

@@ -7,7 +7,8 @@
     weight[r, c] = float32(code[r, c]) * float32(scale[r])                            rounded
 
     quanto_int4, quanto_int2
-    weight._data._data    u8          (groups / codes of a byte, rounded up, group): see planes.py, low bits first
+    weight._data._data    u8          (groups / codes of a byte, rounded up, group): see
+                                      shared/segmented_packing.py, low bits first
     weight._scale         floating    (groups, 1)
     weight._shift         floating    (groups, 1)
                           integer     (groups, 1), of very old files
@@ -16,8 +17,8 @@
                 (code[e] - shift[e // group]) * scale[e // group]                     where the shift is an integer
 
 A group is 128 columns, or fewer where that does not divide them, or a row; codes of ungrouped convolutions keep
-their axes, (rows / codes of a byte, …). The shape of packed weights is
-not stored: the original gives it; without one (`inspect`) they are reported as (groups, group).
+their axes, (rows / codes of a byte, …). The shape of packed weights is not stored: the original gives it; without one
+(`inspect`) they are reported as (groups, group).
 
 Reference: huggingface/optimum-quanto@e33f8202 optimum/quanto/tensor/qbits.py, packed.py, grouped.py and
 nn/qmodule.py.

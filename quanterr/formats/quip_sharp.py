@@ -137,7 +137,10 @@ def _half_rotated(parts: Parts, layer: Layer, workspace: Workspace) -> Tensor:
     """H(rows) · vectors, not yet divided by sqrt(rows), (rows, cols) float32."""
     half = torch.empty(layer.rows, layer.cols, device=workspace.device)
     stored = workspace.whole("codes", parts["codes"])
-    first, shape = layer.cols // 32, (layer.rows // 16, -1, 8, 4)  # words per row of E8P codes, and how they are
+    first, shape = (
+        layer.cols // 32,
+        (layer.rows // 16, -1, 8, 4),
+    )  # words per row of E8P codes, and how they are arranged
     main, rest = stored[:, :first].contiguous().view(shape), stored[:, first:]
     rest = rest.contiguous().view(shape) if layer.bits == 4 else rest
     step = max(AT_ONCE // (64 * layer.rows), 1)  # of 64 columns

@@ -41,7 +41,7 @@ NEEDS = {
 
 
 class Layer(NamedTuple):
-    """(rows, cols) of the weight, how many tiles per row of tiles has, and how outliers are."""
+    """(rows, cols) of the weight, how many tiles a row of tiles has, and how outliers are stored."""
 
     rows: int
     cols: int

@@ -127,7 +127,7 @@ def _settings(parts: Parts) -> Mapping[str, Any]:
 
 
 def _check_promised(parts: Parts, settings: Mapping[str, Any]) -> None:
-    """What config.json declares there is has to be stored, and nothing else: without it the weight is another one."""
+    """Exactly the parts that config.json declares have to be stored: without one the weight is another."""
     for name, role in PROMISED.items():
         declared, stored = settings.get(name), parts.get(role) is not None
         number = (

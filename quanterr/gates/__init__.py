@@ -2,11 +2,13 @@
 
     rules.py         from a thresholds file, a preset or the command line
     expression.py    the language of their conditions
-    values.py        what they see of a report
+    selecting.py     the layers that a rule is about
     judging.py       which hold, and by how much
-    fail_fast.py      what a single layer violates, while others are still to come
-    baseline.py      against an older report
+    fail_fast.py     what a single layer violates, while others are still to come
+    explaining.py    what a gate means, in words
     as_text.py       what is reported of them; github.py: on GitHub
+
+What a gate sees of a report is in report/values.py, the comparison with an older one in report/same_original.py.
 
 To add a function: a row of FUNCTIONS. Metrics are those of METRICS and AGGREGATES; those of the report itself
 are rows of REPORT_METRICS.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def first_violation(rules: list[Rule], baseline: Values | None) -> "Callable[[Layer], str | None]":
-    """What declares a layer that was just compared which rule it violates, and None if it violates none.
+    """What says which rule a layer that was just compared violates, and None if it violates none.
 
     Raises:
         UsageError: no rule of severity error is about single layers.

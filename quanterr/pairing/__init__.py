@@ -33,7 +33,7 @@ from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
 
-WITH_HEADS = ("config.json", "params.json")  # files that gives the number of there are
+WITH_HEADS = ("config.json", "params.json")  # files that give the number of heads
 MOST_PADDING = 1024  # rows that writers append to a vocabulary
 LONGEST_BIAS = 1 << 22  # bytes
 

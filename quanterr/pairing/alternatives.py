@@ -1,6 +1,6 @@
 """Which of several readings the original bears out: the one place that looks at values before the run.
 
-    a weight's alternatives    alternatives of its tensors, where label and shapes leave several; tried only if the
+    a weight's alternatives    other readings of its tensors, where label and shapes leave several; tried only if the
                                first has more error than any correct one, and a switch is a warning
     a pair's alternative       other weights on either side: rows in another order, norms plus one, the original
                                transposed; evidence, a warning, or an error that leaves the pair uncompared

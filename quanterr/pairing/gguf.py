@@ -121,7 +121,7 @@ class Translation:
 
 
 def llama_name(architecture: str, path: str) -> str:
-    """llama.cpp's name of a path (conventions.py), with the number of an expert behind it; unknown ones stay."""
+    """llama.cpp's name of a path (gguf_names.py), with the number of an expert behind it; unknown ones stay."""
     words = path.split(".")
     numbers = [n for n, word in enumerate(words) if word.isdecimal()]
     block = words[numbers[0]] if numbers else ""

@@ -8,7 +8,7 @@ files, both written by llama-imatrix:
     GGUF       general.type "imatrix"; X.in_sum2 (matrices, columns), X.counts (matrices, 1); a = in_sum2 / counts
     legacy     i32 entries; each: i32 length, name, i32 calls, i32 values, f32 values; a = value / calls
 
-A stack of experts has a matrix for each. Where counts are 0 nothing is known: a is 1, and it is reported.
+A stack of experts has a matrix for each. Where counts are 0 nothing is known: a is 1, and a finding says so.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) tools/imatrix/imatrix.cpp, src/llama-quant.cpp (load_imatrix).
 """

@@ -32,7 +32,7 @@ def in_one_order(pair: Pair, configs: Iterable[Mapping[str, Any]]) -> Pair:
     """The pair with rows of heads in halves on both sides; ``configs`` are the files beside both checkpoints.
 
     Raises:
-        FormatMismatch: the order differs, and nothing gives the number of heads there are.
+        FormatMismatch: the order differs, and nothing gives the number of heads.
     """
     names = pair.original.codes.name, pair.quantized.codes.name
     paired = [_PAIRED.fullmatch(name) for name in names]

@@ -65,7 +65,7 @@ class Side:
             self.expects_scale = f"config.json declares quant_method {self.labels.method}"
         description = ((self.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
         self.blocks = tuple((block, source) for block, source in description if block)
-        if self.labels.marker:  # in those files per weight without a scale has the scale 1
+        if self.labels.marker:  # in those files a weight without a scale has the scale 1
             self.expects_scale = None
 
     def attach_siblings(self, elsewhere: Collection[str] = ()) -> None:

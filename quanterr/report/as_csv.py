@@ -1,6 +1,6 @@
 """The report as CSV: a line with the verdict and its reasons, then one for each tensor, compared or not.
 
-All reports have the same columns; ``list`` says which list of the JSON report per line comes from.
+All reports have the same columns; ``list`` says which list of the JSON report a line comes from.
 
 A number is written in full; one that is undefined as nan, inf or -inf, one that does not apply as nothing.
 A text that a spreadsheet would take for a formula gets an apostrophe before it (CWE-1236).

@@ -56,7 +56,7 @@ def percent(value: float | None) -> str:
 
 
 def cosine(value: float | None) -> str:
-    """Enough digits to give it from 1."""
+    """Enough digits to distinguish it from 1."""
     if value is None:
         return UNDEFINED
     text = f"{value:.8f}"

@@ -31,7 +31,7 @@ TORCH_DTYPES = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
-    "F8_E4M3": torch.int8,  # the codes' bits: see formats/bits.py
+    "F8_E4M3": torch.int8,  # the codes' bits: see formats/shared/element_types.py
     "F8_E5M2": torch.int8,
     "F8_E4M3FNUZ": torch.int8,
     "F8_E5M2FNUZ": torch.int8,

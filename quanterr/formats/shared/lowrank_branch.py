@@ -1,4 +1,4 @@
-"""Codes of what remains of a weight once a product of two thin matrices is stripped (SVDQuant).
+"""Codes of what remains of a weight once a product of two thin matrices is subtracted (SVDQuant).
 
     residual    (rows, cols)    the codes' values
     smooth      (cols,)         the layer divides its input by it

@@ -19,7 +19,7 @@ class Refusal(NamedTuple):
     stored: frozenset[str]
     called: frozenset[str]
     reason: str
-    nonzero: str | None = None  # a tensor that must not be zero: which distinguishes it from a supported layout
+    nonzero: str | None = None  # a tensor that is not zero in this layout, and is zero or absent in the supported one
 
 
 def _row(name: str, stored: str, called: str, reason: str, nonzero: str | None = None) -> Refusal:
