@@ -49,6 +49,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     said_bits,
     turned_scale,
 )
+from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import OUTPUT
 
 SIZES = (128, 64, 32)  # of blocks, the likeliest first
@@ -138,6 +139,7 @@ def _weight(parts: Parts, shape: tuple[int, int], blocks: Blocks, packing: Packi
         block_size=blocks.edges,
         code_bits=packing.bits,
         uniform_bits=packing.bits,
+        levels=uniform(packing.bits),
         scale=stored if stored.n == shape[0] * blocks.n else None,
         evidence=(f"{packing.bits}-bit codes {parts.codes}, scales {stored}, blocks of {blocks.size} columns",),
         warnings=(*blocks.warnings, *contradictions(parts, packing.bits, blocks.n, shape[1])),

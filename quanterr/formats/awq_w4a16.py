@@ -26,6 +26,7 @@ from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.levels import uniform
 
 LABELS = frozenset({"awq_w4a16"})
 OFFSET = 8.0
@@ -58,6 +59,7 @@ def fit(parts: Parts) -> Weight:
             partial(dequantize, parts, padded, n),
             code_bits=4,
             uniform_bits=4,
+            levels=uniform(4),
             block_size=(1, group),
             evidence=(f"4-bit codes in groups of {group}, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
             warnings=warnings,

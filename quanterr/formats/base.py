@@ -15,7 +15,8 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.levels import Levels, Nearest, Scaling, nearest, scaling
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 # What the file of a format needs: all of it from here.
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Hints",
     "Part",
     "Parts",
+    "Rotated",
     "Values",
     "Weight",
     "Workspace",
@@ -39,6 +41,7 @@ WEIGHT_SUFFIX = ".weight"
 # What the stored bytes of a weight are: numbers as they are; FP8 numbers without a scale; codes to which scales or
 # tables give a meaning; bits that are only compared for equality.
 Encoding = Literal["floats", "cast", "codes", "bits"]
+FilledWorkspaces = tuple[FilledWorkspace, FilledWorkspace]  # of the lowest and of the highest codes
 FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds
 
 
@@ -145,6 +148,9 @@ class Parts:
         comfy_format: str | None = None,
         close_alternatives: bool = False,
         format: str | None = None,
+        levels: Levels | None = None,
+        unit: Callable[[Chunk, Workspace], Tensor] | None = None,
+        rotated: "Rotated | None" = None,
     ) -> "Weight":
         """The weight that these parts make up, as :class:`Weight` has it; ``format`` is the row that is tried."""
         return Weight(
@@ -164,6 +170,10 @@ class Parts:
             warnings=warnings,
             comfy_format=comfy_format,
             close_alternatives=close_alternatives,
+            levels=levels,
+            coded=(self.codes,) if levels else (),
+            unit=unit,
+            rotated=rotated,
         )
 
 
@@ -196,9 +206,36 @@ class Weight:
         False  # its alternatives are close to each other: the clearly nearest is right, however near the first
     )
 
+    levels: Levels | None = None  # of its codes; None where the nearest one cannot be found element by element
+    coded: tuple[Entry, ...] = ()  # the parts that hold these codes
+    unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): what codes of a row are multiplied by
+    rotated: "Rotated | None" = None  # what its codes stand for, where its columns are rotated
+
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as alternatives."""
         return replace(self, alternatives=tuple(others))
+
+    def nearest(self, x: Tensor, y: Tensor, chunk: Chunk, filled: FilledWorkspaces) -> Nearest | None:
+        """What codes with the stored scales can best stand for in place of ``x``, the elements of a chunk.
+
+        ``y`` is what they do stand for; both are (r, c) float32. What is out of range goes to the end of the range.
+        None where a code cannot be found element by element; of rotated columns ask ``rotated.weight``.
+        """
+        scales = self.scaling(chunk, filled)
+        return nearest(self.levels, x, y, scales) if self.levels and scales else None
+
+    def scaling(self, chunk: Chunk, filled: FilledWorkspaces) -> Scaling | None:
+        """What the codes of a chunk are multiplied by, and what is added then; None of a weight without levels."""
+        if self.levels is None:
+            return None
+        if self.unit is not None:
+            return Scaling(self.unit(chunk, filled[0]))
+        for workspace, byte in zip(filled, (self.levels.low, self.levels.high), strict=True):
+            workspace.fill(self.coded, byte, self.levels.block, self.levels.span)
+        high = self.dequantize(chunk, filled[1]).weight
+        if self.levels.centred:
+            return Scaling(high.div_(self.levels.known[1]))
+        return scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
 
     @property
     def has_codes(self) -> bool:
@@ -234,6 +271,13 @@ class Weight:
     def nbytes(self) -> int:
         """Its share of them."""
         return int(self.byte_share * self.stored_bytes)
+
+
+class Rotated(NamedTuple):
+    """What codes stand for before their columns are rotated back."""
+
+    weight: Weight  # with levels; its rows may be longer
+    turn: Callable[[Tensor, Workspace], Tensor]  # whole rows of the original, (r, c), to the same
 
 
 @dataclass(frozen=True, slots=True)

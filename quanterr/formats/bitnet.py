@@ -19,6 +19,7 @@ import torch
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_told
+from quanterr.tensors.levels import TERNARY
 
 PER_BYTE = 4
 NEEDS = {
@@ -44,6 +45,7 @@ def fit(parts: Parts) -> Weight | None:
             (shape[0], cols),
             partial(dequantize, parts, product),
             code_bits=2,
+            levels=TERNARY,
             scale=scale,
             evidence=(f"BitNet, ternary codes {'times' if product else 'divided by'} {scale}",),
             warnings=check_told(parts, "bitnet"),

@@ -33,6 +33,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Va
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import Blocks
 from quanterr.tensors.chunks import as_matrix
+from quanterr.tensors.levels import nibbles
 from quanterr.util import strict_json
 
 MAX_STATE = 1 << 16  # bytes of the JSON
@@ -106,6 +107,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         state.shape,
         partial(dequantize, parts, state),
         code_bits=4,
+        levels=nibbles(table.tolist()),
         block_size=(1, state.block),
         evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
         warnings=() if usual else (warning,),

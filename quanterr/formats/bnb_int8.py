@@ -15,6 +15,7 @@ from math import prod
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
+from quanterr.tensors.levels import INT8
 
 UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
 NEEDS = {
@@ -39,6 +40,7 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts),
         code_bits=8,
         uniform_bits=8,
+        levels=INT8,
         evidence=(f"codes {codes}, largest magnitudes {absmax}",),
     )
 

@@ -15,12 +15,13 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/convrot_w4a4.py,
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Rotated, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
-from quanterr.formats.shared.convrot import group_size, unrotate
+from quanterr.formats.shared.convrot import group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import as_float
+from quanterr.tensors.levels import INT4
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {
@@ -41,10 +42,13 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     stored = codes.shape[0], 2 * codes.shape[1]
     size, warning = group_size(label, stored[1]) if rotated else (2, ())
     padded = fit_padded(parts, stored, size, 1)
+    plain = parts.weight(padded.shape, partial(dequantize, parts, padded, False), code_bits=4, levels=INT4)
     return parts.weight(
         padded.shape,
         partial(dequantize, parts, padded, rotated),
         code_bits=4,
+        levels=None if rotated else INT4,
+        rotated=Rotated(plain, partial(rotate, size)) if rotated else None,
         uniform_bits=4,
         scale=scale,
         evidence=(f"{label}, scale {scale}" + (f"; rotated in groups of {size}" if rotated else ""),),

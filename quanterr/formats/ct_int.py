@@ -21,6 +21,7 @@ from quanterr.formats.shared.column_groups import Blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_config import configured
 from quanterr.formats.shared.ct_row_groups import fit_row_blocks, with_zero_points
+from quanterr.tensors.levels import signed_bytes
 
 NEEDS = {
     "codes": Part(("{weight}",), INT8),
@@ -35,13 +36,14 @@ def fit(parts: Parts) -> Weight | None:
     if parts.hints.labels or not (parts.get("zero_point") or parts.get("order")):
         return None
     shape = parts.codes.shape
-    blocks = fit_row_blocks(parts, shape)
+    blocks, bits = fit_row_blocks(parts, shape), configured(parts, "num_bits") or 8
     return parts.weight(
         shape,
         partial(dequantize, parts, blocks),
         block_size=blocks.edges,
         code_bits=8,
-        uniform_bits=configured(parts, "num_bits") or 8,
+        uniform_bits=bits,
+        levels=signed_bytes(bits),
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}",),
         warnings=blocks.warnings,

@@ -17,6 +17,7 @@ from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
 from quanterr.formats.shared.microscaling import Microscaled, divided_by
 from quanterr.formats.shared.padding import unpadded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
+from quanterr.tensors.levels import E2M1
 
 BLOCK = 16
 NEEDS = {
@@ -44,6 +45,7 @@ def fit(parts: Parts) -> Weight:
         padded.shape,
         Microscaled(codes, "e2m1", padded, layouts[0], divided_by(global_scale, padded.stored_rows)).dequantize,
         code_bits=4,
+        levels=E2M1,
         block_size=(1, BLOCK),
         evidence=(f"codes {codes}, scales {scale}, divided by {global_scale}",),
     )

@@ -31,6 +31,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Va
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_rows
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.ct_config import configured
+from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import whole
 
@@ -72,6 +73,7 @@ def fit(parts: Parts) -> Weight:
             block_size=blocks.edges,
             code_bits=packing.bits,
             uniform_bits=packing.bits,
+            levels=uniform(packing.bits),
             scale=scale,
             evidence=(f"{packing.bits}-bit codes, {packing.name}, in {codes}, scale {scale}",),
             warnings=warnings,

@@ -26,6 +26,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import Blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_row_groups import fit_row_blocks, with_zero_points
+from quanterr.tensors.levels import OF_DTYPE
 from quanterr.tensors.workspace import TORCH_DTYPES
 
 CODES = frozenset({"F8_E4M3", "I8"})
@@ -81,6 +82,7 @@ def _weight(parts: Parts, shape: tuple[int, int]) -> Weight:
         partial(dequantize, parts, shape, blocks),
         block_size=blocks.edges if blocks else None,
         code_bits=8 if are_codes else None,
+        levels=OF_DTYPE[parts.codes.dtype] if are_codes else None,
         uniform_bits=8 if parts.codes.dtype == "I8" else None,
         scale=scale,
         evidence=(f"{parts.codes}, {parts['mask']}",),

@@ -23,6 +23,7 @@ from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.padding import labelled_shape
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.tensors.chunks import as_matrix
+from quanterr.tensors.levels import nibbles
 
 BLOCK = 64
 NF4 = (
@@ -94,6 +95,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         shape,
         partial(dequantize, parts, table, as_matrix(shape)[1], block),
         code_bits=4,
+        levels=nibbles(TABLES[table]),
         evidence=(f"{parts.hints.labels[0]}; flat codes in blocks of {block}",),
         warnings=warnings,
         comfy_format=comfy_format,

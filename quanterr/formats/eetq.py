@@ -21,6 +21,7 @@ from torch import Tensor
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_told
+from quanterr.tensors.levels import uniform
 
 RUN = 64  # bytes of one row that follow each other
 NEEDS = {
@@ -44,6 +45,7 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts, cols),
         code_bits=8,
         uniform_bits=8,
+        levels=uniform(8),
         scale=scale,
         evidence=(f"EETQ, codes of {rows} rows in the order of CUTLASS kernels",),
         warnings=check_told(parts, "eetq"),

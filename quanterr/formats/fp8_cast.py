@@ -15,6 +15,7 @@ from functools import partial
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8
+from quanterr.tensors.levels import OF_DTYPE
 
 
 def fit(parts: Parts) -> Weight:
@@ -28,6 +29,7 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts),
         encoding="cast",
         code_bits=8,
+        levels=OF_DTYPE[parts.codes.dtype],
         evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
     )
 

@@ -23,6 +23,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_told, matches
 from quanterr.formats.shared.padding import crop
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.levels import INT8, uniform
 
 FLOAT = frozenset({"F32"})
 NEEDS = {"codes": Part(("{weight}",), frozenset({"U8"})), "scale": Part(("{weight}_scale",), FLOAT)}
@@ -56,6 +57,7 @@ def fit(parts: Parts) -> Weight | None:
         block_size=(1, shape[1] // scale.shape[1]) if scale.shape[1] > 1 else None,
         code_bits=n_bits,
         uniform_bits=n_bits,
+        levels=INT8 if n_bits == 8 else uniform(n_bits),
         scale=scale,
         evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),
         warnings=(*check_told(parts, parts.format, "gemma"), *((warning,) if declared not in (None, n_bits) else ())),

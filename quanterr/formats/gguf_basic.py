@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quanterr.formats.base import Workspace
 from quanterr.formats.shared.ggml_blocks import Layout, bits_of_bytes, block_formats, codes_of, half, look_up, nibbles
+from quanterr.tensors.levels import INT8
 
 
 def q4_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
@@ -65,10 +66,10 @@ def _five_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
 
 FORMATS = block_formats(
     (
-        Layout("Q4_0", "4-bit codes, a scale for 32", q4_0, 32, 4, (21, 23), uniform=True),
-        Layout("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, 4, (22, 24), uniform=True),
-        Layout("Q5_0", "5-bit codes, a scale for 32", q5_0, 32, 5, (27, 29), uniform=True),
-        Layout("Q5_1", "5-bit codes, a scale and a minimum for 32", q5_1, 32, 5, (28, 30), uniform=True),
-        Layout("Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), uniform=True),
+        Layout("Q4_0", "4-bit codes, a scale for 32", q4_0, 32, 4, (21, 23), (2, 18), uniform=True),
+        Layout("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, 4, (22, 24), (4, 20), uniform=True),
+        Layout("Q5_0", "5-bit codes, a scale for 32", q5_0, 32, 5, (27, 29), (2, 22), uniform=True),
+        Layout("Q5_1", "5-bit codes, a scale and a minimum for 32", q5_1, 32, 5, (28, 30), (4, 24), uniform=True),
+        Layout("Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), (2, 34), INT8),
     ),
 )

@@ -42,8 +42,10 @@ from quanterr.formats.shared.ggml_blocks import (
     look_up,
     nibbles,
 )
+from quanterr.tensors import levels
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_LEVELS = levels.nibbles(IQ4)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -129,7 +131,7 @@ def dequantize_scaled(parts: Parts, scale: Entry, chunk: Chunk, workspace: Works
     return Values(values.mul_(scales[of_row].unsqueeze(1)))
 
 
-NVFP4 = Layout("NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 21))
+NVFP4 = Layout("NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 21), (4, 36), levels.E2M1)
 
 FORMATS = (
     Format(
@@ -144,9 +146,27 @@ FORMATS = (
     ),
     *block_formats(
         (
-            Layout("MXFP4", "E2M1 codes, a power of two for 32", mxfp4, 32, 4, (18, 20)),
-            Layout("IQ4_NL", "4-bit codes for a table, a scale for 32", iq4_nl, 32, 4, (21, 23)),
-            Layout("IQ4_XS", "4-bit codes for a table, a 6-bit scale for 32", iq4_xs, 32, 4, (21, 23)),
+            Layout("MXFP4", "E2M1 codes, a power of two for 32", mxfp4, 32, 4, (18, 20), (1, 17), levels.E2M1),
+            Layout(
+                "IQ4_NL",
+                "4-bit codes for a table, a scale for 32",
+                iq4_nl,
+                32,
+                4,
+                (21, 23),
+                (2, 18),
+                IQ4_LEVELS,
+            ),
+            Layout(
+                "IQ4_XS",
+                "4-bit codes for a table, a 6-bit scale for 32",
+                iq4_xs,
+                32,
+                4,
+                (21, 23),
+                (8, 136),
+                IQ4_LEVELS,
+            ),
         ),
     ),
 )

@@ -37,6 +37,9 @@ from quanterr.formats.shared.ggml_blocks import (
     half,
     look_up,
 )
+from quanterr.tensors.levels import Levels, uniform
+
+BASE_3 = Levels(0x00, 0xFF, -1.0, 1.0)  # five codes in a byte
 
 
 def tq1_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
@@ -85,9 +88,9 @@ def _two_bits_of_bytes(device: torch.device) -> Tensor:
 
 FORMATS = block_formats(
     (
-        Layout("TQ1_0", "three values, a scale for 256", tq1_0, 256, 2, (1, 3)),
-        Layout("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, 2, (1, 3)),
-        Layout("Q1_0", "signs, a scale for 128", q1_0, 128, 1, (4, 5)),
-        Layout("Q2_0", "2-bit codes, a scale for 64", q2_0, 64, 2, (2, 4), uniform=True),
+        Layout("TQ1_0", "three values, a scale for 256", tq1_0, 256, 2, (1, 3), (0, 52), BASE_3),
+        Layout("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, 2, (1, 3), (0, 64), uniform=True),
+        Layout("Q1_0", "signs, a scale for 128", q1_0, 128, 1, (4, 5), (2, 18), uniform(1)),
+        Layout("Q2_0", "2-bit codes, a scale for 64", q2_0, 64, 2, (2, 4), (2, 18), uniform=True),
     ),
 )

@@ -45,6 +45,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     said_bits,
     turned_scale,
 )
+from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display
 
@@ -112,6 +113,7 @@ def fit(parts: Parts) -> Weight | None:
             block_size=blocks.edges,
             code_bits=bits,
             uniform_bits=bits,
+            levels=uniform(bits),
             scale=scale,
             evidence=(f"{variant}: {declared}" if variant is variants[0] else str(variant),),
             warnings=warnings,

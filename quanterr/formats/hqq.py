@@ -31,6 +31,7 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.flat_blocks import Blocks
 from quanterr.formats.shared.segmented_packing import Planes, pieces
+from quanterr.tensors.levels import Levels
 from quanterr.util.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -116,6 +117,7 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts, planes, groups),
         code_bits=configured,
         uniform_bits=configured,
+        levels=Levels(0x00, 0xFF, 0.0, float(round(2**nbits) - 1), at=(0.0, 2.0**code_bits - 1)),
         block_size=(1, groups.size) if groups.axis else None,
         evidence=(f"{packing}, groups of {groups.size} along axis {groups.axis}",),
     )

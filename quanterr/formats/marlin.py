@@ -44,6 +44,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Va
 from quanterr.formats.shared.bit_packing import cropped
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, configured_group_size
+from quanterr.tensors.levels import uniform
 
 ROWS, COLS = 64, 16  # of a tile
 
@@ -112,6 +113,7 @@ def _weight(
         block_size=blocks.edges,
         code_bits=tiles.bits,
         uniform_bits=tiles.bits,
+        levels=uniform(tiles.bits),
         scale=parts["scale"],
         evidence=(f"{tiles.bits}-bit codes {parts.codes}, scales {parts['scale']}",),
         warnings=blocks.warnings,

@@ -27,9 +27,10 @@ from typing import Any
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import bit_stream
-from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents
+from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Element, Microscaled, ScaleOf, e4m3, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
+from quanterr.tensors.levels import uniform
 
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -59,6 +60,7 @@ def fit_affine(parts: Parts) -> Weight:
         partial(dequantize, parts, unpadded(parts, shape, group), code_bits),
         code_bits=code_bits,
         uniform_bits=code_bits,
+        levels=uniform(code_bits),
         block_size=(1, group),
         evidence=(f"{code_bits} bits in groups of {group}: {source}",),
         warnings=(warning,) if declared and (code_bits, group) not in declared else (),
@@ -155,6 +157,7 @@ def fit_float(element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> 
         shape,
         Microscaled(codes, element, unpadded(parts, shape, group), scales, scale_of).dequantize,
         code_bits=CODE_BITS[element],
+        levels=LEVELS[element],
         block_size=(1, group),
         scale=scale if scale_of is exponents else None,
         evidence=(f"codes {codes}, scales {scale}",),

@@ -17,6 +17,7 @@ import torch
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.tensors.levels import INT4
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NEEDS = {
@@ -46,6 +47,7 @@ def fit(parts: Parts) -> Weight | None:
         block_size=blocks.edges,
         code_bits=4,
         uniform_bits=4,
+        levels=INT4,
         scale=scale,
         evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),
         warnings=blocks.warnings,

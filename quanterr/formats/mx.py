@@ -27,7 +27,7 @@ from functools import partial
 from math import prod
 
 from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
-from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, exponents
+from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Element, Microscaled, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 
@@ -111,6 +111,7 @@ def _weight(
         padded.shape,
         Microscaled(parts.codes, element, padded, scales, exponents).dequantize,
         code_bits=CODE_BITS[element],
+        levels=LEVELS[element],
         block_size=(1, BLOCK),
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, exponents {parts['scale']}",),

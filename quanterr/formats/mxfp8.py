@@ -22,6 +22,7 @@ from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.tensors.levels import E4M3
 
 BLOCK = 32
 LABELS = FP8_LABELS | MXFP8_LABELS
@@ -49,6 +50,7 @@ def fit(parts: Parts) -> Weight | None:
             padded.shape,
             partial(dequantize, parts, padded, layout),
             code_bits=8,
+            levels=E4M3,
             block_size=(1, BLOCK),
             evidence=(f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}",),
             warnings=warnings,

@@ -50,6 +50,7 @@ from quanterr.formats.shared.nunchaku_order import (
 )
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.levels import E2M1, INT4
 from quanterr.util import strict_json
 from quanterr.util.text import display
 
@@ -103,6 +104,7 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         layout.padded.shape,
         partial(dequantize, parts, layout),
         code_bits=4,
+        levels=E2M1 if codes == "nvfp4" else INT4,
         block_size=(1, layout.group),
         evidence=(declared,),
         warnings=tuple(_doubts(codes, parts)),

@@ -27,6 +27,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.levels import uniform
 
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64
@@ -58,6 +59,7 @@ def fit(parts: Parts) -> Weight:
             partial(dequantize, parts, padded, n),
             code_bits=4,
             uniform_bits=4,
+            levels=uniform(4),
             block_size=(1, GROUP),
             evidence=("4-bit codes in fragments, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
         )

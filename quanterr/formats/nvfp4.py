@@ -29,6 +29,7 @@ from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.tensors.levels import E2M1
 
 MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
 
@@ -56,6 +57,7 @@ def fit(parts: Parts) -> Weight:
             padded.shape,
             partial(dequantize, parts, padded, layout, high),
             code_bits=4,
+            levels=E2M1,
             block_size=(1, block),
             evidence=(_described(layout, high),),
             warnings=warnings,

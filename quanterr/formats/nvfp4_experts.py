@@ -23,6 +23,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, Values, 
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
 from quanterr.formats.shared.padding import unpadded
+from quanterr.tensors.levels import E2M1
 
 BLOCK = 16
 
@@ -42,6 +43,7 @@ def fit(parts: Parts) -> Weight | None:
         padded.shape,
         partial(dequantize, parts, padded.rows, cols),
         code_bits=4,
+        levels=E2M1,
         block_size=(BLOCK, 1),
         evidence=(f"codes {codes}, scales {scale}: blocks of 16 rows",),
     )

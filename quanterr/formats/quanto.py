@@ -35,6 +35,7 @@ from quanterr.formats.shared.flat_blocks import Blocks
 from quanterr.formats.shared.scale_grid import Grid, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.tensors.chunks import as_matrix
+from quanterr.tensors.levels import OF_DTYPE, uniform
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "U8", "I16", "I32"})
@@ -59,6 +60,7 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
         parts.codes.shape,
         partial(dequantize_bytes, parts, grid),
         code_bits=8,
+        levels=OF_DTYPE[parts.codes.dtype],
         uniform_bits=8 if format == "quanto_int8" else None,
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}: {grid.reason}",),
@@ -108,6 +110,7 @@ def _packed(code_bits: int, parts: Parts) -> Weight:
         partial(dequantize_packed, parts, planes, as_matrix(shape), group),
         code_bits=code_bits,
         uniform_bits=code_bits,
+        levels=uniform(code_bits),
         block_size=(1, group),
         format=f"quanto_int{code_bits}",
         evidence=(f"{code_bits} bits in groups of {group}" + ("" if parts.hints.shape else ", shaped as groups"),),

@@ -26,6 +26,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Va
 from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, turned_scale
+from quanterr.tensors.levels import INT4, uniform
 from quanterr.tensors.workspace import OUTPUT
 
 SIGNS = -0x77777778  # the highest bit of each of eight codes: without it a signed code is unsigned, less 8
@@ -74,6 +75,7 @@ def fit(parts: Parts) -> Weight:
             block_size=blocks.edges,
             code_bits=4,
             uniform_bits=4,
+            levels=INT4 if coding.signed else uniform(4),
             scale=scale,
             evidence=(f"{coding}, in {codes}, scale {scale}",),
             warnings=blocks.warnings,

@@ -37,6 +37,7 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.levels import INT4
 from quanterr.util.text import display
 
 LABELS = frozenset({"svdquant_w4a4"})
@@ -76,6 +77,7 @@ def fit(parts: Parts) -> Weight:
         padded.shape,
         partial(dequantize, parts, padded, smoothed),
         code_bits=4,
+        levels=INT4,
         block_size=(1, GROUP),
         evidence=(f"4-bit codes {lies}, a branch of rank {rank}" + (", all of it smoothed" if smoothed else ""),),
         warnings=warnings,

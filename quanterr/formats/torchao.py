@@ -34,11 +34,21 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types, torchao_int4
-from quanterr.formats.shared.microscaling import CODE_BITS, Element, Microscaled, ScaleOf, e4m3, exponents, times
+from quanterr.formats.shared.microscaling import (
+    CODE_BITS,
+    LEVELS,
+    Element,
+    Microscaled,
+    ScaleOf,
+    e4m3,
+    exponents,
+    times,
+)
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.scale_grid import Grid, fit_grid
 from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
 from quanterr.formats.shared.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
+from quanterr.tensors.levels import OF_DTYPE, signed_bytes
 from quanterr.util.text import display, whole
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -115,6 +125,7 @@ def _fit_integers(parts: Parts, declared: Described) -> Weight:
         Integers(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
         code_bits=code_bits,
         uniform_bits=code_bits,
+        levels=signed_bytes(code_bits),
         block_size=(1, group) if number > prod(codes.shape[:-1]) else None,
         scale=scale,
         evidence=(f"the header: {named} codes, block_size {[*front, group]}",),
@@ -165,6 +176,7 @@ def _fit_float8(parts: Parts, declared: Described) -> Weight:
         codes.shape,
         partial(_dequantize_float8, parts, grid),
         code_bits=8,
+        levels=OF_DTYPE[codes.dtype],
         block_size=grid.block if grid.granularity == "block" else None,
         scale=scale,
         evidence=(f"the header; scale {scale}: {grid.reason}",),
@@ -224,6 +236,7 @@ def _microscaled(parts: Parts, declared: Described, element: Element, block: int
         shape,
         Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of).dequantize,
         code_bits=CODE_BITS[element],
+        levels=LEVELS[element],
         block_size=(1, block),
         evidence=(f"the header: {element} in blocks of {block}, scales in {'tiles' if tiled else 'rows'}",),
     )

@@ -38,7 +38,7 @@ def reshaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """The same matrix under another shape."""
     if shape == weight.shape:
         return weight
-    return _each(weight, lambda one: _view(one, shape, one.dequantize))
+    return _each(weight, lambda one: replace(_view(one, shape, one.dequantize), rotated=one.rotated, unit=one.unit))
 
 
 def stacked(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
@@ -64,6 +64,10 @@ def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
         dequantize=partial(_stacked, weights, starts, axis),
         needs_float64=any(weight.needs_float64 for weight in weights),
         scale=None,
+        levels=first.levels if all(weight.levels == first.levels for weight in weights) else None,
+        coded=tuple(entry for weight in weights for entry in weight.coded),
+        unit=None,
+        rotated=None,
         evidence=tuple(dict.fromkeys(evidence for weight in weights for evidence in weight.evidence)),
         warnings=tuple(dict.fromkeys(evidence for weight in weights for evidence in weight.warnings)),
         alternatives=(),
@@ -114,7 +118,7 @@ def _side_by_side(weights: Sequence[Weight], starts: Sequence[int], chunk: Chunk
 
 def added(weights: Sequence[Weight]) -> Weight:
     """The sum of several weights of one shape, rounded to float32 at each: the biases of a layer split by columns."""
-    return replace(_stack(weights, weights[0].shape), dequantize=partial(_added, weights))
+    return replace(_stack(weights, weights[0].shape), dequantize=partial(_added, weights), levels=None)
 
 
 def _added(weights: Sequence[Weight], chunk: Chunk, workspace: Workspace) -> Values:
@@ -224,7 +228,7 @@ def _plus(weight: Weight, number: float, chunk: Chunk, workspace: Workspace) -> 
 
 def minus_exp(weight: Weight) -> Weight:
     """-exp of each element: what Mamba's A is of the A_log that is trained."""
-    return _each(weight, lambda one: _view(one, one.shape, partial(_minus_exp, one)))
+    return _each(weight, lambda one: replace(_view(one, one.shape, partial(_minus_exp, one)), levels=None))
 
 
 def _minus_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
@@ -254,5 +258,7 @@ def _view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, share:
         dequantize=dequantize,
         byte_share=weight.byte_share * share,
         scale=weight.scale if share == 1.0 else None,
+        unit=None,
+        rotated=None,
         alternatives=(),
     )

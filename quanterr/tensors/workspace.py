@@ -7,7 +7,7 @@ a named buffer of it. Nothing here grows with the size of a weight.
 
 import ctypes
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
@@ -121,7 +121,7 @@ class Workspace:
             self.views.clear()
         if key in self._copied:
             self._copied[key].synchronize()
-        entry.file.read_into(host[1][:n_bytes], entry.offset + begin)
+        self._read_into(host[1][:n_bytes], entry, begin)
         view = self.buffer(key, shape, dtype)
         if self.device.type == "cpu":
             return view
@@ -130,6 +130,10 @@ class Workspace:
             self._copied[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied[key].record()
         return view
+
+    def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
+        """Fill memory with the bytes of an entry from number ``begin`` on."""
+        entry.file.read_into(memory, entry.offset + begin)
 
     def whole(self, key: str, entry: Entry) -> Tensor:
         """All elements of an entry, in its shape, on the device: for small parts, and what cannot be cut by rows.
@@ -177,6 +181,33 @@ class Workspace:
         """Bytes of all buffers, host and device, but those that are lent."""
         hosts = (host for key, (host, _) in self._hosts.items() if self._buffers.get(key) is not host)
         return sum(b.numel() for b in self._buffers.values()) + sum(host.numel() for host in hosts)
+
+
+class FilledWorkspace(Workspace):
+    """A workspace in which all codes of a weight are alike: what dequantizes there gives an end of their range."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Start without any buffer, and with codes as they are stored."""
+        super().__init__(device)
+        self._filled: set[int] = set()
+        self._byte, self._block = 0, 1
+        self._span: tuple[int, int] | None = None
+
+    def fill(self, entries: Iterable[Entry], byte: int, block: int = 1, span: tuple[int, int] | None = None) -> None:
+        """From now on these entries consist of that byte; of blocks of bytes, only in the ``span`` of each."""
+        self._filled, self._byte, self._block, self._span = {id(entry) for entry in entries}, byte, block, span
+
+    def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
+        filled = id(entry) in self._filled
+        if not filled or self._span:
+            super()._read_into(memory, entry, begin)
+        if filled:
+            stored = torch.frombuffer(memory, dtype=torch.uint8)
+            (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
+
+    def shared(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
+        """As :meth:`made`: what is made of such codes is nobody else's."""
+        return self.made(key, entry, 0, make)
 
 
 def _host_buffer(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:

@@ -45,6 +45,11 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: undone by a Sylvester matrix",)
 
 
+def rotate(size: int, values: Tensor, workspace: Workspace) -> Tensor:
+    """Whole rows of a weight, (r, c) float32, as they are quantized: the matrix is its own inverse."""
+    return unrotate(values, size, workspace)
+
+
 def unrotate(values: Tensor, size: int, workspace: Workspace) -> Tensor:
     """``values``, (r, c) with c a multiple of ``size``, with their rotation undone: (r, c) float32, in place.
 

@@ -22,6 +22,7 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Format, Part, Parts, Values, Weight
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.levels import INT8, Levels, uniform
 from quanterr.tensors.workspace import Workspace
 
 # Writes the elements of blocks, uint8 (n, bytes of a block), to the second, float32 (n, elements of a block).
@@ -37,7 +38,9 @@ class Layout(NamedTuple):
     shared: int  # elements that share a scale
     bits: int  # of one code, rounded up
     usual_db: tuple[int, int]
-    uniform: bool = False  # the codes have equal steps
+    codes: tuple[int, int] = (0, 0)  # the bytes of a block that hold them
+    levels: Levels | None = None  # of the codes
+    uniform: bool = False  # the codes have equal steps, and no sign
 
     @property
     def format(self) -> str:
@@ -64,12 +67,14 @@ def fit(layout: Layout, parts: Parts) -> Weight:
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
     n, n_bytes = BLOCKS[layout.dtype]
+    levels = uniform(layout.bits) if layout.uniform else layout.levels
     return parts.weight(
         parts.codes.shape,
         partial(dequantize, parts, layout.unpack),
         block_size=(1, layout.shared),
         code_bits=layout.bits,
-        uniform_bits=layout.bits if layout.uniform else None,
+        uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
+        levels=levels and levels.within(n_bytes, layout.codes),
         evidence=(f"type {layout.dtype}: blocks of {n} elements in {n_bytes} bytes",),
     )
 

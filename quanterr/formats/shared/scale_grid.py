@@ -37,6 +37,7 @@ from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.element_types import Codes
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.levels import centred
 from quanterr.tensors.workspace import Workspace
 
 Edges = tuple[int, int]
@@ -85,6 +86,12 @@ class Grid:
             multiply(values, scale * unit, chunk.col, self.block[1])
         # A product of codes that are not zero may underflow to zero only if the scale is tiny.
         return Values(values, codes.saturated, codes.zeros if smallest > TINY else None)
+
+    def of_rows(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Scales of the rows of a chunk, (r, 1) float32, or the one, (1, 1); not of blocks."""
+        if self.entry.n == 1:
+            return as_float(self.entry, workspace.whole("scale", self.entry)).view(1, 1)
+        return self._scales(chunk, workspace)
 
     def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Scales of a chunk as float32, (1 or r, blocks of columns)."""
@@ -206,6 +213,8 @@ def fit_scaled(
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
+        levels=centred(codes.dtype),
+        unit=None if grid.granularity == "block" else grid.of_rows,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
         warnings=(*warnings, grid.warning) if grid.warning else warnings,
@@ -219,6 +228,7 @@ def fit_scaled(
     alternative = replace(
         weight,
         dequantize=partial(dequantize, parts, fit_grid(scale, codes.shape, [(other, "")])),
+        unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
     )

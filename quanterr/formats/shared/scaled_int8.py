@@ -3,10 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from quanterr.formats.base import Part, Parts, Values, Weight
+from quanterr.formats.base import Part, Parts, Rotated, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
-from quanterr.formats.shared.convrot import unrotate
+from quanterr.formats.shared.convrot import rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import Grid
 from quanterr.tensors.chunks import Chunk
@@ -34,6 +34,8 @@ def unrotated(parts: Parts, plain: Weight, size: int) -> Weight:
         plain,
         format="int8_convrot",
         dequantize=partial(_unrotate, plain, padded),
+        levels=None,
+        rotated=Rotated(plain, partial(rotate, size)),
         evidence=(f"{plain.evidence[0]}; rotated in groups of {size}",),
     )
 

@@ -32,6 +32,7 @@ from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.segmented_packing import pieces
 from quanterr.formats.shared.torchao_header import Described, block_size, fit_pre_scale, pre_scaled
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.levels import INT4, uniform
 from quanterr.tensors.workspace import Workspace
 
 TILE_ROWS, TILE_COLS = 8, 128
@@ -166,6 +167,7 @@ def _weight(parts: Parts, shape: tuple[int, ...], layout: Plain | Tiles, group: 
         layout.dequantize,
         code_bits=4,
         uniform_bits=4,
+        levels=uniform(4) if isinstance(layout, Tiles) else INT4,
         block_size=(1, group),
         evidence=(f"the header: groups of {group} columns",),
     )

@@ -1,0 +1,207 @@
+"""The values that codes can stand for, and which of them is nearest to a number.
+
+Two codes of each element are dequantized like any other, most often the lowest and the highest: so scales, zero
+points, minima, factors, orders and branches of low rank count as the format applies them, and this module knows
+nothing of them. What the other codes stand for lies on the line through these two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.tensors.workspace import Workspace
+
+MANTISSA = 23  # bits of a float32
+EXPONENT = 0xFF << MANTISSA
+HALF_STEP = 0.50001  # of what is rounded, but for the rounding of float32
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The values of a code before any scale, from ``lowest`` to ``highest``.
+
+    Codes are as far apart as 1; or, with a ``table``, as its values; or, with ``mantissa`` bits, as those of a small
+    float whose least normal number is ``normal``.
+    """
+
+    low: int  # a byte all of whose codes have one value
+    high: int  # a byte all of whose codes have another
+    lowest: float
+    highest: float
+    table: tuple[float, ...] = ()  # all values, ascending
+    mantissa: int = 0
+    normal: float = 0.0
+    at: tuple[float, float] | None = None  # the values of the two bytes, where they are not the lowest and the highest
+    centred: bool = False  # the code of the value zero stands for zero
+    span: tuple[int, int] | None = None  # the bytes of a block that are codes, where scales are between them
+    block: int = 0  # bytes of such a block
+
+    @property
+    def known(self) -> tuple[float, float]:
+        """The values of the codes in the two bytes."""
+        return self.at or (self.lowest, self.highest)
+
+    def within(self, block: int, span: tuple[int, int]) -> "Levels":
+        """The same, of codes that are in these bytes of each block of ``block`` bytes."""
+        return replace(self, block=block, span=span)
+
+    @cached_property
+    def _boundaries(self) -> Tensor:
+        values = torch.tensor(self.table, dtype=torch.float64)
+        return ((values[1:] + values[:-1]) / 2).float()
+
+    @cached_property
+    def _values(self) -> Tensor:
+        return torch.tensor(self.table, dtype=torch.float32)
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """The numbers of the levels nearest to ``codes``, float32 in units of a code; neighbours differ by one."""
+        if self.table:
+            return torch.bucketize(codes, self._boundaries.to(codes.device), out_int32=True)
+        if not self.mantissa:
+            return codes.clamp(self.lowest, self.highest).round_()
+        size = codes.abs().clamp_(max=self.highest)
+        bits = size.clamp(min=self.normal).view(torch.int32)
+        bits.add_(1 << self._shift - 1).bitwise_right_shift_(self._shift).sub_(self._first)
+        below = size.clamp_(max=self.normal).mul_(2**self.mantissa / self.normal).round_()
+        return below.add_(bits).copysign_(codes)
+
+    def values(self, numbers: Tensor) -> Tensor:
+        """The values of levels by their numbers, float32."""
+        if self.table:
+            return self._values.to(numbers.device)[numbers]
+        if not self.mantissa:
+            return numbers
+        size = numbers.abs()
+        normal = (size.int() + self._first - 2**self.mantissa).bitwise_left_shift_(self._shift).view(torch.float32)
+        below = size * (self.normal / 2**self.mantissa)
+        return torch.where(size < 2**self.mantissa, below, normal).copysign_(numbers)
+
+    @property
+    def _shift(self) -> int:
+        return MANTISSA - self.mantissa
+
+    @property
+    def _first(self) -> int:
+        """The bits of the least normal number, but those that are rounded away."""
+        return int(torch.tensor(self.normal).view(torch.int32)) >> self._shift
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """Half a step below the lowest and above the highest value: what is beyond is out of range."""
+        if self.table:
+            return (
+                self.lowest - (self.table[1] - self.table[0]) / 2,
+                self.highest + (self.table[-1] - self.table[-2]) / 2,
+            )
+        if not self.mantissa:
+            return self.lowest - 0.5, self.highest + 0.5
+        binade = 2.0 ** int(torch.tensor(self.highest).log2().floor())
+        half = binade / 2 ** (self.mantissa + 1)
+        return self.lowest - half, self.highest + half
+
+
+def uniform(bits: int) -> Levels:
+    """Unsigned codes of this many bits, or signed ones that are stored with an offset."""
+    return Levels(0x00, 0xFF, 0.0, 2.0**bits - 1)
+
+
+def signed_bytes(bits: int) -> Levels:
+    """Codes in two's complement, one in a byte."""
+    half = 1 << bits - 1
+    return Levels(256 - half & 0xFF, half - 1, -float(half), half - 1.0)
+
+
+def nibbles(values: Sequence[float]) -> Levels:
+    """Codes of 4 bits, two in a byte, whose values are these."""
+    table = tuple(sorted(set(map(float, values))))
+    low, high = values.index(table[0]), values.index(table[-1])
+    return Levels(0x11 * low, 0x11 * high, table[0], table[-1], table)
+
+
+INT4 = Levels(0x88, 0x77, -8.0, 7.0)  # two's complement, two in a byte
+INT8 = signed_bytes(8)
+TERNARY = Levels(0x00, 0xFF, -1.0, 1.0, at=(-1.0, 2.0))  # of 2 bits, stored with an offset; one code is unused
+E2M1 = Levels(0xFF, 0x77, -6.0, 6.0, mantissa=1, normal=1.0)  # two in a byte
+E2M3 = Levels(0xFF, 0x00, -7.5, 7.5, mantissa=3, normal=1.0, at=(-7.5, 0.0))
+E4M3 = Levels(0xFE, 0x7E, -448.0, 448.0, mantissa=3, normal=2.0**-6)
+E5M2 = Levels(0xFB, 0x7B, -57344.0, 57344.0, mantissa=2, normal=2.0**-14)
+OF_DTYPE = {
+    "I8": INT8,
+    "F8_E4M3": E4M3,
+    "F8_E5M2": E5M2,
+    "F8_E4M3FNUZ": Levels(0xFF, 0x7F, -240.0, 240.0, mantissa=3, normal=2.0**-7),
+    "F8_E5M2FNUZ": Levels(0xFF, 0x7F, -57344.0, 57344.0, mantissa=2, normal=2.0**-15),
+}
+
+
+def centred(dtype: str) -> Levels | None:
+    """Codes of that stored dtype that are only multiplied."""
+    return replace(OF_DTYPE[dtype], centred=True) if dtype in OF_DTYPE else None
+
+
+class Scaling(NamedTuple):
+    """What codes are multiplied by, and what is added then: of each element, (r, c), or of a row, (r or 1, 1)."""
+
+    unit: Tensor
+    shift: Tensor | None = None  # None: nothing
+
+
+def scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
+    """From what the two known codes stand for, (r, c) each."""
+    first, second = levels.known
+    unit = (high - low).div_(second - first)
+    return Scaling(unit, low - unit * first)
+
+
+class Nearest(NamedTuple):
+    """What is nearest to the elements of a chunk, (r, c) each."""
+
+    values: Tensor  # float32: the nearest value that a code can stand for
+    steps: Tensor  # how many levels the stored value is from that
+    outside: Tensor  # bool: beyond the first or the last level by more than half a step
+
+
+def nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
+    """What is nearest to ``x``; ``y`` is what is stored; both are (r, c) float32.
+
+    Where ``y`` is the nearest, it is given as it is, however the format rounds.
+    """
+    unit, shift = scales
+    fixed = unit == 0  # whatever the code: a scale of zero, or an element that has no code
+    inverse = unit.reciprocal().masked_fill_(fixed, 0.0)
+    codes, stored = x - shift if shift is not None else x, y - shift if shift is not None else y
+    outside = fixed & (codes != 0)
+    codes, stored = codes * inverse, stored * inverse
+    numbers = levels.numbers(codes)
+    steps = (numbers - levels.numbers(stored)).abs_()
+    values = levels.values(numbers) * unit
+    if shift is not None:
+        values.add_(shift)
+    below, above = levels.ends
+    outside |= (codes < below) | (codes > above)
+    return Nearest(torch.where(steps == 0, y, values), steps, outside)
+
+
+def is_nearest(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> bool:
+    """Whether each element is rounded to the nearest code, which needs a part of the work of :func:`nearest`.
+
+    ``e`` is the error of ``x``, (r, c) float32 each. False where that is not sure.
+    """
+    unit, shift = scales
+    shape = tuple(x.shape)
+    inverse = unit.reciprocal()
+    errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32)).abs_()
+    if levels.table:
+        return False
+    if levels.mantissa:
+        if shift is not None:
+            return False
+        codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
+        step = codes.abs_().clamp_(min=levels.normal).view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32)
+        errors.div_(step).mul_(2.0**levels.mantissa)
+    return bool(errors.amax() <= HALF_STEP)
