@@ -2,12 +2,14 @@
 
 python tests/mutate.py [FORMAT ...]        make mutate
 
-Each golden file is compared with its expected values plus noise of the level that its format usually has:
-sound, and then broken in each way of MUTATIONS, all its weights at once. A weight that a mutation changes by
-1 dB or more ends in one of
+Each golden file is compared with an original that it could have been rounded from: its expected values, each moved
+within half a step (where a format has no nearest codes, plus noise of the level that is usual). Sound so, and then
+broken in each way of MUTATIONS, all its weights at once, or beside an original of which a part is another's, in each
+way of DAMAGES. A weight that a mutation changes by 1 dB or more, or damage by so much or by 6 dB in any row, column or
+block of 64 elements and more, ends in one of
 
     error       the result is unreliable: a finding of severity error, or not compared, or not readable
-    finding     a finding of lower severity that names the weight
+    finding     a warning that names the weight, or an info that it is worse than its scales allow
     number      no finding, but the SNR in the report is 3 dB or more off the sound one
     slight      no finding, but that SNR is off by 1 to 3 dB: what a gate against a baseline sees
     UNNOTICED   none of these: the report has the sound number
@@ -26,10 +28,11 @@ from functools import partial
 from math import inf, isfinite, log10
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from making import dequantized, planned
+from damaging import DAMAGES, Damage, cost
+from making import CPU, dequantized, planned
 from mutating import MUTATIONS, OTHERS, Mutation, Stored, Weight
 from safetensors.torch import load_file, save_file
 
@@ -37,12 +40,15 @@ import quanterr
 from quanterr.errors import QuanterrError
 from quanterr.formats import FORMATS
 from quanterr.report.model import Finding, Report
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = ".expected.safetensors"
 USUAL = {row.name: row.usual_db for row in FORMATS}
 CHANGED = 1.0  # dB
 CLEARLY = 3.0  # dB
+PART = 6.0  # dB, of a row, a column or a block
 OUTCOMES = ("error", "finding", "number", "slight", "UNNOTICED")
 
 
@@ -97,6 +103,27 @@ def noisy(values: torch.Tensor, snr_db: float, generator: torch.Generator) -> to
     return (rows + noise.reshape(len(rows), -1)[:, : rows.shape[1]]).reshape(values.shape).float()
 
 
+def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
+    """Numbers, (r, c), that would be rounded to ``y``; None where a format has no nearest codes."""
+    if not y.any():
+        return y
+    inner = weight.rotated.weight if weight.rotated else weight
+    chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
+    scales = inner.scaling(chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    if scales is None:
+        return None
+    if weight.rotated:
+        y = inner.dequantize(chunk, Workspace(CPU)).weight.clone()
+    shift = 0.0 if scales.shift is None else scales.shift
+    numbers = inner.levels.numbers(((y - shift) / scales.unit).nan_to_num(0.0, 0.0, 0.0))
+    least, most = (inner.levels.numbers(torch.tensor([end])) for end in (inner.levels.lowest, inner.levels.highest))
+    here, above, below = (inner.levels.values((numbers + by).clamp(least, most)) for by in (0, 1, -1))
+    gaps = torch.stack([(above - here).abs(), (here - below).abs()])
+    half = torch.where(gaps > 0, gaps, torch.inf).amin(0).nan_to_num(0.0, 0.0, 0.0) / 2
+    x = y + (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()
+    return weight.rotated.turn(x, Workspace(CPU)) if weight.rotated else x
+
+
 def made_sound(case: Path, folder: Path) -> Sound:
     """The case beside an original that it could have been quantized from."""
     expected = load_file(case.with_suffix(EXPECTED))
@@ -112,7 +139,10 @@ def made_sound(case: Path, folder: Path) -> Sound:
             weights.append(
                 Weight(pair.name, y.format, round(bits), {role: entry.name for role, entry in y.parts.items()})
             )
-            original[pair.name] = noisy(expected[pair.name], level(y.format, bits), generator)
+            values = expected[pair.name]
+            x = within_steps(y, values.reshape(y.matrix).float(), generator)
+            sound = noisy(values, level(y.format, bits), generator) if x is None else x.reshape(values.shape)
+            original[pair.name] = sound
     path = folder / "original.safetensors"
     save_file(original, path)
     return Sound(case, path, weights, true_levels(path, case), quanterr.compare(path, case, device="cpu"))
@@ -169,6 +199,28 @@ def broken(sound: Sound, mutation: Mutation, folder: Path) -> Iterator[Outcome]:
         )
 
 
+def damaged(sound: Sound, damage: Damage, folder: Path) -> Iterator[Outcome]:
+    """What becomes of each weight of which a part is not what the original has."""
+    values = load_file(sound.original)
+    generator = torch.Generator().manual_seed(7)
+    broken = {name: damage.change(x.clone(), generator) for name, x in values.items() if x.dim() > 1}
+    folder.mkdir()
+    path = folder / "original.safetensors"
+    save_file(values | {name: x.contiguous() for name, x in broken.items()}, path)
+    try:
+        report = quanterr.compare(path, sound.case, device="cpu")
+    except QuanterrError:
+        report = None
+    with planned(sound.original, sound.case) as plan:
+        stored = {pair.name: (pair.quantized.format, dequantized(pair.quantized)) for pair in plan.pairs}
+    for name, x in broken.items():
+        format_name, y = stored[name]
+        before, after, part = cost(values[name].reshape(y.shape), x.reshape(y.shape), y)
+        if before - after >= CHANGED or part >= PART:
+            told = "error" if report is None else outcome(report, sound.report, name)
+            yield Outcome(named(sound.case), format_name, name, damage.name, told, before, after)
+
+
 def outcome(report: Report, sound: Report, name: str) -> str:
     """How a report tells that something is wrong with a weight, where that of the sound file does not."""
     before = {(f.code, f.layer) for f in sound.findings}
@@ -176,7 +228,7 @@ def outcome(report: Report, sound: Report, name: str) -> str:
     about = [f for f in new if f.layer in (name, None) or name in f.evidence.get("layers", ())]
     if any(item.layer_name == name for item in report.not_compared) or any(f.severity == "error" for f in about):
         return "error"
-    if any(f.severity == "warning" for f in about):
+    if any(f.severity == "warning" or f.code == "excess_error" for f in about):
         return "finding"
     then, now = snr(sound, name), snr(report, name)
     off = abs(then - now)
@@ -191,18 +243,21 @@ def snr(report: Report, name: str) -> float:
     return 1000.0 if any(layer.layer_name == name for layer in report.lossless) else 0.0
 
 
-def judged(case: Path, mutations: Iterable[Mutation] = MUTATIONS) -> tuple[list[Outcome], list[Finding]]:
+def judged(
+    case: Path, mutations: Iterable[Mutation] = MUTATIONS, damages: Iterable[Damage] = DAMAGES
+) -> tuple[list[Outcome], list[Finding]]:
     """All outcomes of a golden case, and what is found in it while it is sound."""
     with tempfile.TemporaryDirectory() as name:
         sound = made_sound(case, Path(name))
         found = [broken(sound, mutation, Path(name) / str(number)) for number, mutation in enumerate(mutations)]
+        found += [damaged(sound, damage, Path(name) / damage.name) for damage in damages]
         return [outcome for outcomes in found for outcome in outcomes], sound.report.findings
 
 
 def table(outcomes: list[Outcome]) -> str:
     """Mutation × outcome, in numbers of weights; then what was unnoticed."""
     lines = [f"{'mutation':<28}" + "".join(f"{told:>11}" for told in OUTCOMES) + f"{'formats':>9}"]
-    for mutation in MUTATIONS:
+    for mutation in (*MUTATIONS, *DAMAGES):
         found = [o for o in outcomes if o.mutation == mutation.name]
         counts = Counter(o.outcome for o in found)
         formats = len({o.format for o in found})

@@ -96,7 +96,7 @@ class TestJobs:
     @pytest.mark.parametrize("job", ["github-actions.yml", "gitlab-ci.yml"])
     def test_stop_what_is_worse(self, job, folder):
         noise = torch.Generator().manual_seed(1)
-        worse = {name: x + 0.05 * torch.randn(x.shape, generator=noise) for name, x in self.model().items()}
+        worse = {name: x + 0.02 * x.std() * torch.randn(x.shape, generator=noise) for name, x in self.model().items()}
         write(folder / "quantized/model.safetensors", quantized(worse))
 
         assert {"compare": Status.OK, "gate": Status.GATE_FAILED, "diff": Status.OK} == self.statuses(job, folder)

@@ -9,6 +9,7 @@ import torch
 from making import FP8, compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
+from quanterr.comparison.worker import Worker
 from quanterr.findings import finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.repairs import order_of
@@ -131,7 +132,7 @@ class TestScales:
         x = model()
         found = told(compared(tmp_path, x, stored(x, four_bits)))
 
-        assert ["warning"] == [finding.severity for finding in found.values()]
+        assert {"scale_factor": "warning", "excess_error": "error"} == {c: found[c].severity for c in found}
         assert "factor of 1.1" in found["scale_factor"].message
 
     def test_the_same_factor_in_many_weights_is_one_finding(self, tmp_path):
@@ -392,7 +393,8 @@ class TestRows:
         assert "bad_rows" not in told(report)
 
 
-def test_far_below_the_usual_level_of_its_format(tmp_path):
+def test_far_below_the_usual_level_of_its_format(tmp_path, monkeypatch):
+    monkeypatch.setattr(Worker, "_attainable", lambda *_: None)  # as of codebooks, which have no nearest code
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
@@ -565,7 +567,20 @@ class TestAllWeights:
         assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
         assert "group_outlier" not in found
 
-    def test_bad_rows_of_many_are_told_once_and_are_no_warning(self, tmp_path):
+    def test_bad_rows_of_many_are_an_error_of_each(self, tmp_path):
+        x = model(8)
+        y = stored(x, by_row)
+        for name in list(x)[:4]:
+            y[name][7, ::2] = 0
+        report = compared(tmp_path, x, y)
+        found = [one for one in report.findings if one.severity != "info"]
+
+        assert {("excess_error", "error")} == {(one.code, one.severity) for one in found}
+        assert list(x)[:4] == [one.layer for one in found]
+        assert all("1 sampled row (7)" in one.message for one in found)
+
+    def test_bad_rows_of_many_without_nearest_codes_are_no_warning(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Worker, "_attainable", lambda *_: None)
         x = model(8)
         y = stored(x, by_row)
         for name in list(x)[:4]:

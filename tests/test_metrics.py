@@ -17,6 +17,7 @@ from quanterr.metrics import (
     Measured,
     evaluate,
 )
+from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import KEPT_ROWS, Sums
 from quanterr.report.model import KINDS
 
@@ -101,6 +102,10 @@ BY_HAND = {
     "saturated_pct": 25.0,
     "bits_per_weight": 10.0,
     "theoretical_sqnr_db": 49.92,
+    "attainable_snr_db": 10 * math.log10(21 / 0.21),
+    "excess_db": 10 * math.log10(1.3125 / 0.21),
+    "off_code_pct": 100 / 3,
+    "clipped_pct": 25.0,
     "effective_bits": (12.041199826559248 - 1.76) / 6.02,
 }
 
@@ -108,7 +113,8 @@ BY_HAND = {
 def hand_worked():
     sums = summed(torch.tensor(X), torch.tensor(Y))
     sums.saturated = 1
-    return evaluate(METRICS, Measured(sums, 40, 64, 8, counts_saturated=True))
+    attainable = Attainable(n=4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
+    return evaluate(METRICS, Measured(sums, 40, 64, 8, counts_saturated=True, attainable=attainable))
 
 
 class TestByHand:
@@ -206,6 +212,10 @@ BY_NUMPY = {
     "saturated_pct": lambda x, y: None,
     "bits_per_weight": lambda x, y: 8.25,
     "theoretical_sqnr_db": lambda x, y: 49.92,
+    "attainable_snr_db": lambda x, y: None,  # from a sample: test_attainable.py
+    "excess_db": lambda x, y: None,
+    "off_code_pct": lambda x, y: None,
+    "clipped_pct": lambda x, y: None,
     "effective_bits": lambda x, y: (20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)) - 1.76) / 6.02,
 }
 # Of the fast way. A mean of signed errors is relative to their size, not to itself.
@@ -288,6 +298,10 @@ NONE_OF_THEM = {
     "absolute_error_percentiles",
     "saturated_pct",
     "theoretical_sqnr_db",
+    "attainable_snr_db",
+    "excess_db",
+    "off_code_pct",
+    "clipped_pct",
     "weighted_nmse",
     "weighted_snr_db",
 }  # sums of nothing are zero; the others are reported otherwise
@@ -384,6 +398,7 @@ class TestUndefined:
         values, _ = measured(x, y)
         # null for formats that have none, and without an importance matrix
         told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db"}
+        told_otherwise |= {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}
 
         assert expected.keys() | told_otherwise == {name for name, value in values.items() if value is None}
 

@@ -77,6 +77,7 @@ class TestPass:
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Worker, "_worst", lambda *_: None)  # reads a row again
+            patch.setattr(Worker, "_attainable", lambda *_: None)  # reads a sample again
             patch.setattr(comparison, "choose_alternatives", lambda plan: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnoses", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()

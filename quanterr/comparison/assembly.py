@@ -351,6 +351,7 @@ def _layer(pair: Pair, done: ComparedWeight) -> Layer:
         8 * pair.original.nbytes,
         pair.quantized.uniform_bits,
         pair.quantized.scale is not None,
+        done.attainable,
     )
     values, nonfinite = evaluate(METRICS, measured)
     scales, worst = done.scales, done.worst

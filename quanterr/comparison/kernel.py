@@ -358,6 +358,8 @@ def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> N
     whole = chunks[0].stop_col - chunks[0].col == cols
     if whole and not sums.e_max:
         return
+    if whole:
+        sums.dead_rows = int(((rows[0] == rows[1]) & (rows[0] > 0)).sum())
     numbers = [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
     if sums.e_max:
         worst = int(rows[2].argmax())

@@ -6,16 +6,21 @@ from typing import NamedTuple
 
 import torch
 
+from quanterr.comparison.attainable import WIDEST, Sampler, sampled
 from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
-from quanterr.metrics.sums import Sums
+from quanterr.metrics.attainable import Attainable, Part
+from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import OUTPUT, Workspace
+from quanterr.tensors.chunks import Chunk, divided
+from quanterr.tensors.levels import is_nearest
+from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
+LEAST, MOST = 2.0**-80, 2.0**100  # between these energies squares in float32 are trusted
+CONSPICUOUS = 2  # a row with that many times the relative error of its weight is looked at
 MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
 
 
@@ -40,6 +45,7 @@ class Worker:
         self.device, self.size = device, size
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
         self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts from go to go
+        self._ends = FilledWorkspace(device), FilledWorkspace(device)
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._kept: dict[int, _Kept] = {}  # by the place of the pair
 
@@ -53,7 +59,9 @@ class Worker:
     def nbytes(self) -> int:
         """Bytes of all its buffers."""
         shared = 0 if self._sides is None else self._sides.numel()
-        return shared + sum(w.nbytes for w in (self._original, self._copies, self._kernel, *self._quantized))
+        return shared + sum(
+            w.nbytes for w in (self._original, self._copies, self._kernel, *self._ends, *self._quantized)
+        )
 
     def _share(self) -> None:
         """Let both sides dequantize to where the kernel has them beside each other."""
@@ -118,7 +126,75 @@ class Worker:
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
         """What is reported of a weight besides its sums; ``place`` is that of the pair among those of its original."""
         scales = _scales(pair.quantized, self._quantized[place])
-        return ComparedWeight(number, sums, scales, self._worst(pair, sums, place))
+        attainable = None if sums.exact else self._attainable(pair, sums, place)
+        return ComparedWeight(number, sums, scales, self._worst(pair, sums, place), attainable)
+
+    def _attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
+        """What the stored scales allow, from a sample; None where the nearest code cannot be found."""
+        rotated = pair.quantized.rotated
+        weight = rotated.weight if rotated else pair.quantized
+        if weight.levels is None or weight.shape != pair.quantized.shape:
+            return None
+        chunks = [piece for chunk in sampled(weight.shape) for piece in divided(chunk, self.size)]
+        if not rotated and (plain := self._plain(pair, chunks, sums, place)):
+            return plain._replace(parts=self._worst_rows(pair, sums, plain, place))
+        sampler = Sampler()
+        for chunk in chunks:
+            x, y = self._values(pair, chunk, place)
+            if rotated:
+                x = rotated.turn(x.clone(), self._kernel)
+                y = weight.dequantize(chunk, self._quantized[place]).weight
+            nearest = weight.nearest(x, y, chunk, self._ends)
+            if nearest:
+                sampler.add(chunk, x, y, nearest)
+        found = sampler.result()
+        return found._replace(parts=(*found.parts, *self._worst_rows(pair, sums, found, place)))
+
+    def _worst_rows(self, pair: Pair, sums: Sums, sample: Attainable, place: int) -> tuple[Part, ...]:
+        """Those of the worst rows, but for the sampled, that are worse than their scales allow."""
+        weight = pair.quantized
+        if weight.rotated or weight.matrix[1] > WIDEST:
+            return ()
+        sampler, chunks = Sampler(), sampled(weight.shape)
+        for row, found in worst_rows(sums.rows.items()):
+            sampled_too = any(chunk.row <= row < chunk.stop_row for chunk in chunks)
+            if sampled_too or found.e_sq * sums.x_sq < CONSPICUOUS * found.x_sq * sums.e_sq:
+                continue
+            chunk = Chunk(row, row + 1, 0, weight.matrix[1])
+            x, y = self._values(pair, chunk, place)
+            if nearest := weight.nearest(x, y, chunk, self._ends):
+                sampler.add(chunk, x, y, nearest)
+        return sampler.worse_rows(sample)
+
+    def _plain(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> Attainable | None:
+        """The same where each element of the sample is rounded to the nearest code; None where that is not sure."""
+        weight, n, x_sq, e_sq = pair.quantized, 0, 0.0, 0.0
+        for chunk in chunks:
+            x, y = self._values(pair, chunk, place)
+            e = torch.sub(y, x, out=self._kernel.buffer("scratch", chunk.shape, torch.float32))
+            scales = weight.scaling(chunk, self._ends)
+            if weight.levels is None or scales is None or not is_nearest(weight.levels, x, e, scales, self._kernel):
+                return None
+            if chunk.n == sums.n:
+                n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
+            else:
+                n, x_sq, e_sq = n + chunk.n, x_sq + self._energy(x), e_sq + self._energy(e)
+        if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
+            return None
+        return Attainable(n, x_sq, e_sq, e_sq, 0.0, 0, 0)
+
+    def _energy(self, values: torch.Tensor) -> float:
+        """Σ of squares of (r, c) float32, in float64 over rows."""
+        squares = self._kernel.buffer("errors", tuple(values.shape), torch.float32)
+        return float(torch.mul(values, values, out=squares).sum(1).double().sum())
+
+    def _values(self, pair: Pair, chunk: Chunk, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both sides of a chunk, (r, c) float32, read again if need be."""
+        kept = self._kept.get(place)
+        if kept is not None and kept.pair is pair and chunk.n == pair.original.n:
+            return kept.x.float(), kept.y.float()
+        x = pair.original.dequantize(chunk, self._original).weight.float()
+        return x, pair.quantized.dequantize(chunk, self._quantized[place]).weight.float()
 
     def _worst(self, pair: Pair, sums: Sums, place: int) -> Element | None:
         """From the row with the largest |e|, read again if need be: its place costs more to remember."""

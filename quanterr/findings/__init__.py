@@ -1,11 +1,12 @@
 """Findings: what is wrong or suspicious, with the evidence and what to do about it.
 
-From seven kinds of evidence, by small functions that are independent of each other:
+From eight kinds of evidence, by small functions that are independent of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
 planned     headers, labels and what was tried before the run
 activations the few stored numbers that scale activations
 sums        the scales and sums of one weight
+excess      a sample of it beside the nearest codes, which also clears it
 layers      all weights together
 samples     repairs, tried on the first rows of the few weights that are worst off
 vectors     norms and biases that differ much, read again
@@ -16,6 +17,7 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
+from quanterr.findings.excess import CLEARED, CODES, is_near, of_attainable, once
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -42,6 +44,11 @@ __all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance"
 PROOFS = 3  # weights that are read again, until one shows that a factor corrects it
 
 
+def _broken(found: list[Finding]) -> set[str | None]:
+    """Weights that an error names for another reason than that their scales allow more."""
+    return {one.layer for one in found if one.severity == "error" and one.code not in CODES}
+
+
 class FindingCollector:
     """Takes in compared weights and returns the findings at the end."""
 
@@ -54,6 +61,7 @@ class FindingCollector:
         self._seen: dict[int, WeightSummary] = {}
         self._same: list[Pair] = []
         self._of_weights: dict[int, list[Finding]] = {}
+        self._near: set[str] = set()  # weights about as good as their scales allow
 
     def add(self, done: ComparedWeight) -> None:
         """Take in a compared weight; its sums are not kept."""
@@ -61,12 +69,18 @@ class FindingCollector:
         if done.sums.exact:
             self._same.append(pair)
             return
-        if found := list(of_weight(pair, done)):
+        if is_near(pair, done):
+            self._near.add(pair.name)
+        if found := [*self._standing([*of_weight(pair, done)]), *of_attainable(pair, done)]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(
             done.number, pair, figures, done.scales, offset_of(pair, done.sums), not done.sums.y_sq
         )
+
+    def _standing(self, found: list[Finding]) -> list[Finding]:
+        """What is left where a weight as good as its scales allow clears itself."""
+        return [one for one in found if one.code not in CLEARED or one.layer not in self._near]
 
     def findings(self, complete: bool) -> list[Finding]:
         """All of them; of an interrupted run only what single weights show."""
@@ -74,11 +88,13 @@ class FindingCollector:
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
             return single
-        common, alike = self._common(seen)
-        below = list(group_outlier(seen))
+        doubted = [one for one in seen if one.pair.name not in self._near]
+        common, alike = self._common(doubted)
+        below = self._standing([*group_outlier(seen)])
         doubtful = {found.layer for found in (*single, *below) if found.code in ("implausible_error", "group_outlier")}
-        others = [one for one in seen if one.number not in alike]
+        others = [one for one in doubted if one.number not in alike]
         repairs = list(diagnoses(others, doubtful, self._plan.pairs))
+        others = [one for one in seen if one.number not in alike]
         vectors = list(of_vectors(others, self._folded, self._corrected, self._plan.pairs))
         explained = {found.layer for found in repairs if found.severity == "error"}
         if any(found.severity == "error" for found in common):
@@ -87,7 +103,7 @@ class FindingCollector:
         whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         whole += lossless(seen, self._same, not selected)
-        single = rows_together(single, len(seen))
+        single = rows_together(once(single, explained | _broken(single)), len(seen))
         below = [found for found in below if found.layer not in explained]
         found = [*whole, *single, *repairs, *vectors, *below]
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)

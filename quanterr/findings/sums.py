@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import inf, isfinite, sqrt
 
 from quanterr.findings.codes import finding
+from quanterr.findings.excess import underflows
 from quanterr.findings.figures import bits_of, db, level_of, norm_ratio, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
@@ -64,6 +65,13 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
 def _implausible_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """A weight that is beyond any correct reading of its bit width: read wrong, or broken."""
     if sums.nonfinite:  # told already
+        return
+    if underflows(pair, sums):
+        message = (
+            f"{display(pair.name)}: all its values are zero: those of the original are too small for the scales of "
+            f"{pair.quantized.format}"
+        )
+        yield finding("underflow", "warning", pair.name, message, "leave this layer in higher precision")
         return
     if (sums.x_abs and not sums.x_sq) or (sums.e_abs and not sums.e_sq):
         message = (
@@ -200,9 +208,12 @@ def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     limit = min(db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
     bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and db(row.x_sq, row.e_sq) < limit]
     if dead and sums.y_sq:
-        numbers = ", ".join(map(str, dead))
-        message = f"{display(pair.name)}: {count(len(dead), 'row')} of zeros that the original does not have: {numbers}"
-        yield finding("dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead)
+        number, numbers = max(sums.dead_rows, len(dead)), ", ".join(map(str, dead))
+        message = (
+            f"{display(pair.name)}: {count(number, 'row')} of zeros that the original does not have: {numbers}"
+            f"{', …' if number > len(dead) else ''}"
+        )
+        yield finding("dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead, number=number)
     if bad:
         worst = db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
         message = (

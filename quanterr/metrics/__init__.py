@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, isnan, log10, nan, sqrt
 from typing import Any, NamedTuple
 
+from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio, worst_rows
 
 METRICS_VERSION = 1  # to be raised when a metric of the same name means something else
@@ -40,6 +41,7 @@ class Measured:
     original_bits: int = 0
     uniform_bits: int | None = None
     counts_saturated: bool = False  # the format has codes that can saturate
+    attainable: Attainable | None = None  # with the stored scales
     layers: LayerValues | None = None  # of several: what is taken over layers
 
 
@@ -317,6 +319,35 @@ METRICS: tuple[Metric, ...] = (
         "",
         "6.02·bits + 1.76: a full-scale sine in uniform integer codes; null for other codes",
         lambda m: theoretical_sqnr(m.uniform_bits) if m.uniform_bits else None,
+    ),
+    Metric(
+        "attainable_snr_db",
+        "dB",
+        "higher",
+        "10·log10(Σx² / Σe*²) over a sample of rows, e* the error of the nearest codes with the stored scales; null "
+        "where no nearest code can be found",
+        lambda m: m.attainable.snr_db if m.attainable else None,
+    ),
+    Metric(
+        "excess_db",
+        "dB",
+        "lower",
+        "attainable_snr_db less the actual SNR of the same rows; 0 for plain rounding",
+        lambda m: m.attainable.excess_db if m.attainable else None,
+    ),
+    Metric(
+        "off_code_pct",
+        "%",
+        "lower",
+        "share of sampled elements, not clipped, whose code is 2 or more steps from the nearest one",
+        lambda m: percent(m.attainable.off, m.attainable.n - m.attainable.clipped) if m.attainable else None,
+    ),
+    Metric(
+        "clipped_pct",
+        "%",
+        "lower",
+        "share of sampled elements beyond the range of their scale by more than half a step",
+        lambda m: percent(m.attainable.clipped, m.attainable.n) if m.attainable else None,
     ),
     Metric("effective_bits", "bit", "higher", "(snr_db - 1.76) / 6.02", effective_bits),
 )

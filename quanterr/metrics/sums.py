@@ -89,6 +89,7 @@ class Sums:
     outliers: int = 0  # |e| > threshold
     relative_outliers: int = 0  # |e| > 1 % of |x|
     saturated: int = 0
+    dead_rows: int = 0  # whole rows of zeros that are not zero in the original
     # sums, in units of 2^-1074
     x: int = 0
     y: int = 0

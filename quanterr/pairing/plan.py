@@ -11,6 +11,7 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Labels
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.sampling import Bar
 from quanterr.tensors.chunks import Chunk
@@ -124,3 +125,4 @@ class ComparedWeight(NamedTuple):
     sums: Sums
     scales: Scales | None
     worst: Element | None
+    attainable: Attainable | None = None  # with its scales; None where that cannot be told

@@ -147,6 +147,47 @@ CODES = {
         "model.layers.3.mlp.up_proj.weight: 2 rows of zeros that the original does not have: 17, 1040",
         "Quantize this layer again.",
     ),
+    "excess_error": Code(
+        ("warning", "error"),
+        "a weight is worse than its stored scales allow: its codes are not those nearest to the original",
+        "model.layers.3.mlp.up_proj.weight: 13.6 dB, where its stored scales allow 31.8 dB: 71 % of its codes are two "
+        "or more steps off",
+        "Compare codes, scales and their order with what the quantizer wrote. A warning: check how it was rounded.",
+    ),
+    "clipped": Code(
+        ("warning",),
+        "many values of the original are beyond the range of their scales, and cost more than rounding does",
+        "model.layers.3.mlp.up_proj.weight: 0.27 % of the original's values are beyond the range of their scales, "
+        "which allow 33.9 dB, 43.5 dB without them",
+        "Use larger scales, or finer ones. Scales of zero lose all values.",
+    ),
+    "underflow": Code(
+        ("warning",),
+        "all values of a weight became zero, since they are too small for the scales of the format",
+        "model.layers.3.mlp.up_proj.weight: all its values are zero: those of the original are too small for the "
+        "scales of gguf_q8_0",
+        "Leave this layer in higher precision.",
+    ),
+    "excess_rows": Code(
+        ("warning",),
+        "rows are far worse than their scales allow",
+        "model.layers.3.mlp.up_proj.weight: 2 sampled rows (17, 19): 9.1 dB at worst; their scales allow 38.2 dB",
+        "Compare these rows with what the quantizer wrote.",
+    ),
+    "excess_columns": Code(
+        ("warning",),
+        "columns of a sample are far worse than their scales allow",
+        "model.layers.3.mlp.up_proj.weight: 4 sampled columns (252 to 255): 0.0 dB at worst, all zero; their scales "
+        "allow 38.2 dB",
+        "Compare these columns with what the quantizer wrote.",
+    ),
+    "excess_blocks": Code(
+        ("warning",),
+        "blocks of 64 columns of a sampled row are far worse than their scales allow",
+        "model.layers.3.mlp.up_proj.weight: 1 block of 64 columns, the worst at row 3, columns 128 to 191: 13.6 dB at "
+        "worst, 1.21 times the original's; their scales allow 38.2 dB",
+        "Compare these blocks, and their scales, with what the quantizer wrote.",
+    ),
     "bad_rows": Code(
         ("info", "warning"),
         "rows with far more error than the others of their weight",

@@ -19,6 +19,7 @@ from quanterr.metrics import (
     Metric,
     evaluate,
 )
+from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, exact
 from quanterr.report.reading import Extract
 from quanterr.util.text import display
@@ -77,9 +78,15 @@ REPORT_METRICS: dict[str, ReportMetric] = {
 }
 
 
+EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, clipped_sq=0.0, off=0, clipped=0)
+
+
 def _of_equal_tensors(rows: tuple[Metric, ...]) -> dict[str, float]:
     """What a metric is where both sides are the same: 0, 1 or infinite; what depends on the tensor is left out."""
-    first, second = (_numbers(rows, Measured(_equal(a), layers=LayerValues([0.0], [0.0], [inf]))) for a in (1.0, 2.0))
+    first, second = (
+        _numbers(rows, Measured(_equal(a), attainable=EQUAL, layers=LayerValues([0.0], [0.0], [inf])))
+        for a in (1.0, 2.0)
+    )
     return {name: value for name, value in first.items() if value == second.get(name)}
 
 

@@ -1,0 +1,219 @@
+"""What a weight loses beyond what its stored scales allow, and what it loses because of them."""
+
+from collections.abc import Collection, Iterator, Sequence
+from math import isfinite, sqrt
+
+from quanterr.findings.codes import finding
+from quanterr.findings.figures import bits_of
+from quanterr.metrics.attainable import Attainable, Part, level
+from quanterr.metrics.sums import Sums, as_float
+from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.report.model import Finding
+from quanterr.util.text import count, display
+
+MANY = 16  # elements: of fewer nothing is inferred
+NOTED_DB = 0.5  # dB above the nearest codes: more than scales that are rounded afterwards explain
+# dB above the nearest codes. Plain rounding: 0 to 0.3 in all files of current quantizers, as scales that are rounded
+# afterwards leave it; learned rounding of FP8 0.2; zero points that are rounded afterwards up to 2.0
+# (compressed-tensors) and 3.8 (MLX, 8 bits). GPTQ and AutoRound, which let the error of one weight make up for that of
+# another, stay below 3.
+USUAL_DB = 3.5
+USUAL_8_BITS_DB = 4.5
+BROKEN_DB = 8.0  # no method that compensates errors goes so far
+OFF_PCT, OFF_DB = 5.0, 3.0  # of codes of 8 bits; learned rounding moves 5.9 % of FP8 codes near zero, and costs 0.2 dB
+# dB that clipping may cost: 0.2 in all fixtures of 8 bits; 1.2 of fewer (MXFP4 of Quark, AutoRound); codes of one bit
+# and ternary ones clip by design, 8.2 in BitNet.
+CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
+NEAR_DB = 1.5  # within which a weight is as good as its scales allow
+KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
+MOST_NAMED = 6
+ZERO = 1e-3  # of a factor: all is lost
+CLOSE = 0.02  # of a factor to 1: it says nothing
+
+CODES = ("excess_error", *KINDS.values(), "clipped")
+REPEATED = frozenset({*CODES, "implausible_error", "below_usual", "group_outlier", "bad_rows"}) - {"excess_error"}
+FEW = 3  # weights that are named one by one
+
+# Findings that are about nothing where a weight is as good as its scales allow.
+CLEARED = frozenset(
+    {"implausible_error", "below_usual", "scale_factor", "saturated", "bad_rows", "biased_error", "group_outlier"}
+)
+
+
+def is_near(pair: Pair, done: ComparedWeight) -> bool:
+    """Whether a weight is about as good as its scales allow, so that a low SNR says nothing against it."""
+    found, sums = done.attainable, done.sums
+    if found is None or found.parts or sums.nonfinite or not sums.y_sq:
+        return False
+    represents = level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
+    return found.excess_db < NEAR_DB and represents and not _clips(pair, found)
+
+
+def of_attainable(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+    """What a sample of one weight shows beside the nearest codes: one finding, and one of what its scales clip."""
+    found = done.attainable
+    if found is None or found.n < MANY:
+        return
+    severity, part = _severity(pair, found), _told(found)
+    if part and severity in (None, "info"):
+        yield _of_part(pair, part)
+    elif severity:
+        yield _of_weight(pair, found, severity, part)
+    if _clips(pair, found):
+        yield _clipping(pair, found)
+
+
+def _severity(pair: Pair, found: Attainable) -> str | None:
+    """How bad it is that a weight is worse than its scales allow; None where nothing is to be said."""
+    eight = bits_of(pair) >= 8
+    if found.excess_db > BROKEN_DB or (eight and _off_pct(found) > OFF_PCT and found.excess_db > OFF_DB):
+        return "error"
+    if found.excess_db > (USUAL_8_BITS_DB if eight else USUAL_DB):
+        return "warning"
+    return "info" if found.excess_db > NOTED_DB else None
+
+
+def _off_pct(found: Attainable) -> float:
+    return 100 * found.off / max(found.n - found.clipped, 1)
+
+
+def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None) -> Finding:
+    snr, off = level(found.x_sq, found.e_sq), _off_pct(found)
+    steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is a step off at most"
+    message = f"{display(pair.name)}: {snr:.1f} dB, where its stored scales allow {found.snr_db:.1f} dB: {steps}"
+    remedy = "compare codes, scales and their order with what the quantizer wrote"
+    if severity != "error":
+        remedy = "check how it was rounded: to truncate in place of rounding costs 6 dB"
+    return finding(
+        "excess_error",
+        severity,
+        pair.name,
+        f"{message}; {_described(part)}" if part else message,
+        remedy,
+        snr_db=snr,
+        attainable_snr_db=found.snr_db,
+        excess_db=found.excess_db,
+        off_code_pct=off,
+        **_evidence(part),
+    )
+
+
+def _of_part(pair: Pair, part: Part) -> Finding:
+    """A finding; an info only where scales are coded themselves, as in bitsandbytes' double quantization."""
+    return finding(
+        KINDS[part.kind],
+        "info" if any(role.endswith("nested_absmax") for role in pair.quantized.parts) else "warning",
+        pair.name,
+        f"{display(pair.name)}: {_described(part)}",
+        "compare them with what the quantizer wrote",
+        **_evidence(part),
+    )
+
+
+def _described(part: Part) -> str:
+    how = ""
+    if isfinite(part.factor) and abs(part.factor - 1) > CLOSE:
+        how = ", all zero" if abs(part.factor) < ZERO else f", {part.factor:.3g} times the original's"
+    allowed = f"their scales allow {part.attainable_db:.1f} dB"
+    return f"{_named(part)}: {part.snr_db:.1f} dB at worst{how}; {allowed}"
+
+
+def _evidence(part: Part | None) -> dict[str, object]:
+    if part is None:
+        return {}
+    return {
+        "places": [list(place) for place in part.places[:MOST_NAMED]],
+        "number": part.number,
+        "worst_snr_db": part.snr_db,
+        "worst_attainable_snr_db": part.attainable_db,
+        "factor": part.factor,
+    }
+
+
+def once(found: Sequence[Finding], explained: Collection[str | None]) -> list[Finding]:
+    """Findings without those that repeat what an error says of a weight, and with what many weights have told once."""
+    kept = [one for one in found if one.code not in CODES or one.layer not in explained]
+    broken = {one.layer for one in kept if one.code == "excess_error" and one.severity == "error"}
+    kept = [one for one in kept if one.layer not in broken or one.code not in REPEATED]
+    for code in CODES:
+        for severity in ("warning", "info"):
+            alike = [one for one in kept if (one.code, one.severity) == (code, severity)]
+            if len(alike) > FEW:
+                kept = [one for one in kept if one not in alike]
+                kept.append(_together(alike))
+    return kept
+
+
+def _together(alike: Sequence[Finding]) -> Finding:
+    """One finding for many weights, with the message of the worst."""
+    worst = min(alike, key=lambda one: one.evidence.get("worst_snr_db", -one.evidence.get("excess_db", 0.0)))
+    return finding(
+        worst.code,
+        worst.severity,
+        None,
+        f"{count(len(alike), 'weight')}, the worst is {worst.message}",
+        worst.remedy,
+        layers=[one.layer for one in alike],
+        worst=worst.layer,
+    )
+
+
+def _told(found: Attainable) -> Part | None:
+    """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements."""
+    return min(found.parts, key=lambda part: part.number * part.size, default=None)
+
+
+def _named(part: Part) -> str:
+    """The parts in words, neighbours as a range."""
+    if part.kind == "tile":
+        row, col = part.worst
+        return f"{count(part.number, 'block')} of 64 columns, the worst at row {row}, columns {col} to {col + 63}"
+    axis = 0 if part.kind == "row" else 1
+    numbers = [place[axis] for place in part.places]
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    words = [str(a) if a == b else f"{a} to {b}" for a, b in runs[:MOST_NAMED]]
+    more = ", …" if len(runs) > MOST_NAMED or part.number > len(numbers) else ""
+    return f"{count(part.number, f'sampled {part.kind}')} ({', '.join(words)}{more})"
+
+
+def _clips(pair: Pair, found: Attainable) -> bool:
+    """Whether values beyond the range of their scales cost more than any quantizer accepts."""
+    limit = CLIPPING_8_BITS_DB if bits_of(pair) >= 8 else CLIPPING_DB
+    if _by_design(pair):
+        limit = CLIPPING_BY_DESIGN_DB
+    return bool(found.clipped) and found.clipping_db > limit
+
+
+def _by_design(pair: Pair) -> bool:
+    """Whether its codes are ternary or of one bit, and stand for the mean rather than for the largest value."""
+    levels = pair.quantized.levels
+    return levels is not None and not levels.table and not levels.mantissa and levels.highest - levels.lowest <= 2
+
+
+def _clipping(pair: Pair, found: Attainable) -> Finding:
+    share = 100 * found.clipped / found.n
+    without = level(found.x_sq, found.rounding_sq)
+    return finding(
+        "clipped",
+        "warning",
+        pair.name,
+        f"{display(pair.name)}: {share:.2g} % of the original's values are beyond the range of their scales, which "
+        f"allow {found.snr_db:.1f} dB, {without:.1f} dB without them",
+        "use larger scales, or finer ones; scales of zero lose all values",
+        clipped_pct=share,
+        attainable_snr_db=found.snr_db,
+        without_clipping_db=without,
+    )
+
+
+def underflows(pair: Pair, sums: Sums) -> bool:
+    """Whether all is lost since the original's values are too small for the scales of its format, float16 in GGUF."""
+    if not pair.quantized.format.startswith("gguf_") or not sums.n or sums.y_sq or not sums.x_sq:
+        return False
+    levels = pair.quantized.levels
+    return sqrt(as_float(sums.x_sq) / sums.n) < 2.0**-24 * (levels.highest if levels else 1)

@@ -1,0 +1,59 @@
+"""How good a weight could be with its stored scales, from a sample of its rows. Nothing here needs torch."""
+
+from math import inf, log10
+from typing import Literal, NamedTuple
+
+Kind = Literal["row", "column", "tile"]
+
+
+class Part(NamedTuple):
+    """Rows, columns or tiles (64 columns of a row) of the sample whose error is far above what their scales allow."""
+
+    kind: Kind
+    number: int
+    size: int  # elements of each
+    places: tuple[tuple[int, int], ...]  # (row, column) where the worst of them begin, in order; -1: all
+    worst: tuple[int, int]
+    snr_db: float  # of the worst
+    attainable_db: float
+    factor: float  # y is that times x there, if that explains the error; else NaN
+
+
+class Attainable(NamedTuple):
+    """Energies and counts of the sampled elements that are finite."""
+
+    n: int
+    x_sq: float  # Σx²
+    e_sq: float  # Σe²
+    best_sq: float  # Σe*², what is left with the nearest codes
+    clipped_sq: float  # the part of that of elements out of range
+    off: int  # elements in range whose code is two or more steps from the nearest
+    clipped: int  # elements out of range
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def snr_db(self) -> float:
+        """Of the nearest codes."""
+        return level(self.x_sq, self.best_sq)
+
+    @property
+    def excess_db(self) -> float:
+        """By how much the stored codes are worse; 0 where they are the nearest."""
+        return max(level(self.e_sq, self.best_sq), 0.0)
+
+    @property
+    def clipping_db(self) -> float:
+        """What the nearest codes lose by clipping."""
+        return level(self.best_sq, self.rounding_sq)
+
+    @property
+    def rounding_sq(self) -> float:
+        """Σe*² of the elements in range."""
+        return max(self.best_sq - self.clipped_sq, 0.0)
+
+
+def level(signal: float, noise: float) -> float:
+    """10·log10(signal / noise); infinite without noise, 0 without either."""
+    if not noise:
+        return inf if signal else 0.0
+    return 10 * (log10(signal) - log10(noise)) if signal else -inf

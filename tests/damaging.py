@@ -1,0 +1,153 @@
+"""Ways in which a part of a weight is not what the original has: what a quantizer, a merge or a copy went wrong in.
+
+Each changes the original, (rows, cols) or more axes: beside it what is stored is wrong in the same places.
+"""
+
+from collections.abc import Callable
+from math import inf, log10
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ENOUGH = 64  # elements of a part whose damage counts
+Change = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class Damage(NamedTuple):
+    """One kind."""
+
+    name: str
+    change: Change
+
+
+def others(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers of the same sizes in the same rows, of another weight."""
+    matrix = x.reshape(x.shape[0], -1)
+    return matrix[:, torch.randperm(matrix.shape[1], generator=generator)].reshape(x.shape)
+
+
+def columns(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The last columns are another's."""
+    n = max(x.shape[-1] // 32, 1)
+    x[..., -n:] = others(x, generator)[..., -n:]
+    return x
+
+
+def column_sign(x: Tensor, generator: torch.Generator) -> Tensor:
+    """One column has the other sign."""
+    x[..., x.shape[-1] // 3] *= -1
+    return x
+
+
+def corner(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A corner of an eighth of the rows and columns is another's."""
+    rows, cols = max(x.shape[-2] // 8, 1), max(x.shape[-1] // 8, 1)
+    x[..., -rows:, -cols:] = others(x, generator)[..., -rows:, -cols:]
+    return x
+
+
+def block(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A block in the middle is larger by a fifth."""
+    row, col = x.shape[-2] // 2, x.shape[-1] // 2
+    x[..., row : row + max(x.shape[-2] // 4, 1), col : col + max(x.shape[-1] // 4, 1)] /= 1.2
+    return x
+
+
+def one_row_scale(x: Tensor, generator: torch.Generator) -> Tensor:
+    """What is stored of one row is 1.15 times as large."""
+    x[..., x.shape[-2] // 2, :] /= 1.15
+    return x
+
+
+def one_group_scale(x: Tensor, generator: torch.Generator) -> Tensor:
+    """What is stored of 64 columns of a row is 1.15 times as large."""
+    x[..., x.shape[-2] // 3, : min(64, x.shape[-1])] /= 1.15
+    return x
+
+
+def row_zero(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A row is stored that the original does not have."""
+    x[..., x.shape[-2] // 2, :] = 0
+    return x
+
+
+def beyond(x: Tensor, generator: torch.Generator) -> Tensor:
+    """What is beyond three standard deviations was clipped there: the original goes on to twice as much."""
+    matrix = x.reshape(x.shape[0], -1)
+    limit = matrix.abs().amax(1, keepdim=True) * 0.97
+    return torch.where(matrix.abs() > limit, 2 * matrix, matrix).reshape(x.shape)
+
+
+def signs(x: Tensor, generator: torch.Generator) -> Tensor:
+    """One element of a hundred has the other sign."""
+    return torch.where(torch.rand(x.shape, generator=generator) < 0.01, -x, x)
+
+
+def noise(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise of 20 dB."""
+    return x + torch.randn(x.shape, generator=generator) * x.square().mean().sqrt() / 10
+
+
+def other_step(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Another step of the training: each element changed by a tenth."""
+    return x * (1 + 0.1 * torch.randn(x.shape, generator=generator))
+
+
+def half_of_another_step(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The second half of the rows is that of another step."""
+    half = x.shape[0] // 2
+    x[half:] = other_step(x[half:], generator)
+    return x
+
+
+def other_merge(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Merged with another model by a twentieth."""
+    return 0.95 * x + 0.05 * others(x, generator).flip(0)
+
+
+def correlated(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Another expert that correlates at 0.9."""
+    return 0.9 * x + 0.19**0.5 * others(x, generator)
+
+
+DAMAGES = (
+    Damage("columns of another", columns),
+    Damage("sign of a column", column_sign),
+    Damage("corner of another", corner),
+    Damage("block × 1.2", block),
+    Damage("one row × 1.15", one_row_scale),
+    Damage("one group × 1.15", one_group_scale),
+    Damage("row that was zero", row_zero),
+    Damage("large values clipped", beyond),
+    Damage("1 % of the signs", signs),
+    Damage("noise of 20 dB", noise),
+    Damage("another step", other_step),
+    Damage("half of another step", half_of_another_step),
+    Damage("another merge", other_merge),
+    Damage("correlated expert", correlated),
+)
+
+
+def cost(before: Tensor, after: Tensor, y: Tensor) -> tuple[float, float, float]:
+    """SNR in dB of ``y``, (r, c), beside what it was made from and beside that damaged, and what a part loses most."""
+    energies = [(x.square(), (y.double() - x).square()) for x in (before.double(), after.double())]
+    (x_sq, e_sq), (x_sq_after, e_sq_after) = energies
+    whole = [_db(float(x.sum()), float(e.sum())) for x, e in energies]
+    lost = 0.0
+    for part in (lambda t: t.sum(1), lambda t: t.sum(0), _tiles):
+        if min(y.shape) and y.numel() // max(part(x_sq).numel(), 1) >= ENOUGH:
+            then, now = part(x_sq) / part(e_sq), part(x_sq_after) / part(e_sq_after)
+            drop = 10 * (then / now).log10()
+            drop[~drop.isfinite()] = 0
+            lost = max(lost, float(drop.max()))
+    return whole[0], whole[1], lost
+
+
+def _tiles(values: Tensor) -> Tensor:
+    cols = values.shape[1] // ENOUGH * ENOUGH
+    return values[:, :cols].reshape(len(values), -1, ENOUGH).sum(2) if cols else values
+
+
+def _db(signal: float, noise: float) -> float:
+    return 10 * log10(signal / noise) if signal and noise else inf

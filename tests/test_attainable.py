@@ -1,0 +1,215 @@
+"""What the stored scales of a weight allow, from a sample of its rows."""
+
+import json
+import math
+
+import pytest
+import torch
+from making import numbers
+from safetensors.torch import save_file
+
+import quanterr
+from quanterr.comparison.attainable import RUN, RUNS, sampled
+from quanterr.findings import excess
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+def by_row(x, bits=8, scale=1.0):
+    """Codes and scale of plain rounding, one scale for each row."""
+    unit = x.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) * scale
+    return (x / unit).round().clamp(-128, 127).to(torch.int8), unit
+
+
+def report_of(folder, x, codes, unit):
+    save_file({NAME: x}, folder / "x.safetensors")
+    save_file({NAME: codes, f"{NAME}_scale": unit}, folder / "y.safetensors")
+    return quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
+
+
+def told(report):
+    return {finding.code: finding for finding in report.findings}
+
+
+@pytest.fixture
+def x():
+    return numbers(64, 256, seed=3).float()
+
+
+class TestOneWeight:
+    def test_plain_rounding_is_as_good_as_its_scales_allow(self, tmp_path, x):
+        layer = report_of(tmp_path, x, *by_row(x)).layers[0]
+
+        assert (0.0, 0.0, 0.0) == (layer.excess_db, layer.off_code_pct, layer.clipped_pct)
+        assert layer.attainable_snr_db == pytest.approx(layer.snr_db, abs=1e-6)
+
+    def test_attainable_is_that_of_the_nearest_codes(self, tmp_path, x):
+        codes, unit = by_row(x)
+        best = codes.double() * unit.double() - x.double()
+        noisy = (codes.int() + torch.randint(-3, 4, codes.shape, generator=torch.Generator().manual_seed(1))).clamp(
+            -128, 127
+        )
+        layer = report_of(tmp_path, x, noisy.to(torch.int8), unit).layers[0]
+        expected = 10 * math.log10(float(x.double().square().sum() / best.square().sum()))
+
+        assert layer.attainable_snr_db == pytest.approx(expected, abs=1e-4)
+        assert layer.excess_db == pytest.approx(expected - layer.snr_db, abs=1e-4)
+        assert layer.off_code_pct == pytest.approx(100 * float(((noisy - codes.int()).abs() > 1).double().mean()))
+
+    def test_clipped_are_those_beyond_the_range_by_more_than_half_a_step(self, tmp_path, x):
+        codes, unit = by_row(x, scale=0.5)
+        report = report_of(tmp_path, x, codes, unit)
+        expected = 100 * float(((x / unit > 127.5) | (x / unit < -128.5)).double().mean())
+
+        assert report.layers[0].clipped_pct == pytest.approx(expected)
+        assert "warning" == told(report)["clipped"].severity
+        assert 0.0 == report.layers[0].excess_db
+
+    def test_eight_bits_at_thirteen_decibels_are_an_error_in_every_layer(self, tmp_path, x):
+        codes, unit = by_row(x, bits=4, scale=1.0)
+        report = report_of(tmp_path, x, (codes.int() * 18).to(torch.int8), unit / 18)
+        found = told(report)["excess_error"]
+
+        assert ("error", "inconclusive") == (found.severity, report.verdict)
+        assert found.evidence["excess_db"] > 8
+
+    def test_truncation_costs_six_decibels_and_is_a_warning(self, tmp_path, x):
+        unit = x.abs().amax(1, keepdim=True) / 127
+        report = report_of(tmp_path, x, (x / unit).trunc().to(torch.int8), unit)
+        found = told(report)["excess_error"]
+
+        assert "warning" == found.severity
+        assert found.evidence["excess_db"] == pytest.approx(6, abs=0.3)
+        assert "each code is a step off at most" in found.message
+
+    def test_digits_do_not_depend_on_threads(self, tmp_path, monkeypatch):
+        wide = numbers(2048, 512, seed=5).float()
+        codes, unit = by_row(wide)
+        codes[5] += 3
+        found = set()
+        for cores in (1, 2, 3):
+            monkeypatch.setattr("quanterr.comparison.scheduler.usable_cores", lambda n=cores: n)
+            layer = report_of(tmp_path, wide, codes, unit).layers[0]
+            found.add((layer.attainable_snr_db, layer.excess_db, layer.off_code_pct))
+
+        assert 1 == len(found)
+
+    def test_a_codebook_has_none(self, tmp_path):
+        report = quanterr.compare(
+            "tests/golden/aqlm/aqlm_synthetic.expected.safetensors",
+            "tests/golden/aqlm/aqlm_synthetic.safetensors",
+            device="cpu",
+        )
+
+        assert {None} >= {layer.excess_db for layer in report.layers}
+
+
+class TestParts:
+    def test_columns_of_zeros(self, tmp_path, x):
+        codes, unit = by_row(x)
+        codes[:, 252:] = 0
+        found = told(report_of(tmp_path, x, codes, unit))["excess_error"]
+
+        assert "error" == found.severity
+        assert "4 sampled columns (252 to 255)" in found.message
+        assert "all zero" in found.message
+
+    def test_a_row_with_a_scale_that_is_too_large(self, tmp_path, x):
+        codes, unit = by_row(x, 4)
+        unit[9] *= 1.3
+        found = told(report_of(tmp_path, x, codes, unit))["excess_rows"]
+
+        assert "1 sampled row (9)" in found.message
+        assert "1.28 times the original's" in found.message
+
+    def test_a_block_of_a_row(self, tmp_path, x):
+        codes, unit = by_row(x)
+        codes[20, 64:128] += 1
+        found = told(report_of(tmp_path, x, codes, unit))["excess_blocks"]
+
+        assert "1 block of 64 columns, the worst at row 20, columns 64 to 127" in found.message
+
+    def test_a_bad_row_that_is_not_sampled(self, tmp_path):
+        large = numbers(1024, 256, seed=4).float()
+        codes, unit = by_row(large)
+        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sampled((1024, 256))))
+        codes[row] += 5
+        found = told(report_of(tmp_path, large, codes, unit))["excess_rows"]
+
+        assert f"({row})" in found.message
+
+    def test_all_rows_of_zeros_are_counted(self, tmp_path):
+        large = numbers(1024, 256, seed=4).float()
+        codes, unit = by_row(large)
+        codes[::10] = 0
+        found = told(report_of(tmp_path, large, codes, unit))["dead_rows"]
+
+        assert 103 == found.evidence["number"]
+        assert "103 rows of zeros" in found.message
+
+
+class TestCleared:
+    """Weights that are unusual but right: no error, and no warning that blames a scale."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda x: x.sign() * 0.02,
+            lambda x: torch.full_like(x, 0.3),
+            lambda x: x**3,
+            lambda x: x * (torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.05),
+            lambda x: x * 1e-7,
+            lambda x: x * 1e7,
+            lambda x: torch.where(torch.arange(256) == 17, 300.0, 1.0) * x,
+        ],
+        ids=["ternary", "constant", "heavy tails", "sparse", "tiny", "huge", "outlier column"],
+    )
+    @pytest.mark.parametrize("bits", [2, 3, 4, 8])
+    def test_sound(self, tmp_path, x, make, bits):
+        unusual = make(x)
+        report = report_of(tmp_path, unusual, *by_row(unusual, bits))
+
+        assert [] == [finding.message for finding in report.findings if finding.severity == "error"]
+        assert "scale_factor" not in told(report)
+        assert "pass" == report.verdict
+
+    @pytest.mark.parametrize("shape", [(4, 4), (4, 8), (1, 64)])
+    def test_small(self, tmp_path, shape):
+        small = numbers(*shape, seed=8).float()
+
+        assert "pass" == report_of(tmp_path, small, *by_row(small, 3)).verdict
+
+    def test_a_low_weight_is_not_cleared_by_a_sample_that_is_better(self, tmp_path):
+        large = numbers(4096, 64, seed=4).float()
+        codes, unit = by_row(large)
+        inside = {n for c in sampled((4096, 64)) for n in range(c.row, c.stop_row)}
+        for row in range(4096):
+            if row not in inside:
+                codes[row] = codes[row].flip(0)
+        report = report_of(tmp_path, large, codes, unit)
+
+        assert "inconclusive" == report.verdict
+
+
+def test_the_sample_is_chosen_by_index():
+    chunks = sampled((4096, 512))
+
+    assert RUNS == len(chunks)
+    assert {RUN} == {chunk.stop_row - chunk.row for chunk in chunks}
+    assert (0, 4096) == (chunks[0].row, chunks[-1].stop_row)
+    assert 1 == len(sampled((64, 256)))
+    assert [] == sampled((0, 8))
+
+
+def test_a_report_tells_the_new_numbers_in_every_layer(tmp_path, x):
+    report = json.loads(report_of(tmp_path, x, *by_row(x)).to_json())
+
+    assert {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"} <= report["layers"][0].keys()
+
+
+def test_many_findings_of_one_kind_are_one():
+    many = [excess.finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
+    (found,) = excess.once(many, set())
+
+    assert ("clipped", None, 9) == (found.code, found.layer, len(found.evidence["layers"]))
+    assert [] == excess.once(many, {f"w{n}" for n in range(9)})
