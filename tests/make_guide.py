@@ -89,11 +89,11 @@ def presets() -> str:
     """One row for each preset: its limits."""
     from quanterr.gates.rules import PRESETS, read_rules
 
-    rows = ["| preset | for | each layer | the model |", "|---|---|---|---|"]
+    rows = ["| preset | for | each layer | the model | codes of each layer |", "|---|---|---|---|---|"]
     for name, path in PRESETS.items():
         what = path.read_text().removeprefix("# ").partition(":")[0]
-        each, model, _ = (f"`{rule.condition.text}`" for rule in read_rules(name))
-        rows.append(f"| `{name}` | {what} | {each} | {model} |")
+        each, model, codes, _ = (f"`{rule.condition.text}`" for rule in read_rules(name))
+        rows.append(f"| `{name}` | {what} | {each} | {model} | {codes} |")
     return "\n".join(rows)
 
 

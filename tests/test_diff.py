@@ -206,7 +206,7 @@ class TestCommand:
     def test_writes_all_of_it_as_json(self, reports):
         fields = json.loads(call("diff", *reports, "--json", "--top-layers", "0").stdout)
 
-        assert ("quanterr.diff", "1.0") == (fields["schema"], fields["schema_version"])
+        assert ("quanterr.diff", "1.1") == (fields["schema"], fields["schema_version"])
         assert -3 == pytest.approx(fields["worse"][0]["change_db"])
         assert ["##[error]new"] == fields["added"]
 

@@ -300,8 +300,8 @@ class TestCompare:
 
         assert Status.GATE_FAILED == done.returncode
         assert "verdict: fail" in done.stdout
-        assert "gates: 3 of 4 hold\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
-        assert (["layers", "model", "coverage", "snr_db >= 99"], "fail") == (
+        assert "gates: 4 of 5 hold\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
+        assert (["layers", "model", "codes", "coverage", "snr_db >= 99"], "fail") == (
             [found["id"] for found in fields["gates"]],
             fields["verdict"],
         )
@@ -548,7 +548,7 @@ class TestLibrary:
     def test_judges_a_report(self, report):
         judged = quanterr.judge(report, "fp8", require=["snr_db >= 20"], fail_if=["layers == 0"])
 
-        assert ("pass", 5) == (judged.verdict, len(judged.gates))
+        assert ("pass", 6) == (judged.verdict, len(judged.gates))
         assert [] == report.gates
 
     def test_judges_against_another(self, report):

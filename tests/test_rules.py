@@ -273,7 +273,7 @@ class TestPresets:
     def test_are_rules_and_say_that_they_are_a_starting_point(self, name):
         rules = read_rules(name)
 
-        assert ["layers", "model", "coverage"] == [rule.id for rule in rules]
+        assert ["layers", "model", "codes", "coverage"] == [rule.id for rule in rules]
         assert all(rule.reason for rule in rules)
         assert "a starting point, not a guarantee" in PRESETS[name].read_text()
         assert rules[0].condition.limit < rules[1].condition.limit

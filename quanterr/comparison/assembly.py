@@ -10,8 +10,9 @@ from quanterr.findings import FindingCollector, finding, of_activations, of_fold
 from quanterr.findings.files import of_config, of_notes
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
+from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.sums import Sums
+from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
 from quanterr.pairing.plan import Bucket, ComparedWeight, Leftover, Pair, Plan
 from quanterr.report.model import (
@@ -81,18 +82,28 @@ class Group:
         self._values = LayerValues()
         self._measured = Measured(Sums(histogram=Histogram.empty()), layers=self._values)
         self._layers = 0
+        self._x_sq = self._e_sq = self._best_sq = 0  # of layers whose attainable SNR is known, in units of 2^-1074
 
-    def add(self, sums: Sums, pair: Pair, layer: Layer) -> None:
+    def add(self, sums: Sums, pair: Pair, layer: Layer, sample: Attainable | None = None) -> None:
         """Take in one layer."""
         self._layers += 1
+        if sample and sample.e_sq and not sums.nonfinite:
+            self._x_sq += sums.x_sq
+            self._e_sq += sums.e_sq
+            self._best_sq += exact(as_float(sums.e_sq) / sample.e_sq * sample.best_sq)
         self._add_sums(sums)
         self._measured.stored_bits += 8 * pair.quantized.nbytes
         self._measured.original_bits += 8 * pair.original.nbytes
         self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
+        if layer.excess_db is not None:
+            self._values.excess_db.append(layer.excess_db)
 
     def merge(self, other: "Group") -> None:
         """Take in the layers of another group."""
         self._layers += other._layers
+        self._x_sq += other._x_sq
+        self._e_sq += other._e_sq
+        self._best_sq += other._best_sq
         self._add_sums(other._measured.sums)
         self._measured.stored_bits += other._measured.stored_bits
         self._measured.original_bits += other._measured.original_bits
@@ -105,6 +116,9 @@ class Group:
 
     def aggregate(self) -> Aggregate:
         """Its values for the report."""
+        if self._x_sq:
+            x_sq, e_sq, best_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq))
+            self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq, clipped_sq=0.0, off=0, clipped=0)
         values, nonfinite = evaluate(AGGREGATES, self._measured)
         return Aggregate(
             total_layers=self._layers,
@@ -160,7 +174,7 @@ class ReportBuilder:
         if keys != self._batch_keys:
             self._end_batch()
             self._batch_keys = keys
-        self._batch.add(sums, pair, layer)
+        self._batch.add(sums, pair, layer, done.attainable)
         return layer
 
     def _end_batch(self) -> None:

@@ -61,7 +61,6 @@ class FindingCollector:
         self._seen: dict[int, WeightSummary] = {}
         self._same: list[Pair] = []
         self._of_weights: dict[int, list[Finding]] = {}
-        self._near: set[str] = set()  # weights about as good as their scales allow
 
     def add(self, done: ComparedWeight) -> None:
         """Take in a compared weight; its sums are not kept."""
@@ -69,18 +68,14 @@ class FindingCollector:
         if done.sums.exact:
             self._same.append(pair)
             return
-        if is_near(pair, done):
-            self._near.add(pair.name)
-        if found := [*self._standing([*of_weight(pair, done)]), *of_attainable(pair, done)]:
+        near = is_near(pair, done)
+        standing = (one for one in of_weight(pair, done) if not near or one.code not in CLEARED)
+        if found := [*standing, *of_attainable(pair, done)]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(
-            done.number, pair, figures, done.scales, offset_of(pair, done.sums), not done.sums.y_sq
+            done.number, pair, figures, done.scales, offset_of(pair, done.sums), not done.sums.y_sq, near
         )
-
-    def _standing(self, found: list[Finding]) -> list[Finding]:
-        """What is left where a weight as good as its scales allow clears itself."""
-        return [one for one in found if one.code not in CLEARED or one.layer not in self._near]
 
     def findings(self, complete: bool) -> list[Finding]:
         """All of them; of an interrupted run only what single weights show."""
@@ -88,9 +83,9 @@ class FindingCollector:
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
             return single
-        doubted = [one for one in seen if one.pair.name not in self._near]
+        doubted = [one for one in seen if not one.near]
         common, alike = self._common(doubted)
-        below = self._standing([*group_outlier(seen)])
+        below = list(group_outlier(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in ("implausible_error", "group_outlier")}
         others = [one for one in doubted if one.number not in alike]
         repairs = list(diagnoses(others, doubtful, self._plan.pairs))

@@ -36,6 +36,7 @@ class WeightSummary(NamedTuple):
     scales: Scales | None
     offset: float | None  # of a norm: by how much all its elements differ
     zero: bool = False  # the quantized weight is
+    near: bool = False  # about as good as its scales allow
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:
@@ -101,7 +102,7 @@ def group_outlier(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
         spread = median(abs(level - middle) for level in levels)
         limit = middle - max(LEAST_DB, SPREADS * spread)
         for one, level in zip(group, levels, strict=True):
-            if level < limit:
+            if level < limit and not one.near:
                 message = (
                     f"{display(one.pair.name)}: {level:.1f} dB, where the {len(group)} weights of {name} in "
                     f"{role} have a median of {middle:.1f} dB"

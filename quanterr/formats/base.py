@@ -171,7 +171,6 @@ class Parts:
             comfy_format=comfy_format,
             close_alternatives=close_alternatives,
             levels=levels,
-            coded=(self.codes,) if levels else (),
             unit=unit,
             rotated=rotated,
         )
@@ -207,7 +206,7 @@ class Weight:
     )
 
     levels: Levels | None = None  # of its codes; None where the nearest one cannot be found element by element
-    coded: tuple[Entry, ...] = ()  # the parts that hold these codes
+    coded: tuple[Entry, ...] = ()  # the parts that hold these codes, if not the first of them alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): what codes of a row are multiplied by
     rotated: "Rotated | None" = None  # what its codes stand for, where its columns are rotated
 
@@ -231,7 +230,7 @@ class Weight:
         if self.unit is not None:
             return Scaling(self.unit(chunk, filled[0]))
         for workspace, byte in zip(filled, (self.levels.low, self.levels.high), strict=True):
-            workspace.fill(self.coded, byte, self.levels.block, self.levels.span)
+            workspace.fill(self.coded or (self.codes,), byte, self.levels.block, self.levels.span)
         high = self.dequantize(chunk, filled[1]).weight
         if self.levels.centred:
             return Scaling(high.div_(self.levels.known[1]))

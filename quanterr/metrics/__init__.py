@@ -52,6 +52,7 @@ class LayerValues:
     mean_absolute_error: list[float] = field(default_factory=list)
     relative_error: list[float] = field(default_factory=list)
     snr_db: list[float] = field(default_factory=list)
+    excess_db: list[float] = field(default_factory=list)  # of those that have one
 
     def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
         """Take in one layer. What is undefined there makes undefined what is taken over layers."""
@@ -64,6 +65,7 @@ class LayerValues:
         self.mean_absolute_error += other.mean_absolute_error
         self.relative_error += other.relative_error
         self.snr_db += other.snr_db
+        self.excess_db += other.excess_db
 
 
 Value = float | int | dict[str, Any] | list[dict[str, Any]] | None
@@ -78,6 +80,7 @@ class Metric(NamedTuple):
     formula: str
     of: Callable[[Measured], Value]
     kind: str = "number"  # "count", "percentiles", "rows", "experts"
+    later: bool = False  # reports of schema 1.1 and before do not have it
 
 
 def decibels(power_ratio: float) -> float:
@@ -327,6 +330,7 @@ METRICS: tuple[Metric, ...] = (
         "10·log10(Σx² / Σe*²) over a sample of rows, e* the error of the nearest codes with the stored scales; null "
         "where no nearest code can be found",
         lambda m: m.attainable.snr_db if m.attainable else None,
+        later=True,
     ),
     Metric(
         "excess_db",
@@ -334,6 +338,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "attainable_snr_db less the actual SNR of the same rows; 0 for plain rounding",
         lambda m: m.attainable.excess_db if m.attainable else None,
+        later=True,
     ),
     Metric(
         "off_code_pct",
@@ -341,6 +346,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "share of sampled elements, not clipped, whose code is 2 or more steps from the nearest one",
         lambda m: percent(m.attainable.off, m.attainable.n - m.attainable.clipped) if m.attainable else None,
+        later=True,
     ),
     Metric(
         "clipped_pct",
@@ -348,6 +354,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "share of sampled elements beyond the range of their scale by more than half a step",
         lambda m: percent(m.attainable.clipped, m.attainable.n) if m.attainable else None,
+        later=True,
     ),
     Metric("effective_bits", "bit", "higher", "(snr_db - 1.76) / 6.02", effective_bits),
 )
@@ -441,6 +448,18 @@ AGGREGATES: tuple[Metric, ...] = (
         over_layers(lambda v: v.snr_db, mean),
     ),
     Metric("worst_layer_snr_db", "dB", "higher", "lowest snr_db of a layer", over_layers(lambda v: v.snr_db, min)),
+    _row("attainable_snr_db")._replace(
+        formula="energies pooled over the layers that have one, the error of each less what its sample has in excess"
+    ),
+    _row("excess_db")._replace(formula="attainable_snr_db less the SNR of the same layers"),
+    Metric(
+        "worst_layer_excess_db",
+        "dB",
+        "lower",
+        "highest excess_db of a layer; null where none has one",
+        lambda m: max(m.layers.excess_db) if m.layers and m.layers.excess_db else None,
+        later=True,
+    ),
     _row("nmse"),
     _row("weighted_nmse"),
     _row("weighted_snr_db"),

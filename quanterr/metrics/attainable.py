@@ -39,7 +39,7 @@ class Attainable(NamedTuple):
     @property
     def excess_db(self) -> float:
         """By how much the stored codes are worse; 0 where they are the nearest."""
-        return max(level(self.e_sq, self.best_sq), 0.0)
+        return 0.0 if self.e_sq <= self.best_sq else level(self.e_sq, self.best_sq)
 
     @property
     def clipping_db(self) -> float:

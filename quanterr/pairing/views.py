@@ -65,7 +65,7 @@ def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
         needs_float64=any(weight.needs_float64 for weight in weights),
         scale=None,
         levels=first.levels if all(weight.levels == first.levels for weight in weights) else None,
-        coded=tuple(entry for weight in weights for entry in weight.coded),
+        coded=tuple(entry for weight in weights for entry in weight.coded or (weight.codes,)),
         unit=None,
         rotated=None,
         evidence=tuple(dict.fromkeys(evidence for weight in weights for evidence in weight.evidence)),

@@ -25,9 +25,9 @@ from quanterr.report.formatting import (
     exactly,
     gate_words,
     number,
+    of_scales,
     percent,
     sentence,
-    usual,
     violation_line,
 )
 from quanterr.report.gate_results import Gate
@@ -312,13 +312,15 @@ def _gate(gate: Gate) -> list[Markup]:
 
 
 def _groups(report: Report, kind: str) -> Markup:
-    heads = [kind, "layers", "SNR dB", "usual dB", "worst dB", "relative error", "max |e|", "bits/weight", "elements"]
+    heads = [kind, "layers", "SNR dB", "attainable dB", "excess dB", "worst dB", "relative error", "max |e|"]
+    heads += ["bits/weight", "elements"]
     rows = [
         [
             display(name),
             f"{a.total_layers:,}",
             db(a.overall_snr_db),
-            usual(report, name, "–"),
+            of_scales(a, "attainable_snr_db", "–"),
+            of_scales(a, "excess_db", "–"),
             db(a.worst_layer_snr_db),
             percent(a.mean_relative_error),
             number(a.max_absolute_error),
@@ -327,8 +329,6 @@ def _groups(report: Report, kind: str) -> Markup:
         ]
         for name, a in report.groups.get(kind, {}).items()
     ]
-    if kind != "format":
-        heads, rows = [head for head in heads if head != "usual dB"], [[*row[:3], *row[4:]] for row in rows]
     return _table(heads, rows, "short", len(heads) - 1) if rows else tag("p", "No layer differs.", class_="none")
 
 

@@ -15,8 +15,8 @@ from quanterr.report.formatting import (
     exactly,
     gate_words,
     number,
+    of_scales,
     percent,
-    usual,
     worst_layers,
 )
 from quanterr.report.markdown import code, prose
@@ -83,17 +83,20 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"| cosine | {cosine(a.cosine_similarity)} |"
         yield f"| bits per weight | {number(a.bits_per_weight)} |"
         yield ""
-        yield from _table(["format", "layers", "SNR", "usual", "worst", "relative", "bits/weight"], _formats(report))
+        yield from _table(
+            ["format", "layers", "SNR", "attainable", "excess", "worst", "relative", "bits/weight"], _formats(report)
+        )
         yield ""
         yield "Worst layers:"
         yield ""
-        yield from _table(["layer", "SNR", "relative", "max error", "format"], _worst(report))
+        yield from _table(["layer", "SNR", "excess", "relative", "max error", "format"], _worst(report))
     yield from _problems(report)
     yield from _gates(report)
     yield ""
     yield (
         f"Made by {prose(report.tool.name)} {prose(report.tool.version)} from the weights of both checkpoints. SNR is "
-        "10·log10(Σx²/Σe²) in dB, x the original and e the error. Weight error is not task accuracy."
+        "10·log10(Σx²/Σe²) in dB, x the original and e the error; attainable is that of the nearest codes with the "
+        "stored scales, excess what is lost beyond. Weight error is not task accuracy."
     )
 
 
@@ -104,13 +107,15 @@ def _described(side: Side) -> str:
 
 def _formats(report: Report) -> Iterator[list[str]]:
     for name, a in report.groups.get("format", {}).items():
-        levels = [db(a.overall_snr_db), usual(report, name, "–"), db(a.worst_layer_snr_db)]
+        allowed = [of_scales(a, key, "–") for key in ("attainable_snr_db", "excess_db")]
+        levels = [db(a.overall_snr_db), *allowed, db(a.worst_layer_snr_db)]
         yield [code(name), f"{a.total_layers:,}", *levels, percent(a.mean_relative_error), number(a.bits_per_weight)]
 
 
 def _worst(report: Report) -> Iterator[list[str]]:
     for name, layer in worst_layers(report.layers, WORST):
-        errors = [db(layer.snr_db), percent(layer.relative_error), number(layer.max_absolute_error)]
+        levels = [db(layer.snr_db), of_scales(layer, "excess_db", "–")]
+        errors = [*levels, percent(layer.relative_error), number(layer.max_absolute_error)]
         yield [code(name), *errors, code(layer.format)]
 
 

@@ -19,11 +19,10 @@ from quanterr.report.formatting import (
     cosine,
     coverage_line,
     db,
-    grade,
     number,
+    of_scales,
     percent,
     sentence,
-    usual,
     worst_layers,
 )
 from quanterr.report.model import Aggregate, Finding, Report
@@ -129,6 +128,7 @@ def _aggregate(report: Report, plain: bool) -> Table:
     table.show_header = False
     cells = [
         ("SNR, pooled", db(a.overall_snr_db, " dB")),
+        ("its scales allow", _allowed(a)),
         ("worst layer", db(a.worst_layer_snr_db, " dB")),
         ("relative error", percent(a.mean_relative_error)),
         ("mean |e|", number(a.mean_absolute_error)),
@@ -145,16 +145,24 @@ def _aggregate(report: Report, plain: bool) -> Table:
     return table
 
 
+def _allowed(a: Aggregate) -> str:
+    attainable, excess = of_scales(a, "attainable_snr_db"), of_scales(a, "excess_db")
+    if a.attainable_snr_db is None:
+        return attainable
+    return f"{attainable} dB: {excess} dB in excess, {of_scales(a, 'worst_layer_excess_db')} dB in the worst layer"
+
+
 GROUP_COLUMNS = (
     Column("layers", 2),
-    Column("elements", 4),
-    Column("bits/w", 5),
+    Column("elements", 6),
+    Column("bits/w", 7),
     Column("SNR dB", 0),
-    Column("worst dB", 1),
-    Column("relative", 3),
-    Column("max |e|", 6),
+    Column("attainable", 4),
+    Column("excess dB", 1),
+    Column("worst dB", 3),
+    Column("relative", 5),
+    Column("max |e|", 8),
 )
-FORMAT_COLUMNS = (Column("usual dB", 7), Column("grade", 8, right=False))
 
 
 def _groups(report: Report, kind: str, plain: bool, to: Console) -> Table:
@@ -165,13 +173,14 @@ def _groups(report: Report, kind: str, plain: bool, to: Console) -> Table:
             f"{a.total_elements:,}",
             number(a.bits_per_weight),
             db(a.overall_snr_db),
+            of_scales(a, "attainable_snr_db"),
+            of_scales(a, "excess_db"),
             db(a.worst_layer_snr_db),
             percent(a.mean_relative_error),
             number(a.max_absolute_error),
         ]
-        rows.append((name, row + ([usual(report, name), grade(a.overall_snr_db)] if kind == "format" else [])))
-    columns = GROUP_COLUMNS + (FORMAT_COLUMNS if kind == "format" else ())
-    return fitted(f"By {kind}", kind, columns, rows, plain, to)
+        rows.append((name, row))
+    return fitted(f"By {kind}", kind, GROUP_COLUMNS, rows, plain, to)
 
 
 def fitted(
@@ -204,11 +213,12 @@ def fitted(
 
 LAYER_COLUMNS = (
     Column("SNR dB", 0),
-    Column("distance", 3, right=False),
-    Column("relative", 2),
-    Column("max |e|", 4),
-    Column("bits/w", 5),
-    Column("format", 1, right=False),
+    Column("distance", 4, right=False),
+    Column("excess dB", 1),
+    Column("relative", 3),
+    Column("max |e|", 5),
+    Column("bits/w", 6),
+    Column("format", 2, right=False),
 )
 
 
@@ -224,6 +234,7 @@ def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> 
             (
                 db(layer.snr_db),
                 _bar(layer.snr_db, plain),
+                of_scales(layer, "excess_db"),
                 percent(layer.relative_error),
                 number(layer.max_absolute_error),
                 number(layer.bits_per_weight),

@@ -12,9 +12,10 @@ from quanterr.report.values import Values, Weight
 from quanterr.util.text import count, display, size
 
 SCHEMA = "quanterr.diff"
-SCHEMA_VERSION = "1.0"
-METRICS = ("snr_db", NORM)
-AGGREGATES = ("overall_snr_db", "bits_per_weight")
+SCHEMA_VERSION = "1.1"
+METRICS = ("snr_db", "excess_db", NORM)
+AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
+SHOWN_DB = 0.5  # of excess, or of its change: less is nothing but rounding
 SAME_DB = 1e-6  # a device adds up in another order than another: no change
 
 
@@ -26,6 +27,7 @@ class Totals:
     verdict: str
     layers: int
     overall_snr_db: float | None
+    excess_db: float | None
     bits_per_weight: float | None
     quantized_bytes: int
 
@@ -39,6 +41,8 @@ class Change:
     new_snr_db: float | None
     change_db: float | None
     reason: str | None
+    old_excess_db: float | None = None  # null without nearest codes, and in reports of schema 1.1 and before
+    new_excess_db: float | None = None
 
 
 @dataclass(slots=True)
@@ -129,7 +133,8 @@ def _sort_in(found: Diff, was: Weight, now: Weight) -> None:
         return
     before_db, after_db, by_db = (v if v is not None and isfinite(v) else None for v in (before, after, by))
     reason = _reason(was, now, before, after) if by_db is None else None
-    item = Change(now.name, before_db, after_db, by_db, reason)
+    excess = (weight.values.get("excess_db") for weight in (was, now))
+    item = Change(now.name, before_db, after_db, by_db, reason, *excess)
     (found.worse if after is None or (by is not None and by < 0) else found.better).append(item)
 
 
@@ -150,8 +155,10 @@ def diff_lines(found: Diff, top: int) -> Iterator[str]:
     for word, totals in (("old", found.old), ("new", found.new)):
         snr, bits = _db(totals.overall_snr_db), totals.bits_per_weight
         stored = f"{size(totals.quantized_bytes)}" + ("" if bits is None else f", {bits:.4g} bits per weight")
+        excess = totals.excess_db or 0.0
+        beyond = f", {excess:.2f} dB below what its scales allow" if excess > SHOWN_DB else ""
         differ = f"{count(totals.layers, 'layer')} {'differs' if totals.layers == 1 else 'differ'}"
-        yield f"{word}: {display(totals.path)}: {totals.verdict}, {differ}, {snr} pooled, {stored}"
+        yield f"{word}: {display(totals.path)}: {totals.verdict}, {differ}, {snr} pooled{beyond}, {stored}"
     yield from _size_line(found)
     for word, items in (("worse", found.worse), ("better", found.better)):
         yield from _listed(f"{count(len(items), 'layer')} {word}", [_changed(item) for item in items], top)
@@ -170,7 +177,9 @@ def _size_line(found: Diff) -> Iterator[str]:
 
 def _changed(item: Change) -> str:
     by = f"{item.change_db:+.4g} dB" if item.change_db is not None else display(item.reason or "", 2000)
-    return f"{display(item.layer)}: {_db(item.old_snr_db)} -> {_db(item.new_snr_db)} ({by})"
+    excess = f"; excess {_db(item.old_excess_db)} -> {_db(item.new_excess_db)}"
+    told = excess if abs((item.old_excess_db or 0.0) - (item.new_excess_db or 0.0)) > SHOWN_DB else ""
+    return f"{display(item.layer)}: {_db(item.old_snr_db)} -> {_db(item.new_snr_db)} ({by}{told})"
 
 
 def _listed(title: str, lines: list[str], top: int) -> Iterator[str]:

@@ -9,13 +9,10 @@ from quanterr.roles import Place, place_of
 from quanterr.util.text import count, display, unrounded
 
 if TYPE_CHECKING:
-    from quanterr.report.model import Expert, Layer, Report
+    from quanterr.report.model import Aggregate, Expert, Layer, Report
 
 UNDEFINED = "undefined"
 LONG = 2000  # characters of a sentence
-
-# Classic grades by SNR; what is usual for the format says more.
-GRADES = ((40, "excellent"), (30, "good"), (-1e9, "check"))
 
 # How what is in a bucket is reported after its number of tensors.
 BUCKETS = {
@@ -63,15 +60,12 @@ def cosine(value: float | None) -> str:
     return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text
 
 
-def grade(snr_db: float | None) -> str:
-    """One of the classic grades."""
-    return UNDEFINED if snr_db is None else next(name for limit, name in GRADES if snr_db >= limit)
-
-
-def usual(report: "Report", format_name: str, dash: str = "-") -> str:
-    """The level that is usual for a format, where one is known."""
-    note = report.formats.get(format_name)
-    return f"{note.usual_snr_db[0]}{dash}{note.usual_snr_db[-1]}" if note and note.usual_snr_db else "-"
+def of_scales(values: "Layer | Aggregate", key: str, none: str = "-") -> str:
+    """What the stored scales allow, ``attainable_snr_db`` or ``excess_db``; ``none`` without nearest codes."""
+    value = getattr(values, key)
+    if value is None:
+        return values.nonfinite.get(key, none).replace("+inf", "exact")
+    return db(value)
 
 
 def exactly(value: float | None) -> str:

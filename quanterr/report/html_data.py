@@ -18,7 +18,7 @@ from quanterr.report.model import Finding, Report
 from quanterr.roles import place_of, role_of
 from quanterr.util.text import display
 
-NUMBERS = ("relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
+NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
 DIGITS = 4  # of a number in a column
 MORE_DIGITS = 5  # of a number in the details
 DB_PLACES = 2

@@ -2,12 +2,12 @@
 
 The fields of a layer and of an aggregate that are metrics are made from the rows of METRICS and AGGREGATES.
 History of ``schema_version``: 1.0, the first; 1.1 renames eight findings (finding_codes.FORMER_NAMES), whose former
-names are still read.
+names are still read; 1.2 adds the metrics that are ``later``, null in what is read of earlier ones.
 """
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
@@ -18,7 +18,7 @@ from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 
 class Model(BaseModel):
@@ -78,15 +78,13 @@ KINDS: dict[str, Any] = {
 
 def _with_metrics(base: type[Any], name: str, rows: tuple[Metric, ...]) -> type[Any]:
     """The base with a field for each metric."""
-    kinds = [
-        (
-            row.name,
-            Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))],
-        )
-        for row in rows
-    ]
+    kinds = [(row.name, _annotated(row), *([field(default=None)] if row.later else [])) for row in rows]
     namespace = {"__doc__": base.__doc__, "__module__": __name__}
-    return make_dataclass(name, kinds, bases=(base,), slots=True, namespace=namespace)
+    return make_dataclass(name, kinds, bases=(base,), slots=True, kw_only=True, namespace=namespace)
+
+
+def _annotated(row: Metric) -> Any:
+    return Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
 def from_values(rows: tuple[Metric, ...], values: Mapping[str, Any]) -> dict[str, Any]:

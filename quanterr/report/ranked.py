@@ -194,6 +194,7 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
         best_layers=0,
         checkpoint_bytes=report.quantized.bytes,
         overall_snr_db=report.aggregate.overall_snr_db,
+        excess_db=report.aggregate.excess_db,
         worst_layer=_worst(worst) if worst else None,
         formats=formats,
         findings=report.findings,

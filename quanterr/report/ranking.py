@@ -39,6 +39,7 @@ class Candidate:
     best_layers: Annotated[int, Field(description="layers in which it has the least error")]
     checkpoint_bytes: Annotated[int, Field(description="of all its tensors")]
     overall_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: over its own layers that differ")]
+    excess_db: Annotated[FiniteFloat | None, Field(description="as compare's: beyond what its scales allow [dB]")]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
     findings: list[Finding]

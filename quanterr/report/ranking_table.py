@@ -15,10 +15,11 @@ COLUMNS = (
     Column("size", 3),
     Column("bits/w", 4),
     Column("SNR dB", 1),
-    Column("worst dB", 5),
-    Column("best in", 6),
-    Column("warnings", 7),
-    Column("worst layer", 8, right=False),
+    Column("excess dB", 5),
+    Column("worst dB", 6),
+    Column("best in", 7),
+    Column("warnings", 8),
+    Column("worst layer", 9, right=False),
 )
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 NONE = "-"
@@ -79,13 +80,14 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
     worst = candidate.worst_layer
     if candidate.rank is None:
         why = "inconclusive" if candidate.verdict == "inconclusive" else "undefined"
-        return [why, NONE, size(candidate.checkpoint_bytes), *[NONE] * 4, f"{warnings:,}", NONE]
+        return [why, NONE, size(candidate.checkpoint_bytes), *[NONE] * 5, f"{warnings:,}", NONE]
     return [
         str(candidate.rank),
         "yes" if candidate.on_front else "no",
         size(candidate.bytes or 0),
         NONE if candidate.bits_per_weight is None else f"{candidate.bits_per_weight:.4g}",
         _db(candidate),
+        NONE if candidate.excess_db is None else f"{candidate.excess_db:.2f}",
         NONE if worst is None else "undefined" if worst.snr_db is None else f"{worst.snr_db:.2f}",
         f"{candidate.best_layers:,} of {layers:,}",
         f"{warnings:,}",

@@ -145,14 +145,15 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, A
 
 def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> dict[str, Any]:
     """The parts for metrics by name: ``snr_db``, ``absolute_error_percentiles.p99``."""
-    kinds = {row.name: row.kind for row in rows}
+    kinds = {row.name: row for row in rows}
     parts: dict[str, Any] = {}
     for name in names:
         key, _, percentile = name.partition(".")
         if percentile:
             parts.setdefault(key, {})[percentile] = _OPTIONAL_NUMBER
         else:
-            parts[key] = _COUNT if kinds[key] == "count" else _OPTIONAL_NUMBER
+            number = _LATER_NUMBER if kinds[key].later else _OPTIONAL_NUMBER
+            parts[key] = _COUNT if kinds[key].kind == "count" else number
     return parts
 
 

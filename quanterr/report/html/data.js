@@ -8,6 +8,7 @@ const NOT_COMPARED = 3;
 /** Metrics that every layer has here, as they are shown. `step` is the smallest step of a colour. */
 const METRICS = {
   snr_db: { title: "SNR", unit: "dB", better: "higher", step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
+  excess_db: { title: "Excess", unit: "dB", better: "lower", step: 1, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(1) },
   relative_error: {
     title: "Relative error", unit: "%", better: "lower", log: true,
     show: (v) => percent(v, 3), brief: (v) => (v < 0.0995 ? percent(v, 2) : percent(v, 3)),

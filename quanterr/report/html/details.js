@@ -64,7 +64,7 @@ class Details {
   /** The numbers that are read first. */
   headline(i) {
     if (this.layers.status[i] === IDENTICAL || this.layers.status[i] === NOT_COMPARED) return null;
-    const cells = ["snr_db", "relative_error", "max_absolute_error"].map((metric) => {
+    const cells = ["snr_db", "excess_db", "relative_error", "max_absolute_error"].map((metric) => {
       const value = element("p", { class: "value" }, valueText(this.layers, metric, i));
       return element("div", {}, element("p", { class: "label" }, METRICS[metric].title), value);
     });
@@ -91,7 +91,7 @@ class Details {
     if (layers.reason[i]) rows.splice(1, 0, ["Why", layers.reason[i]]);
     rows.push(["Shape", layers.shape[i]]);
     const usual = this.report.usual[layers.format[i]];
-    if (usual) rows.push(["Usual SNR", `${usual[0]} to ${usual[1]} dB in this format`]);
+    if (usual && Number.isNaN(layers.excess_db[i])) rows.push(["Usual SNR", `${usual[0]} to ${usual[1]} dB in this format`]);
     for (const [key, title] of known ? FACTS : []) {
       const value = known(key);
       if (value !== null && value !== 0) rows.push([title, Array.isArray(value) ? value.join(" × ") : `${value}`]);

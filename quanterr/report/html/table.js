@@ -6,6 +6,7 @@ const COLUMNS = [
   { key: "format", title: "Format", wide: true },
   { key: "shape", title: "Shape", wide: true, number: true },
   { key: "snr_db", title: "SNR dB", number: true },
+  { key: "excess_db", title: "Excess dB", wide: true, number: true },
   { key: "relative_error", title: "Rel. %", number: true },
   { key: "mean_absolute_error", title: "Mean |e|", wide: true, number: true },
   { key: "max_absolute_error", title: "Max |e|", wide: true, number: true },
