@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quanterr.checkpoints import gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
@@ -30,6 +30,7 @@ CONFIGS = (
     "quantization_config.json",
     "params.json",
 )
+WHOLE = ("model.safetensors", "consolidated.safetensors")  # of a model, which nobody reads beside an index
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
 
@@ -66,7 +67,14 @@ def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Chec
         raise CheckpointError(f"{display(given)}: not a file name") from error
 
 
-def _in_folder(folder: Path) -> tuple[str, list[Path], dict[str, str] | None]:
+class _Index(NamedTuple):
+    """What an index says."""
+
+    shards: dict[str, str]  # of each tensor
+    total_size: Any
+
+
+def _in_folder(folder: Path) -> tuple[str, list[Path], _Index | None]:
     names = sorted(os.listdir(folder))
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if "model" + INDEX_SUFFIX in indexes:
@@ -105,8 +113,8 @@ def _with_other_shards(path: Path) -> list[Path]:
     return _series(path.parent, match["stem"], match["total"], GGUF)
 
 
-def _in_index(path: Path) -> tuple[list[Path], dict[str, str]]:
-    """The shards an index names, in order, and its map from tensor to shard."""
+def _in_index(path: Path) -> tuple[list[Path], _Index]:
+    """The shards an index names, in order, and what it says of them."""
     file = StoredFile(path)
     try:
         if file.size > MAX_INDEX:
@@ -124,7 +132,9 @@ def _in_index(path: Path) -> tuple[list[Path], dict[str, str]]:
             raise CheckpointError(f"{file}: index: shard name {display(repr(shard))} is not a plain file name")
     names = sorted(set(weight_map.values()))
     _require_shards(path.parent, names)
-    return [path.parent / name for name in names], weight_map
+    metadata = index.get("metadata")
+    total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return [path.parent / name for name in names], _Index(weight_map, total_size)
 
 
 def _plain_file_name(name: Any) -> bool:
@@ -145,7 +155,7 @@ def _open_files(
     given: str,
     kind: str,
     paths: list[Path],
-    index: dict[str, str] | None,
+    index: _Index | None,
     revision: str | None,
     lenient: bool,
 ) -> Checkpoint:
@@ -168,7 +178,8 @@ def _open_files(
                     raise _shard_conflict(entries[entry.name], entry)
                 entries[entry.name] = entry
         if index is not None:
-            notes += _check_index(index, entries, display(given)) + _unnamed_shards(paths, display(given))
+            notes += _check_index(index.shards, entries, display(given)) + _unnamed_files(paths, display(given))
+            notes += _check_size(index.total_size, entries, display(given))
         notes += _twins(entries, display(given))
         config: dict[str, Any] = {}
         if ggufs:  # a GGUF file describes itself: what is stored with it belongs to another checkpoint
@@ -228,13 +239,22 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
     return [f"{given}: index does not list {listed(unlisted)}; compared anyway"] if unlisted else []
 
 
-def _unnamed_shards(paths: list[Path], given: str) -> list[str]:
-    """A note on shards of the same series that are stored with those that the index names."""
+def _check_size(total: Any, entries: dict[str, Entry], given: str) -> list[str]:
+    """A note where the index says another number of bytes than the tensors have."""
+    stored = sum(entry.nbytes for entry in entries.values())
+    if not isinstance(total, int | float) or not total or total == stored:
+        return []
+    return [f"{given}: index says {total:,} bytes (total_size), its tensors have {stored:,}: of another checkpoint?"]
+
+
+def _unnamed_files(paths: list[Path], given: str) -> list[str]:
+    """A note on shards of the same series, or whole models, that are stored with those that the index names."""
     series = {
         (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
     }
     found = [match for name in sorted(os.listdir(paths[0].parent)) if (match := SHARD.fullmatch(name))]
     names = [match[0] for match in found if (match["stem"], match["total"], match["suffix"]) in series]
+    names += [name for name in WHOLE if os.path.lexists(paths[0].parent / name)]
     left = [name for name in names if paths[0].parent / name not in paths]
     return [f"{given}: index does not name {listed(left)}, which is in the same folder; ignored"] if left else []
 

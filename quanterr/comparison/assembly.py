@@ -8,6 +8,7 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.findings import FindingCollector, finding, of_activations, of_folding, of_importance, of_plan
 from quanterr.findings.files import of_config, of_notes
+from quanterr.findings.structure import of_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
 from quanterr.metrics.attainable import Attainable
@@ -209,6 +210,7 @@ class ReportBuilder:
             *of_notes(quantized),
             *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
             *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
+            *of_structure(quantized, self._plan),
             *of_plan(self._plan),
             *of_activations(self._plan),
             *of_folding(self._plan.folded),

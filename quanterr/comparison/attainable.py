@@ -147,7 +147,7 @@ def _standing_out(kind: Kind, energies: _Energies, whole: Attainable) -> Part | 
         kind,
         len(out),
         energies.size,
-        tuple(energies.places[number] for number in sorted(order.tolist())),
+        tuple(sorted(energies.places[number] for number in order.tolist())),
         energies.places[worst],
         level(float(x_sq[worst]), float(e_sq[worst])),
         level(float(x_sq[worst]), float(best_sq[worst])),

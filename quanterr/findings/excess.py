@@ -135,6 +135,8 @@ def once(found: Sequence[Finding], explained: Collection[str | None]) -> list[Fi
     kept = [one for one in found if one.code not in CODES or one.layer not in explained]
     broken = {one.layer for one in kept if one.code == "excess_error" and one.severity == "error"}
     kept = [one for one in kept if one.layer not in broken or one.code not in REPEATED]
+    in_rows = {one.layer for one in kept if one.code == "excess_rows"}
+    kept = [one for one in kept if one.code != "bad_rows" or one.layer not in in_rows]
     for code in CODES:
         for severity in ("warning", "info"):
             alike = [one for one in kept if (one.code, one.severity) == (code, severity)]

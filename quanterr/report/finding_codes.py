@@ -22,7 +22,7 @@ CODES = {
     ),
     "config_mismatch": Code(
         ("warning",),
-        "config.json declares other codes than those stored",
+        "config.json, or the metadata of a GGUF file, declares another model or other codes than those stored",
         "config.json declares codes of 4 bits, the tensors hold codes of 8 bits: read as stored",
         "Check that config.json belongs to this model. Loaders that follow it will misread the weights.",
     ),
@@ -187,6 +187,27 @@ CODES = {
         "model.layers.3.mlp.up_proj.weight: 1 block of 64 columns, the worst at row 3, columns 128 to 191: 13.6 dB at "
         "worst, 1.21 times the original's; their scales allow 38.2 dB",
         "Compare these blocks, and their scales, with what the quantizer wrote.",
+    ),
+    "scale_extreme": Code(
+        ("warning",),
+        "scales of activations that no activation has",
+        "scales of activations that are above 1e+12 or below 1e-12, in 1 tensor of the quantized checkpoint: "
+        "model.layers.0.mlp.up_proj.input_scale",
+        "Calibrate again. No weight depends on them, but runtimes that use them compute zeros or infinities.",
+    ),
+    "scale_misfit": Code(
+        ("warning",),
+        "scales of activations whose number fits neither rows nor columns of their weight",
+        "scales of activations whose number fits neither rows nor columns of their weight: "
+        "model.layers.0.mlp.up_proj.input_scale (7)",
+        "Calibrate again, or find out which other layer they belong to.",
+    ),
+    "bad_table": Code(
+        ("error",),
+        "a tensor that belongs to no weight, such as rope_freqs, holds NaN, infinities or numbers beyond all reason",
+        "NaN, infinite or above 1e+09 in 1 tensor of the quantized checkpoint that belong to no weight: "
+        "rope_freqs.weight",
+        "Copy it from the original. Runtimes read it.",
     ),
     "bad_rows": Code(
         ("info", "warning"),

@@ -1,0 +1,134 @@
+"""Where what a checkpoint says of its model contradicts the tensors that it holds."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from quanterr.checkpoints import Checkpoint, GgufMetadata
+from quanterr.findings.codes import finding
+from quanterr.pairing.plan import Pair, Plan
+from quanterr.report.model import Finding
+from quanterr.roles import role_of
+from quanterr.util.text import count, display, listed
+
+BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
+EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
+HEADS = {
+    "num_attention_heads": ("q_proj.weight", "attn_q.weight"),
+    "num_key_value_heads": ("k_proj.weight", "attn_k.weight"),
+}
+IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
+LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
+KINDS = {"nf4": "bnb_nf4", "fp4": "bnb_fp4"}  # bnb_4bit_quant_type → format
+REMEDY = "check that it belongs to this checkpoint; loaders that follow it fail, or build another model"
+
+
+def of_structure(quantized: Checkpoint, plan: Plan) -> Iterator[Finding]:
+    """What the quantized checkpoint says of its model, held against its tensors."""
+    declared, where = _declared(quantized)
+    yield from _blocks(declared, where, quantized.entries)
+    yield from _sizes(declared, where, plan.pairs)
+    labels = plan.labels.get("quantized")
+    if labels:
+        yield from _recipe(labels.config, plan.pairs)
+
+
+def _declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
+    """Sizes of the model by the keys of config.json, and what says so."""
+    if checkpoint.gguf is not None:
+        return _of_gguf(checkpoint.gguf), "the GGUF metadata"
+    main = checkpoint.config.get("config.json")
+    config = main if isinstance(main, dict) else {}
+    inner = config.get("text_config")
+    config = config | (inner if isinstance(inner, dict) else {})
+    return {key: n for key, n in config.items() if isinstance(n, int) and not isinstance(n, bool)}, "config.json"
+
+
+def _of_gguf(metadata: GgufMetadata) -> dict[str, int]:
+    keys = {
+        "num_hidden_layers": metadata.of_model("block_count"),
+        "hidden_size": metadata.of_model("embedding_length"),
+        "num_attention_heads": metadata.heads(0),
+        "num_key_value_heads": metadata.kv_heads(0),
+    }
+    return {key: n for key, n in keys.items() if n is not None}
+
+
+def _mismatch(message: str, layers: Sequence[str] = ()) -> Finding:
+    return finding("config_mismatch", "warning", None, message, REMEDY, **({"layers": list(layers)} if layers else {}))
+
+
+def _blocks(declared: Mapping[str, int], where: str, names: Collection[str]) -> Iterator[Finding]:
+    """The number of blocks; those of multi-token prediction may follow them."""
+    said = declared.get("num_hidden_layers")
+    found = {int(match[1]) for name in names if (match := BLOCK.match(name))}
+    if not said or not found:
+        return
+    stored, most = max(found) + 1, said + declared.get("num_nextn_predict_layers", 0)
+    if not said <= stored <= most:
+        yield _mismatch(f"{where} declares {count(said, 'block')}, the tensors are of {stored}")
+
+
+def _sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """The width of the embedding, and rows that heads divide."""
+    width = declared.get("hidden_size")
+    for pair in pairs:
+        shape = pair.original.shape
+        if width and len(shape) == 2 and pair.name.endswith(EMBEDDINGS) and shape[1] != width:
+            yield _mismatch(f"{where} declares a width of {width}, {display(pair.name)} has {shape[1]}")
+    for key, endings in HEADS.items():
+        heads = declared.get(key)
+        odd = [p.name for p in pairs if p.name.endswith(endings) and heads and p.original.shape[0] % heads]
+        if odd:
+            yield _mismatch(
+                f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide {listed(odd, 3)}", odd
+            )
+
+
+def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Which layers are quantized, and how."""
+    ignored = [entry for key in IGNORED for entry in _texts(config.get(key))]
+    taken = [p.name for p in pairs if p.quantized.has_codes and any(_names(entry, p.name) for entry in ignored)]
+    if taken:
+        yield _mismatch(
+            f"config.json declares that {count(len(taken), 'layer')} are not quantized, but codes are stored: "
+            f"{listed(taken, 3)}",
+            taken,
+        )
+    kind = KINDS.get(str(config.get("bnb_4bit_quant_type")).lower())
+    other = [p.name for p in pairs if kind and p.quantized.format in KINDS.values() and p.quantized.format != kind]
+    if other:
+        yield _mismatch(
+            f"config.json declares {kind}, but {count(len(other), 'weight')} are stored otherwise: {listed(other, 3)}",
+            other,
+        )
+    linear = [p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR]
+    left = [
+        p.name
+        for p in linear
+        if p.quantized.encoding == "floats" and not any(_names(entry, p.name) for entry in ignored)
+    ]
+    method = config.get("quant_method") or config.get("quant_algo")
+    if method and 0 < 4 * len(left) < len(linear):
+        yield _mismatch(
+            f"config.json declares quant_method {display(str(method))} and does not except {listed(left, 3)}, "
+            f"which {'is' if len(left) == 1 else 'are'} stored unquantized",
+            left,
+        )
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _names(entry: str, weight: str) -> bool:
+    """Whether an entry of an ignore list means a weight: a module, its end, a part of its path, or a pattern."""
+    module = weight.removesuffix(".weight")
+    if entry.startswith("re:"):
+        try:
+            return re.match(entry.removeprefix("re:"), module) is not None
+        except re.error:
+            return False
+    if "*" in entry:
+        return re.fullmatch(re.escape(entry).replace(r"\*", ".*"), module) is not None
+    return f".{entry}." in f".{module}."

@@ -1,0 +1,165 @@
+"""What a checkpoint says of its model, held against its tensors."""
+
+import json
+
+import pytest
+import torch
+from gguf_stored import Stored, architecture, key, write_gguf
+from making import numbers
+from safetensors.torch import save_file
+
+import quanterr
+
+UINT32 = 4  # of a GGUF key
+NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+
+
+def model():
+    x = {f"model.layers.{n}.{name}.weight": numbers(64, 64, seed=n).float() for n in range(2) for name in NAMES}
+    return x | {"model.embed_tokens.weight": numbers(32, 64, seed=9).float()}
+
+
+def coded(x, but=()):
+    found = {}
+    for name, weight in x.items():
+        if "embed" in name or name in but:
+            found[name] = weight
+            continue
+        unit = weight.abs().amax(1, keepdim=True) / 127
+        found |= {name: (weight / unit).round().to(torch.int8), f"{name}_scale": unit}
+    return found
+
+
+def report_of(folder, y, config=None, x=None):
+    (folder / "x").mkdir(exist_ok=True)
+    (folder / "y").mkdir(exist_ok=True)
+    save_file(x or model(), folder / "x/model.safetensors")
+    save_file(y, folder / "y/model.safetensors")
+    if config is not None:
+        (folder / "y/config.json").write_text(json.dumps(config))
+    return quanterr.compare(folder / "x", folder / "y", device="cpu")
+
+
+def mismatches(report):
+    return [finding.message for finding in report.findings if finding.code == "config_mismatch"]
+
+
+def told(report):
+    return {finding.code: finding for finding in report.findings}
+
+
+def test_a_config_that_fits_says_nothing(tmp_path):
+    assert [] == mismatches(report_of(tmp_path, coded(model()), CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_hidden_layers": 3}, "config.json declares 3 blocks, the tensors are of 2"),
+        ({"num_hidden_layers": 1}, "config.json declares 1 block, the tensors are of 2"),
+        ({"hidden_size": 128}, "config.json declares a width of 128, model.embed_tokens.weight has 64"),
+        ({"num_attention_heads": 5}, "config.json declares 5 heads (num_attention_heads), which do not divide"),
+        ({"text_config": {"num_hidden_layers": 4}}, "config.json declares 4 blocks, the tensors are of 2"),
+    ],
+)
+def test_sizes_that_do_not_fit(tmp_path, changed, message):
+    (found,) = mismatches(report_of(tmp_path, coded(model()), CONFIG | changed))
+
+    assert found.startswith(message)
+
+
+def test_blocks_of_multi_token_prediction_may_follow(tmp_path):
+    config = CONFIG | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+
+    assert [] == mismatches(report_of(tmp_path, coded(model()), config))
+
+
+@pytest.mark.parametrize("entry", ["model.layers.1.mlp.up_proj", "re:.*layers.1.*up_proj", "up_proj", "*.up_proj"])
+def test_a_layer_that_is_said_to_be_left_and_is_quantized(tmp_path, entry):
+    config = CONFIG | {"quantization_config": {"quant_method": "compressed-tensors", "ignore": [entry]}}
+    (found,) = mismatches(report_of(tmp_path, coded(model()), config))
+
+    assert "not quantized, but codes are stored: " in found
+    assert "model.layers.1.mlp.up_proj.weight" in found
+
+
+@pytest.mark.parametrize(("ignored", "n"), [([], 1), (["model.layers.1.mlp.down_proj"], 0), (["re:["], 1)])
+def test_a_layer_that_is_said_to_be_quantized_and_is_not(tmp_path, ignored, n):
+    config = CONFIG | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ignored}}
+    found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+
+    assert n == sum("does not except model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+
+
+def test_gguf_metadata_that_does_not_fit(tmp_path):
+    x = {"blk.0.attn_q.weight": numbers(64, 64, seed=1).float(), "token_embd.weight": numbers(32, 64, seed=2).float()}
+    tensors = [Stored(name, "F16", tuple(w.shape), w.half().numpy().tobytes()) for name, w in x.items()]
+    keys = (*architecture("llama"), key("llama.block_count", UINT32, 3), key("llama.embedding_length", UINT32, 32))
+    path = write_gguf(tmp_path / "y.gguf", tensors, keys)
+    save_file(x, tmp_path / "x.safetensors")
+    found = mismatches(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))
+
+    assert "the GGUF metadata declares 3 blocks, the tensors are of 1" in found
+    assert "the GGUF metadata declares a width of 32, token_embd.weight has 64" in found
+
+
+class TestIndex:
+    def folder(self, tmp_path, total):
+        x = model()
+        save_file(x, tmp_path / "x.safetensors")
+        (tmp_path / "y").mkdir()
+        save_file(x, tmp_path / "y/model-00001-of-00001.safetensors")
+        index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(x, "model-00001-of-00001.safetensors")}
+        (tmp_path / "y/model.safetensors.index.json").write_text(json.dumps(index))
+        return sum(weight.numel() * 4 for weight in x.values())
+
+    def notes(self, tmp_path):
+        report = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y", device="cpu")
+        return [finding.message for finding in report.findings if finding.code == "nonstandard_file"]
+
+    def test_another_total_size_is_noted(self, tmp_path):
+        size = self.folder(tmp_path, 17)
+        (found,) = self.notes(tmp_path)
+
+        assert f"index says 17 bytes (total_size), its tensors have {size:,}" in found
+
+    def test_the_right_one_is_not(self, tmp_path):
+        self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
+
+        assert [] == self.notes(tmp_path)
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "consolidated.safetensors"])
+    def test_a_whole_model_that_nobody_reads_is_noted(self, tmp_path, name):
+        self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
+        save_file({"a": torch.ones(1)}, tmp_path / "y" / name)
+        (found,) = self.notes(tmp_path)
+
+        assert f"index does not name {name}, which is in the same folder; ignored" in found
+
+
+class TestActivations:
+    @pytest.mark.parametrize("scale", [1e30, 1e-38])
+    def test_a_scale_that_no_activation_has(self, tmp_path, scale):
+        name = "model.layers.0.mlp.up_proj.input_scale"
+        found = told(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
+
+        assert ("warning", [name]) == (found.severity, found.evidence["tensors"])
+
+    def test_seven_scales_for_no_seven_of_anything(self, tmp_path):
+        name = "model.layers.0.mlp.up_proj.input_scale"
+        found = told(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
+
+        assert f"{name} (7)" in found.message
+
+    @pytest.mark.parametrize("value", [float("nan"), 1e30])
+    def test_rope_freqs_that_no_runtime_can_use(self, tmp_path, value):
+        x = {"blk.0.attn_q.weight": numbers(64, 64, seed=1).float()}
+        freqs = torch.tensor([1.0, value])
+        tensors = [Stored(name, "F32", tuple(w.shape), w.numpy().tobytes()) for name, w in x.items()]
+        tensors.append(Stored("rope_freqs.weight", "F32", (2,), freqs.numpy().tobytes()))
+        path = write_gguf(tmp_path / "y.gguf", tensors, architecture("llama"))
+        save_file(x, tmp_path / "x.safetensors")
+        found = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
+
+        assert ("error", ["rope_freqs.weight"]) == (found.severity, found.evidence["tensors"])
