@@ -213,3 +213,78 @@ def test_many_findings_of_one_kind_are_one():
 
     assert ("clipped", None, 9) == (found.code, found.layer, len(found.evidence["layers"]))
     assert [] == excess.once(many, {f"w{n}" for n in range(9)})
+
+
+@pytest.mark.parametrize("code", ["excess_error", "excess_rows"])
+def test_what_is_infinite_is_the_worst_of_many(code):
+    numbers = [1.0, None, 3.0, 2.0]
+    many = [excess.finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
+
+    assert "4 weights, the worst is w1" == excess.once(many, set())[0].message
+
+
+class TestTooGood:
+    def test_an_original_that_was_made_from_the_codes(self, tmp_path):
+        x = numbers(64, 256, seed=3).float()
+        codes, unit = by_row(x)
+        found = told(report_of(tmp_path, (codes * unit).bfloat16().float(), codes, unit))["lossless_codes"]
+
+        assert ("warning", [NAME]) == (found.severity, found.evidence["layers"])
+
+    def test_one_exact_weight_beside_others_that_are_rounded(self, tmp_path):
+        x = {f"layers.{n}.mlp.up_proj.weight": numbers(64, 256, seed=n).float() for n in range(2)}
+        y = {}
+        for name, weight in x.items():
+            y[name], y[f"{name}_scale"] = by_row(weight)
+        first = next(iter(x))
+        x[first] = y[first] * y[f"{first}_scale"]
+        save_file(x, tmp_path / "x.safetensors")
+        save_file(y, tmp_path / "y.safetensors")
+        report = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu")
+
+        assert [first] == told(report)["lossless_codes"].evidence["layers"]
+
+    @pytest.mark.parametrize("values", [3, 17])
+    def test_few_values_are_exact_in_many_formats(self, tmp_path, values):
+        x = (numbers(64, 256, seed=3).float() * values).round().clamp(-(values // 2), values // 2)
+
+        found = told(report_of(tmp_path, x, *by_row(x)))
+
+        assert "lossless_codes" not in found or "layers" not in found["lossless_codes"].evidence
+
+    def test_sparse_weights_are_not(self, tmp_path):
+        x = numbers(64, 256, seed=3).float()
+        x *= torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.03
+
+        assert "lossless_codes" not in told(report_of(tmp_path, x, *by_row(x)))
+
+
+class TestExperts:
+    """Experts of one layer that correlate at 0.9."""
+
+    def stored(self, tmp_path, order):
+        base = numbers(64, 256, seed=1).float()
+        x = {
+            f"model.layers.0.mlp.experts.{n}.up_proj.weight": 0.9 * base + 0.436 * numbers(64, 256, seed=10 + n).float()
+            for n in range(4)
+        }
+        names, y = list(x), {}
+        for name, other in zip(names, order, strict=True):
+            y[name], y[f"{name}_scale"] = by_row(x[names[other]])
+        save_file(x, tmp_path / "x.safetensors")
+        save_file(y, tmp_path / "y.safetensors")
+        return names, quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu")
+
+    @pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 0, 2, 3)], ids=["exchanged", "doubled"])
+    def test_that_are_another_are_named(self, tmp_path, order):
+        names, report = self.stored(tmp_path, order)
+        found = {one.layer: one.evidence["weight"] for one in report.findings if one.code == "swapped_weight"}
+
+        assert {names[n]: names[other] for n, other in enumerate(order) if n != other} == found
+        assert "inconclusive" == report.verdict
+
+    def test_that_are_their_own_are_fine(self, tmp_path):
+        _, report = self.stored(tmp_path, (0, 1, 2, 3))
+
+        assert "pass" == report.verdict
+        assert [] == [one.message for one in report.findings if one.severity != "info"]

@@ -15,7 +15,7 @@ from quanterr.metrics.attainable import Attainable, Part
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
 from quanterr.tensors.chunks import Chunk, divided
-from quanterr.tensors.levels import is_nearest
+from quanterr.tensors.levels import rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
@@ -168,20 +168,24 @@ class Worker:
 
     def _plain(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> Attainable | None:
         """The same where each element of the sample is rounded to the nearest code; None where that is not sure."""
-        weight, n, x_sq, e_sq = pair.quantized, 0, 0.0, 0.0
+        weight, n, x_sq, e_sq, steps = pair.quantized, 0, 0.0, 0.0, 0.0
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             e = torch.sub(y, x, out=self._kernel.buffer("scratch", chunk.shape, torch.float32))
             scales = weight.scaling(chunk, self._ends)
-            if weight.levels is None or scales is None or not is_nearest(weight.levels, x, e, scales, self._kernel):
+            if weight.levels is None or scales is None:
                 return None
+            mean = rounding(weight.levels, x, e, scales, self._kernel)
+            if mean is None:
+                return None
+            steps += mean * chunk.n
             if chunk.n == sums.n:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:
                 n, x_sq, e_sq = n + chunk.n, x_sq + self._energy(x), e_sq + self._energy(e)
         if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
             return None
-        return Attainable(n, x_sq, e_sq, e_sq, 0.0, 0, 0)
+        return Attainable(n, x_sq, e_sq, e_sq, 0.0, 0, 0, rounding=steps / n if n else None)
 
     def _energy(self, values: torch.Tensor) -> float:
         """Σ of squares of (r, c) float32, in float64 over rows."""

@@ -18,7 +18,7 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import CLEARED, CODES, is_near, of_attainable, once
+from quanterr.findings.excess import CLEARED, CODES, is_near, is_too_good, of_attainable, once
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -34,7 +34,7 @@ from quanterr.findings.layers import (
     unquantized_changed,
 )
 from quanterr.findings.planned import of_folding, of_importance, of_plan
-from quanterr.findings.samples import diagnoses, one_factor_mends
+from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
@@ -42,6 +42,7 @@ from quanterr.report.model import Finding
 
 __all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
 
+DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # codes of weights that are read again
 PROOFS = 3  # weights that are read again, until one shows that a factor corrects it
 
 
@@ -75,7 +76,14 @@ class FindingCollector:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(
-            done.number, pair, figures, done.scales, offset_of(pair, done.sums), not done.sums.y_sq, near
+            done.number,
+            pair,
+            figures,
+            done.scales,
+            offset_of(pair, done.sums),
+            not done.sums.y_sq,
+            near,
+            is_too_good(pair, done),
         )
 
     def findings(self, complete: bool) -> list[Finding]:
@@ -87,7 +95,7 @@ class FindingCollector:
         doubted = [one for one in seen if not one.near]
         common, alike = self._common(doubted)
         below = list(group_outlier(seen))
-        doubtful = {found.layer for found in (*single, *below) if found.code in ("implausible_error", "group_outlier")}
+        doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
         others = [one for one in doubted if one.number not in alike]
         repairs = list(diagnoses(others, doubtful, self._plan.pairs))
         others = [one for one in seen if one.number not in alike]
@@ -99,6 +107,7 @@ class FindingCollector:
         whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         whole += lossless(seen, self._same, not selected)
+        whole += rounded_before([one.pair for one in seen if one.too_good], self._same if seen else ())
         single = rows_together(once(single, explained | _broken(single)), len(seen))
         below = [found for found in below if found.layer not in explained]
         found = [*whole, *single, *repairs, *vectors, *below]

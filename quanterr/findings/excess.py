@@ -1,7 +1,7 @@
 """What a weight loses beyond what its stored scales allow, and what it loses because of them."""
 
 from collections.abc import Collection, Iterator, Sequence
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
@@ -32,6 +32,8 @@ CLOSE = 0.02  # of a factor to 1: it says nothing
 
 CODES = ("excess_error", *KINDS.values(), "clipped")
 REPEATED = frozenset({*CODES, "implausible_error", "below_usual", "group_outlier", "bad_rows"}) - {"excess_error"}
+TOO_GOOD = 0.1  # of the mean square of errors that are spread evenly over a step, 1/12
+ENOUGH = 1024  # elements, of which so few errors are no accident
 FEW = 3  # weights that are named one by one
 
 # Findings that are about nothing where a weight is as good as its scales allow.
@@ -47,6 +49,14 @@ def is_near(pair: Pair, done: ComparedWeight) -> bool:
         return False
     represents = level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
     return found.excess_db < NEAR_DB and represents and not _clips(pair, found)
+
+
+def is_too_good(pair: Pair, done: ComparedWeight) -> bool:
+    """Whether the errors are far below those of rounding: the original holds what the codes stand for."""
+    found, sums = done.attainable, done.sums
+    if found is None or found.rounding is None or sums.n < ENOUGH or pair.original.has_codes or not sums.x_nonzero:
+        return False
+    return found.rounding * sums.n / sums.x_nonzero < TOO_GOOD / 12
 
 
 def of_attainable(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
@@ -146,9 +156,20 @@ def once(found: Sequence[Finding], explained: Collection[str | None]) -> list[Fi
     return kept
 
 
+def _badness(one: Finding) -> float:
+    """Larger for a worse one of a code; what is null there is infinite."""
+    if "clipped_pct" in one.evidence:
+        return float(one.evidence["clipped_pct"])
+    if one.code == "excess_error":
+        excess = one.evidence["excess_db"]
+        return inf if excess is None else float(excess)
+    snr = one.evidence["worst_snr_db"]
+    return inf if snr is None else -float(snr)
+
+
 def _together(alike: Sequence[Finding]) -> Finding:
     """One finding for many weights, with the message of the worst."""
-    worst = min(alike, key=lambda one: one.evidence.get("worst_snr_db", -one.evidence.get("excess_db", 0.0)))
+    worst = max(alike, key=_badness)
     return finding(
         worst.code,
         worst.severity,

@@ -37,6 +37,7 @@ class WeightSummary(NamedTuple):
     offset: float | None  # of a norm: by how much all its elements differ
     zero: bool = False  # the quantized weight is
     near: bool = False  # about as good as its scales allow
+    too_good: bool = False  # better than rounding can be
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:

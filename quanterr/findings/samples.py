@@ -21,11 +21,14 @@ from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.model import Finding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.text import display
+from quanterr.util.text import count, display, listed
 
 MOST_WRONG = 8  # weights that are looked at, of those with a finding
 MOST_LOW = 3  # and of those that are but below what is usual
 MOST_OTHERS = 64  # weights that one is held against
+ITS_OWN = 0.98  # of a cosine: no other weight is nearer
+CLOSER = 0.5  # times the distance to the own original: another one is nearer
+VALUES = 32  # of which so few are a weight that many formats hold exactly
 ELEMENTS = 1 << 18  # of a sample
 
 
@@ -40,9 +43,30 @@ def diagnoses(
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     with one_thread(), on_cpu() as workspaces:
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
-            found = _diagnosis(one, figures, workspaces) or _another(one.pair, figures, pairs, workspaces)
+            found = _another(one.pair, figures, pairs, workspaces) or _diagnosis(one, figures, workspaces)
             if found:
                 yield found
+
+
+def rounded_before(better: Sequence[Pair], same: Sequence[Pair]) -> Iterator[Finding]:
+    """Quantized weights whose original holds what codes stand for: ``better`` than rounding, or the ``same``.
+
+    Those of a few values, as ternary ones, are exact in many formats.
+    """
+    coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= VALUES**2]
+    with one_thread(), on_cpu() as workspaces:
+        found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, workspaces[0])]
+    if found:
+        message = (
+            f"{count(len(found), 'quantized weight')} lost far less than rounding must: {listed(found, 3)}; "
+            "the original was made from the quantized model, or both from the same codes"
+        )
+        remedy = "compare with the checkpoint from before the quantization"
+        yield finding("lossless_codes", "warning", None, message, remedy, layers=found)
+
+
+def _is_varied(pair: Pair, workspace: Workspace) -> bool:
+    return len(torch.unique(_rows(pair.original, workspace, VALUES**2))) > VALUES
 
 
 @contextmanager
@@ -125,16 +149,16 @@ def _partly(pair: Pair, figures: Figures) -> Finding | None:
 
 
 def _another(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Workspaces) -> Finding | None:
-    """The weight of the original whose values these are, among those of one shape."""
-    if abs(figures.cosine) > LIKE / 2:
+    """The weight of the original whose values these are, among those of one shape: experts may be much alike."""
+    if figures.cosine > ITS_OWN:
         return None
     shape = pair.original.shape
     others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
     y = _rows(pair.quantized, workspaces[1], ELEMENTS // 16)
+    own = _cosine(_rows(pair.original, workspaces[0], ELEMENTS // 16), y) if others else 1.0
     for other in others:
-        x = _rows(other.original, workspaces[0], ELEMENTS // 16)
-        cosine = float((x * y).sum() / (x.norm() * y.norm()))
-        if cosine > LIKE:
+        cosine = _cosine(_rows(other.original, workspaces[0], ELEMENTS // 16), y)
+        if cosine > LIKE and 1 - cosine < CLOSER * (1 - own):
             return finding(
                 "swapped_weight",
                 "error",
@@ -146,6 +170,10 @@ def _another(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Wo
                 cosine_similarity=cosine,
             )
     return None
+
+
+def _cosine(x: Tensor, y: Tensor) -> float:
+    return float((x * y).sum() / (x.norm() * y.norm()))
 
 
 def sample_of(pair: Pair, workspaces: Workspaces) -> Sample:

@@ -40,7 +40,7 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts),
         code_bits=8,
         uniform_bits=8,
-        levels=INT8,
+        levels=INT8.scaled,
         evidence=(f"codes {codes}, largest magnitudes {absmax}",),
     )
 

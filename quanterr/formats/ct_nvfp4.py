@@ -45,7 +45,7 @@ def fit(parts: Parts) -> Weight:
         padded.shape,
         Microscaled(codes, "e2m1", padded, layouts[0], divided_by(global_scale, padded.stored_rows)).dequantize,
         code_bits=4,
-        levels=E2M1,
+        levels=E2M1.scaled,
         block_size=(1, BLOCK),
         evidence=(f"codes {codes}, scales {scale}, divided by {global_scale}",),
     )

@@ -29,7 +29,7 @@ def fit(parts: Parts) -> Weight:
         partial(dequantize, parts),
         encoding="cast",
         code_bits=8,
-        levels=OF_DTYPE[parts.codes.dtype],
+        levels=OF_DTYPE[parts.codes.dtype].scaled,
         evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
     )
 

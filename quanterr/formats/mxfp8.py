@@ -50,7 +50,7 @@ def fit(parts: Parts) -> Weight | None:
             padded.shape,
             partial(dequantize, parts, padded, layout),
             code_bits=8,
-            levels=E4M3,
+            levels=E4M3.scaled,
             block_size=(1, BLOCK),
             evidence=(f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}",),
             warnings=warnings,

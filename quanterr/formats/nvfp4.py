@@ -57,7 +57,7 @@ def fit(parts: Parts) -> Weight:
             padded.shape,
             partial(dequantize, parts, padded, layout, high),
             code_bits=4,
-            levels=E2M1,
+            levels=E2M1.scaled,
             block_size=(1, block),
             evidence=(_described(layout, high),),
             warnings=warnings,

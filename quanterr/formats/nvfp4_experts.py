@@ -43,7 +43,7 @@ def fit(parts: Parts) -> Weight | None:
         padded.shape,
         partial(dequantize, parts, padded.rows, cols),
         code_bits=4,
-        levels=E2M1,
+        levels=E2M1.scaled,
         block_size=(BLOCK, 1),
         evidence=(f"codes {codes}, scales {scale}: blocks of 16 rows",),
     )

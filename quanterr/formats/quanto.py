@@ -60,7 +60,7 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
         parts.codes.shape,
         partial(dequantize_bytes, parts, grid),
         code_bits=8,
-        levels=OF_DTYPE[parts.codes.dtype],
+        levels=OF_DTYPE[parts.codes.dtype].scaled,
         uniform_bits=8 if format == "quanto_int8" else None,
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}: {grid.reason}",),

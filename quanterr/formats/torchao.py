@@ -176,7 +176,7 @@ def _fit_float8(parts: Parts, declared: Described) -> Weight:
         codes.shape,
         partial(_dequantize_float8, parts, grid),
         code_bits=8,
-        levels=OF_DTYPE[codes.dtype],
+        levels=OF_DTYPE[codes.dtype].scaled,
         block_size=grid.block if grid.granularity == "block" else None,
         scale=scale,
         evidence=(f"the header; scale {scale}: {grid.reason}",),

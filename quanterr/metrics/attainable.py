@@ -30,6 +30,7 @@ class Attainable(NamedTuple):
     off: int  # elements in range whose code is two or more steps from the nearest
     clipped: int  # elements out of range
     parts: tuple[Part, ...] = ()
+    rounding: float | None = None  # mean square of the errors in steps, where all codes are the nearest
 
     @property
     def snr_db(self) -> float:

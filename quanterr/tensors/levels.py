@@ -50,6 +50,11 @@ class Levels:
         return replace(self, block=block, span=span)
 
     @cached_property
+    def scaled(self) -> "Levels":
+        """The same, of codes that are only multiplied."""
+        return replace(self, centred=True)
+
+    @cached_property
     def _boundaries(self) -> Tensor:
         values = torch.tensor(self.table, dtype=torch.float64)
         return ((values[1:] + values[:-1]) / 2).float()
@@ -139,11 +144,6 @@ OF_DTYPE = {
 }
 
 
-def centred(dtype: str) -> Levels | None:
-    """Codes of that stored dtype that are only multiplied."""
-    return replace(OF_DTYPE[dtype], centred=True) if dtype in OF_DTYPE else None
-
-
 class Scaling(NamedTuple):
     """What codes are multiplied by, and what is added then: of each element, (r, c), or of a row, (r or 1, 1)."""
 
@@ -187,21 +187,22 @@ def nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
     return Nearest(torch.where(steps == 0, y, values), steps, outside)
 
 
-def is_nearest(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> bool:
-    """Whether each element is rounded to the nearest code, which needs a part of the work of :func:`nearest`.
+def rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
+    """The mean square of the errors in steps, where each element is rounded to the nearest code; None if not sure.
 
-    ``e`` is the error of ``x``, (r, c) float32 each. False where that is not sure.
+    1/12 where errors are spread evenly. ``e`` is the error of ``x``, (r, c) float32 each. Takes a part of the work of
+    :func:`nearest`.
     """
     unit, shift = scales
     shape = tuple(x.shape)
+    if levels.table or (levels.mantissa and shift is not None):
+        return None
     inverse = unit.reciprocal()
     errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32)).abs_()
-    if levels.table:
-        return False
     if levels.mantissa:
-        if shift is not None:
-            return False
         codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
         step = codes.abs_().clamp_(min=levels.normal).view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32)
         errors.div_(step).mul_(2.0**levels.mantissa)
-    return bool(errors.amax() <= HALF_STEP)
+    if not float(errors.amax()) <= HALF_STEP:
+        return None
+    return float(errors.square_().mean())

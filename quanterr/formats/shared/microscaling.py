@@ -33,7 +33,12 @@ from quanterr.tensors.workspace import Workspace
 
 Element = Literal["e2m1", "e2m3", "e4m3", "e5m2"]
 CODE_BITS: dict[Element, int] = {"e2m1": 4, "e2m3": 6, "e4m3": 8, "e5m2": 8}
-LEVELS: dict[Element, Levels] = {"e2m1": E2M1, "e2m3": E2M3, "e4m3": E4M3, "e5m2": E5M2}
+LEVELS: dict[Element, Levels] = {
+    "e2m1": E2M1.scaled,
+    "e2m3": E2M3,
+    "e4m3": E4M3.scaled,
+    "e5m2": E5M2.scaled,
+}
 ELEMENTS: dict[str, Element] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
 ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # float32 of the bytes of a chunk's scales, (r, blocks)

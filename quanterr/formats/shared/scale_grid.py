@@ -37,7 +37,7 @@ from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.element_types import Codes
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.levels import centred
+from quanterr.tensors.levels import OF_DTYPE
 from quanterr.tensors.workspace import Workspace
 
 Edges = tuple[int, int]
@@ -213,7 +213,7 @@ def fit_scaled(
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
-        levels=centred(codes.dtype),
+        levels=OF_DTYPE[codes.dtype].scaled if codes.dtype in OF_DTYPE else None,
         unit=None if grid.granularity == "block" else grid.of_rows,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
