@@ -48,7 +48,8 @@ test-fast: install ## the tests of the inner loop (45 s)
 test-slow: install ## tests marked slow, which CI runs as well
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow
 
-mutate: install ## damage every golden file in known ways and count what is noticed (minutes)
+mutate: install ## damage every golden file in known ways and count what is noticed; unusual sound weights (minutes)
+	$(BIN)/python tests/unusual.py
 	$(BIN)/python tests/mutate.py
 
 N ?= 1000000

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import unusual
 from making import numbers
 from safetensors.torch import save_file
 
@@ -172,6 +173,19 @@ class TestCleared:
         assert [] == [finding.message for finding in report.findings if finding.severity == "error"]
         assert "scale_factor" not in told(report)
         assert "pass" == report.verdict
+
+    @pytest.mark.parametrize("kind", unusual.TYPES)
+    def test_what_gguf_flushes_to_zero_is_a_warning(self, tmp_path, kind):
+        report = unusual.compared(unusual.KINDS["very tiny"](), tmp_path, None, kind)
+
+        assert ("pass", "warning") == (report.verdict, told(report)["underflow"].severity)
+
+    @pytest.mark.parametrize("name", ["ternary", "signs", "constant"])
+    @pytest.mark.parametrize("format_name", ["MXFP8", "CT INT4 32", "CT INT4 128"])
+    def test_few_values(self, tmp_path, name, format_name):
+        x = unusual.KINDS[name]()
+
+        assert "pass" == unusual.compared(x, tmp_path, unusual.FORMATS[format_name](x), "").verdict
 
     @pytest.mark.parametrize("shape", [(4, 4), (4, 8), (1, 64)])
     def test_small(self, tmp_path, shape):

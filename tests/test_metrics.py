@@ -113,7 +113,7 @@ BY_HAND = {
 def hand_worked():
     sums = summed(torch.tensor(X), torch.tensor(Y))
     sums.saturated = 1
-    attainable = Attainable(n=4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
+    attainable = Attainable(4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
     return evaluate(METRICS, Measured(sums, 40, 64, 8, counts_saturated=True, attainable=attainable))
 
 

@@ -119,7 +119,7 @@ class Group:
         """Its values for the report."""
         if self._x_sq:
             x_sq, e_sq, best_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq))
-            self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq, clipped_sq=0.0, off=0, clipped=0)
+            self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq)
         values, nonfinite = evaluate(AGGREGATES, self._measured)
         return Aggregate(
             total_layers=self._layers,

@@ -58,7 +58,7 @@ class Sampler:
     def __init__(self) -> None:
         """Start with none."""
         self._n = self._off = self._clipped = 0
-        self._x_sq = self._e_sq = self._best_sq = self._clipped_sq = 0.0
+        self._x_sq = self._e_sq = self._best_sq = self._clipped_sq = self._clipped_x_sq = 0.0
         self._chunks: list[tuple[Chunk, Tensor]] = []
 
     def add(self, chunk: Chunk, x: Tensor, y: Tensor, nearest: Nearest) -> None:
@@ -72,19 +72,21 @@ class Sampler:
         x, y, best = x.double(), y.double(), best.double()  # squares of float32 overflow, or vanish
         squares = torch.stack((x, y - x, best - x)).square_()
         x_sq, e_sq, best_sq = squares.sum((1, 2)).tolist()
-        clipped = squares[2].masked_select(outside)
+        clipped = squares[:, outside].sum(1)
         self._n += int(fine.sum())
         self._off += int(off.sum())
-        self._clipped += len(clipped)
+        self._clipped += int(outside.sum())
         self._x_sq += x_sq
         self._e_sq += e_sq
         self._best_sq += best_sq
-        self._clipped_sq += float(clipped.sum())
+        self._clipped_sq += float(clipped[2])
+        self._clipped_x_sq += float(clipped[0])
         self._chunks.append((chunk, torch.cat((squares, torch.stack((x * y, y.square(), outside.double()))))))
 
     def result(self) -> Attainable:
         """What they come to."""
-        found = Attainable(self._n, self._x_sq, self._e_sq, self._best_sq, self._clipped_sq, self._off, self._clipped)
+        energies = self._x_sq, self._e_sq, self._best_sq, self._clipped_sq, self._clipped_x_sq
+        found = Attainable(self._n, *energies, off=self._off, clipped=self._clipped)
         if self._off or self._clipped or found.excess_db > NONE_DB:
             return found._replace(parts=tuple(self._parts(found)))
         return found

@@ -185,7 +185,7 @@ class Worker:
                 n, x_sq, e_sq = n + chunk.n, x_sq + self._energy(x), e_sq + self._energy(e)
         if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
             return None
-        return Attainable(n, x_sq, e_sq, e_sq, 0.0, 0, 0, rounding=steps / n if n else None)
+        return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
 
     def _energy(self, values: torch.Tensor) -> float:
         """Σ of squares of (r, c) float32, in float64 over rows."""

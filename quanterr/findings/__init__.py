@@ -18,7 +18,7 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import CLEARED, CODES, is_near, is_too_good, of_attainable, once
+from quanterr.findings.excess import CLEARED, CODES, is_near, is_too_good, of_attainable, once, underflows
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -70,9 +70,10 @@ class FindingCollector:
         if done.sums.exact:
             self._same.append(pair)
             return
-        near = is_near(pair, done)
+        lost = underflows(pair, done.sums)
+        near = lost or is_near(pair, done)
         standing = (one for one in of_weight(pair, done) if not near or one.code not in CLEARED)
-        if found := [*standing, *of_attainable(pair, done)]:
+        if found := [*standing, *(() if lost else of_attainable(pair, done))]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(

@@ -32,7 +32,13 @@ CLOSE = 0.02  # of a factor to 1: it says nothing
 
 CODES = ("excess_error", *KINDS.values(), "clipped")
 REPEATED = frozenset({*CODES, "implausible_error", "below_usual", "group_outlier", "bad_rows"}) - {"excess_error"}
+OTHER_SCALES = ("gguf_mxfp4", "gguf_nvfp4")  # not float16
+SUBNORMAL = 2.0**-24  # the smallest float16
+OVERSHOOT = 0.15  # of a value: powers of two as scales clip 12.5 %, and so do ggml's signed codes of 4 bits
+FINE_DB = 60.0  # of SNR, at which nothing is worth a word
+EXACT_DB = 50.0  # that nothing was lost by clipping
 TOO_GOOD = 0.1  # of the mean square of errors that are spread evenly over a step, 1/12
+FEWEST_BITS = 4  # of fewer, one column of outliers makes most of the energy exact
 ENOUGH = 1024  # elements, of which so few errors are no accident
 FEW = 3  # weights that are named one by one
 
@@ -56,13 +62,24 @@ def is_too_good(pair: Pair, done: ComparedWeight) -> bool:
     found, sums = done.attainable, done.sums
     if found is None or found.rounding is None or sums.n < ENOUGH or pair.original.has_codes or not sums.x_nonzero:
         return False
-    return found.rounding * sums.n / sums.x_nonzero < TOO_GOOD / 12
+    if bits_of(pair) < FEWEST_BITS:
+        return False
+    few_errors = found.rounding * sums.n / sums.x_nonzero < TOO_GOOD / 12
+    return few_errors and found.snr_db > _best_db(pair)
+
+
+def _best_db(pair: Pair) -> float:
+    """More than rounding can reach: of numbers that fill the range of the codes evenly, or of any with a mantissa."""
+    levels = pair.quantized.levels
+    if levels and levels.mantissa:
+        return 6.02 * (levels.mantissa + 1) + 13.0
+    return 6.02 * bits_of(pair) + 3.0
 
 
 def of_attainable(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """What a sample of one weight shows beside the nearest codes: one finding, and one of what its scales clip."""
     found = done.attainable
-    if found is None or found.n < MANY:
+    if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     severity, part = _severity(pair, found), _told(found)
     if part and severity in (None, "info"):
@@ -206,10 +223,14 @@ def _named(part: Part) -> str:
 
 def _clips(pair: Pair, found: Attainable) -> bool:
     """Whether values beyond the range of their scales cost more than any quantizer accepts."""
-    limit = CLIPPING_8_BITS_DB if bits_of(pair) >= 8 else CLIPPING_DB
-    if _by_design(pair):
-        limit = CLIPPING_BY_DESIGN_DB
-    return bool(found.clipped) and found.clipping_db > limit
+    if not found.clipped or found.snr_db > EXACT_DB:
+        return False
+    levels = pair.quantized.levels
+    fine = bits_of(pair) >= 8 and not (levels and levels.mantissa)
+    if not fine and found.clipped_sq <= OVERSHOOT**2 * found.clipped_x_sq:
+        return False
+    limit = CLIPPING_8_BITS_DB if fine else CLIPPING_DB
+    return found.clipping_db > (CLIPPING_BY_DESIGN_DB if _by_design(pair) else limit)
 
 
 def _by_design(pair: Pair) -> bool:
@@ -235,8 +256,8 @@ def _clipping(pair: Pair, found: Attainable) -> Finding:
 
 
 def underflows(pair: Pair, sums: Sums) -> bool:
-    """Whether all is lost since the original's values are too small for the scales of its format, float16 in GGUF."""
-    if not pair.quantized.format.startswith("gguf_") or not sums.n or sums.y_sq or not sums.x_sq:
+    """Whether the original's values are too small for the scales of its format, which are float16 in GGUF."""
+    format_name, levels = pair.quantized.format, pair.quantized.levels
+    if not format_name.startswith("gguf_") or format_name in OTHER_SCALES or not sums.n or not sums.x_sq:
         return False
-    levels = pair.quantized.levels
-    return sqrt(as_float(sums.x_sq) / sums.n) < 2.0**-24 * (levels.highest if levels else 1)
+    return sqrt(as_float(sums.x_sq) / sums.n) < SUBNORMAL * (levels.highest - levels.lowest if levels else 1)

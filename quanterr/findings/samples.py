@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quanterr.findings.codes import finding
+from quanterr.findings.excess import FINE_DB
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, severity
@@ -36,7 +37,7 @@ def diagnoses(
     seen: Sequence[WeightSummary], doubtful: Collection[str | None], pairs: Sequence[Pair]
 ) -> Iterator[Finding]:
     """For the worst of the weights that are doubtful, or that a factor or their level makes so, what corrects them."""
-    matrices = [(one, one.figures) for one in seen if one.figures and _matrix(one.pair)]
+    matrices = [(o, o.figures) for o in seen if o.figures and o.figures.snr_db < FINE_DB and _matrix(o.pair)]
     matrices.sort(key=lambda item: item[1].snr_db)
     wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]

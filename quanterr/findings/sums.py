@@ -37,6 +37,9 @@ WEAK = 4  # a row with less energy than the mean by that factor may be lost by r
 def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """What one compared weight shows."""
     sums = done.sums
+    if underflows(pair, sums) and not sums.nonfinite:
+        yield _underflow(pair)
+        return
     for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):
         if n:
             yield finding(
@@ -62,16 +65,17 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         )
 
 
+def _underflow(pair: Pair) -> Finding:
+    message = (
+        f"{display(pair.name)}: its values are too small for the scales of {pair.quantized.format}, which are float16: "
+        "they become zeros, or a few coarse values"
+    )
+    return finding("underflow", "warning", pair.name, message, "leave this layer in higher precision")
+
+
 def _implausible_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """A weight that is beyond any correct reading of its bit width: read wrong, or broken."""
     if sums.nonfinite:  # told already
-        return
-    if underflows(pair, sums):
-        message = (
-            f"{display(pair.name)}: all its values are zero: those of the original are too small for the scales of "
-            f"{pair.quantized.format}"
-        )
-        yield finding("underflow", "warning", pair.name, message, "leave this layer in higher precision")
         return
     if (sums.x_abs and not sums.x_sq) or (sums.e_abs and not sums.e_sq):
         message = (

@@ -26,9 +26,10 @@ class Attainable(NamedTuple):
     x_sq: float  # Σx²
     e_sq: float  # Σe²
     best_sq: float  # Σe*², what is left with the nearest codes
-    clipped_sq: float  # the part of that of elements out of range
-    off: int  # elements in range whose code is two or more steps from the nearest
-    clipped: int  # elements out of range
+    clipped_sq: float = 0.0  # the part of that of elements out of range
+    clipped_x_sq: float = 0.0  # Σx² of these
+    off: int = 0  # elements in range whose code is two or more steps from the nearest
+    clipped: int = 0  # elements out of range
     parts: tuple[Part, ...] = ()
     rounding: float | None = None  # mean square of the errors in steps, where all codes are the nearest
 

@@ -163,9 +163,9 @@ CODES = {
     ),
     "underflow": Code(
         ("warning",),
-        "all values of a weight became zero, since they are too small for the scales of the format",
-        "model.layers.3.mlp.up_proj.weight: all its values are zero: those of the original are too small for the "
-        "scales of gguf_q8_0",
+        "the values of a weight are too small for the scales of the format: they became zeros or coarse",
+        "blk.3.ffn_up.weight: its values are too small for the scales of gguf_q8_0, which are float16: they become "
+        "zeros, or a few coarse values",
         "Leave this layer in higher precision.",
     ),
     "excess_rows": Code(

@@ -241,6 +241,8 @@ def _beyond_library(found: dict[str, Any]) -> str | None:
     for dtype, shape, *_ in found.values():
         if dtype not in known:
             return "a type that is newer than the gguf package"
+        if dtype not in BLOCKS and dtype not in NATIVE:
+            return "a type whose tensors quanterr refuses one by one, and the gguf package with the whole file"
         if not shape and dtype not in NATIVE:
             return "a number alone of a type that the gguf package takes apart by rows"
     return None
