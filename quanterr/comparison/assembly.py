@@ -91,7 +91,8 @@ class Group:
         if sample and sample.e_sq and not sums.nonfinite:
             self._x_sq += sums.x_sq
             self._e_sq += sums.e_sq
-            self._best_sq += exact(as_float(sums.e_sq) / sample.e_sq * sample.best_sq)
+            plain = sample.best_sq == sample.e_sq
+            self._best_sq += sums.e_sq if plain else exact(as_float(sums.e_sq) / sample.e_sq * sample.best_sq)
         self._add_sums(sums)
         self._measured.stored_bits += 8 * pair.quantized.nbytes
         self._measured.original_bits += 8 * pair.original.nbytes

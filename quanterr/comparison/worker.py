@@ -15,7 +15,7 @@ from quanterr.metrics.attainable import Attainable, Part
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
 from quanterr.tensors.chunks import Chunk, divided
-from quanterr.tensors.levels import rounding
+from quanterr.tensors.levels import Scaling, rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
@@ -153,7 +153,7 @@ class Worker:
     def _worst_rows(self, pair: Pair, sums: Sums, sample: Attainable, place: int) -> tuple[Part, ...]:
         """Those of the worst rows, but for the sampled, that are worse than their scales allow."""
         weight = pair.quantized
-        if weight.rotated or weight.matrix[1] > WIDEST:
+        if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return ()
         sampler, chunks = Sampler(), sampled(weight.shape)
         for row, found in worst_rows(sums.rows.items()):
@@ -172,7 +172,7 @@ class Worker:
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             e = torch.sub(y, x, out=self._kernel.buffer("scratch", chunk.shape, torch.float32))
-            scales = weight.scaling(chunk, self._ends)
+            scales = self._scaling(weight, chunk, place)
             if weight.levels is None or scales is None:
                 return None
             mean = rounding(weight.levels, x, e, scales, self._kernel)
@@ -186,6 +186,12 @@ class Worker:
         if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
             return None
         return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
+
+    def _scaling(self, weight: Weight, chunk: Chunk, place: int) -> Scaling | None:
+        """As of the weight; from what the workspace holds, where rows have one scale."""
+        if weight.unit is not None:
+            return Scaling(weight.unit(chunk, self._quantized[place]))
+        return weight.scaling(chunk, self._ends)
 
     def _energy(self, values: torch.Tensor) -> float:
         """Σ of squares of (r, c) float32, in float64 over rows."""

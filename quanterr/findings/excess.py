@@ -53,8 +53,10 @@ def is_near(pair: Pair, done: ComparedWeight) -> bool:
     found, sums = done.attainable, done.sums
     if found is None or found.parts or sums.nonfinite or not sums.y_sq:
         return False
-    represents = level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
-    return found.excess_db < NEAR_DB and represents and not _clips(pair, found)
+    if found.excess_db >= NEAR_DB or _clips(pair, found):
+        return False
+    whole = found.n == sums.n
+    return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
 
 
 def is_too_good(pair: Pair, done: ComparedWeight) -> bool:

@@ -198,11 +198,15 @@ def rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: W
     if levels.table or (levels.mantissa and shift is not None):
         return None
     inverse = unit.reciprocal()
-    errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32)).abs_()
-    if levels.mantissa:
+    errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32))
+    steps = 1.0  # in which they are counted
+    if levels.mantissa:  # a power of two for each element
         codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
-        step = codes.abs_().clamp_(min=levels.normal).view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32)
-        errors.div_(step).mul_(2.0**levels.mantissa)
-    if not float(errors.amax()) <= HALF_STEP:
+        powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)
+        errors.div_(powers)
+        steps = 2.0**levels.mantissa
+    least, most = torch.aminmax(errors)
+    if not max(-float(least), float(most)) * steps <= HALF_STEP:
         return None
-    return float(errors.square_().mean())
+    flat = errors.view(-1)
+    return float(torch.dot(flat, flat)) * steps**2 / flat.numel()
