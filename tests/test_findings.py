@@ -12,7 +12,7 @@ import quanterr
 from quanterr.comparison.worker import Worker
 from quanterr.findings import finding
 from quanterr.findings.factors import meaning, pattern
-from quanterr.findings.repairs import order_of
+from quanterr.findings.repairs import Sample, order_of, simplest
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.report.finding_codes import CODES, FORMER_NAMES
 from quanterr.report.model import Finding
@@ -133,7 +133,7 @@ class TestScales:
         found = told(compared(tmp_path, x, stored(x, four_bits)))
 
         assert {"scale_factor": "warning", "excess_error": "error"} == {c: found[c].severity for c in found}
-        assert "factor of 1.1" in found["scale_factor"].message
+        assert "1.124 times the original's overall" in found["scale_factor"].message  # no repair: 31 dB are attainable
 
     def test_the_same_factor_in_many_weights_is_one_finding(self, tmp_path):
         x = model(4)
@@ -654,3 +654,26 @@ class TestAllWeights:
         found = told(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
 
         assert "warning" == found["config_without_codes"].severity
+
+
+class TestRepairsAreJudgedOnWhatTheyWereNotFittedTo:
+    @pytest.mark.parametrize("shape", [(2, 512), (8, 64), (64, 64)])
+    def test_factors_that_merely_shrink_noise_are_none(self, shape):
+        x, noise = (torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (1, 2))
+
+        assert simplest(Sample(x, x + 1.2 * noise), 2) is None
+
+    def test_a_factor_for_each_column_is_found_on_the_other_rows(self):
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        factors = torch.linspace(0.2, 3, 64, dtype=torch.float64)
+        repair, corrected = simplest(Sample(x, x * factors), 8)
+
+        assert ("scale_factor", True) == (repair.code, corrected.snr_db > 200)
+        assert "per column" in repair.message
+
+    def test_what_stays_far_from_what_the_scales_allow_is_no_repair(self):
+        x, noise = (torch.randn(64, 64, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+        sample = Sample(x.double(), (2 * x + 0.2 * noise).double())
+
+        assert simplest(sample, 8, attainable_db=15.0) is not None
+        assert simplest(sample, 8, attainable_db=40.0) is None

@@ -114,6 +114,16 @@ def test_rows_of_heads_in_an_order_that_llama_cpp_does_not_expect_are_an_error(t
     assert all(says in reason for reason in told.values())
 
 
+def test_q_and_k_in_different_orders_are_an_error_for_any_architecture(tmp_path):
+    made = converted(ORIGINAL, permuted=False)
+    made["blk.0.attn_q.weight"] = paired(ORIGINAL["model.layers.0.self_attn.q_proj.weight"].float(), HEADS)
+    for report in compare_both_ways(tmp_path, ORIGINAL, made, "baichuan"):
+        (found,) = (finding for finding in report.findings if finding.code == "mixed_row_orders")
+
+        assert found.evidence["layers"] in (["model.layers.0.self_attn.q_proj.weight"], ["blk.0.attn_q.weight"])
+        assert Status.INCONCLUSIVE == exit_status(report)
+
+
 def test_other_values_are_not_mended_by_any_order(tmp_path):
     made = converted(ORIGINAL)
     made["blk.0.attn_q.weight"] = numbers(DIM, DIM, seed=99).float()

@@ -85,6 +85,7 @@ class FindingCollector:
             not done.sums.y_sq,
             near,
             is_too_good(pair, done),
+            done.attainable.snr_db if done.attainable and not near else None,
         )
 
     def findings(self, complete: bool) -> list[Finding]:

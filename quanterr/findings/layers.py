@@ -38,6 +38,7 @@ class WeightSummary(NamedTuple):
     zero: bool = False  # the quantized weight is
     near: bool = False  # about as good as its scales allow
     too_good: bool = False  # better than rounding can be
+    attainable_db: float | None = None  # with its scales
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:

@@ -1,8 +1,8 @@
 """Ways to correct a weight, as data, and the simplest that does.
 
-A repair sees a sample of both sides and says what SNR it reaches. What it fits to the original (a factor for
-each block takes away some error of any weight) is paid for: the error that remains counts as n / (n - k)
-times as large with k numbers fitted to n elements.
+A repair sees a sample of both sides and says what SNR it reaches. What it fits to the original it fits to one half of
+the elements, every other row or column, and is judged on the other half: a factor for each block takes away some error
+of any weight that it was fitted to.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +19,7 @@ LIKE = 0.6  # of a cosine: two rows are the same
 AGREE = 0.75  # of the rows
 CORRECTED_DB = {2: 4.0}  # bits → SNR that a repair must reach
 CORRECTED = 7.0
+NEAR_DB = 3.0  # below what the scales allow
 BETTER_DB = {2: 5.0}  # bits → by how much it must be better, where one number for all is not enough
 BETTER = 4.5  # factors of blocks alone gain 3.5 dB where codes are as coarse as E5M2's
 SIMPLER_DB = 2.0  # a later repair must be that much better than an earlier, simpler one
@@ -49,13 +50,17 @@ class Repair(NamedTuple):
     mend: Callable[[Sample], Correction | None]
 
 
-def simplest(sample: Sample, bits: int) -> tuple[Repair, Correction] | None:
-    """The first repair of REPAIRS that is about as good as any; None where none corrects a weight of this many bits."""
+def simplest(sample: Sample, bits: int, attainable_db: float = -inf) -> tuple[Repair, Correction] | None:
+    """The first repair of REPAIRS that is about as good as any; None where none corrects a weight of this many bits.
+
+    It has to come near what the stored scales allow, where that is known.
+    """
     before, good = snr_db(sample.x, sample.y - sample.x), []
+    least = max(CORRECTED_DB.get(bits, CORRECTED), attainable_db - NEAR_DB)
     for repair in REPAIRS:
         better = GAINS.get(bits, GAIN) if repair is ONE_FACTOR else BETTER_DB.get(bits, BETTER)
         corrected = repair.mend(sample)
-        if corrected and corrected.snr_db >= CORRECTED_DB.get(bits, CORRECTED) and corrected.snr_db - before > better:
+        if corrected and corrected.snr_db >= least and corrected.snr_db - before > better:
             good.append((repair, corrected))
             if corrected.snr_db > level_of(bits):
                 break
@@ -63,8 +68,15 @@ def simplest(sample: Sample, bits: int) -> tuple[Repair, Correction] | None:
     return next(((repair, corrected) for repair, corrected in good if corrected.snr_db >= best - SIMPLER_DB), None)
 
 
+def halves(sample: Sample, axis: int) -> tuple[Sample, Sample]:
+    """Every other row (axis 0) or column, and the rest; of a single row its columns."""
+    if axis == 0 and len(sample.x) > 1:
+        return Sample(sample.x[::2], sample.y[::2]), Sample(sample.x[1::2], sample.y[1::2])
+    return Sample(sample.x[..., ::2], sample.y[..., ::2]), Sample(sample.x[..., 1::2], sample.y[..., 1::2])
+
+
 def snr_db(x: Tensor, e: Tensor, fitted: int = 0) -> float:
-    """SNR in dB; with so many numbers fitted."""
+    """SNR in dB; with so many numbers fitted to these elements, which is paid for."""
     left = e.numel() - fitted
     if left <= 0:
         return -inf
@@ -84,38 +96,40 @@ def _factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 def _one_factor(sample: Sample) -> Correction | None:
     """One for all, if most rows agree on it."""
-    x, y = sample
-    factor, each = _factors(x, y, (0, 1)), _factors(x, y, (1,))
+    fit, check = halves(sample, 0)
+    factor, each = _factors(fit.x, fit.y, (0, 1)), _factors(sample.x, sample.y, (1,))
     agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
     if not float(factor) or agree < AGREE:
         return None
-    return Correction(snr_db(x, y * factor - x, 1), f"{1 / float(factor):.4g}")
+    return Correction(snr_db(check.x, check.y * factor - check.x), f"{1 / float(factor):.4g}")
 
 
 def _row_factors(sample: Sample) -> Correction | None:
-    x, y = sample
-    factors = _factors(x, y, (1,))
-    return _spread(snr_db(x, y * factors - x, factors.numel()), factors)
+    fit, check = halves(sample, 1)
+    factors = _factors(fit.x, fit.y, (1,))
+    return _spread(snr_db(check.x, check.y * factors - check.x), factors)
 
 
 def _column_factors(sample: Sample) -> Correction | None:
-    x, y = sample
-    factors = _factors(x, y, (0,))
-    return _spread(snr_db(x, y * factors - x, factors.numel()), factors)
+    if len(sample.x) < 2:
+        return None
+    fit, check = halves(sample, 0)
+    factors = _factors(fit.x, fit.y, (0,))
+    return _spread(snr_db(check.x, check.y * factors - check.x), factors)
 
 
-def _blocks(sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both sides as (r, blocks, n) for each size of block."""
+def _blocks(sample: Sample) -> Iterator[tuple[Sample, Sample]]:
+    """The halves of both sides as (r, blocks, n / 2) for each size n of block."""
     for n in BLOCKS:
         if not sample.x.shape[1] % n:
-            yield tuple(side.reshape(side.shape[0], -1, n) for side in sample)  # type: ignore[misc]
+            yield halves(Sample(*(side.reshape(side.shape[0], -1, n) for side in sample)), 1)
 
 
 def _block_factors(sample: Sample) -> Correction | None:
     found = []
-    for x, y in _blocks(sample):
-        factors = _factors(x, y, (2,))
-        found.append(_spread(snr_db(x, y * factors - x, factors.numel()), factors))
+    for fit, check in _blocks(sample):
+        factors = _factors(fit.x, fit.y, (2,))
+        found.append(_spread(snr_db(check.x, check.y * factors - check.x), factors))
     return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
@@ -126,15 +140,16 @@ def _spread(snr_db: float, factors: Tensor) -> Correction:
 
 
 def _row_shifts(sample: Sample) -> Correction | None:
-    shifts = (sample.y - sample.x).mean(1, keepdim=True)
-    return _shifted(snr_db(sample.x, sample.y - shifts - sample.x, shifts.numel()), shifts)
+    fit, check = halves(sample, 1)
+    shifts = (fit.y - fit.x).mean(1, keepdim=True)
+    return _shifted(snr_db(check.x, check.y - shifts - check.x), shifts)
 
 
 def _block_shifts(sample: Sample) -> Correction | None:
     found = []
-    for x, y in _blocks(sample):
-        shifts = (y - x).mean(2, keepdim=True)
-        found.append(_shifted(snr_db(x, y - shifts - x, shifts.numel()), shifts))
+    for fit, check in _blocks(sample):
+        shifts = (fit.y - fit.x).mean(2, keepdim=True)
+        found.append(_shifted(snr_db(check.x, check.y - shifts - check.x), shifts))
     return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
@@ -165,13 +180,15 @@ def _reordered(x: Tensor, y: Tensor) -> Correction | None:
     if rows < 2 or cols < 8:
         return None
     few = torch.linspace(0, rows - 1, min(rows, FEW), dtype=torch.float64).round().long()
-    own = y[few]
-    alike = (own / own.norm(dim=1, keepdim=True)) @ (x / x.norm(dim=1, keepdim=True)).t()
+    fit, check = halves(Sample(x, y), 1)
+    own = fit.y[few]
+    alike = (own / own.norm(dim=1, keepdim=True)) @ (fit.x / fit.x.norm(dim=1, keepdim=True)).t()
     best, places = alike.nan_to_num(-1.0).max(1)
     if float((best > LIKE).double().mean()) < AGREE or torch.equal(places, few):
         return None
-    there = x[places]
-    plain, rescaled = snr_db(there, own - there), snr_db(there, own * _factors(there, own, (1,)) - there, len(few))
+    factors = _factors(fit.x[places], own, (1,))
+    there, stored = check.x[places], check.y[few]
+    plain, rescaled = snr_db(there, stored - there), snr_db(there, stored * factors - there)
     return Correction(max(plain, rescaled), order_of(few.tolist(), places.tolist(), rows))
 
 

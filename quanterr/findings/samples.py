@@ -5,6 +5,7 @@ Valid weights are never read again, of doubtful ones the first rows of a few.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ def _diagnosis(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> 
     if bits < 2:
         return None
     sample = sample_of(pair, workspaces)
-    found = simplest(sample, bits)
+    found = simplest(sample, bits, -inf if one.attainable_db is None else one.attainable_db)
     if found is None:
         return _partly(pair, figures)
     repair, corrected = found

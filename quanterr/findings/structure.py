@@ -6,6 +6,7 @@ from typing import Any
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
+from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
@@ -20,6 +21,7 @@ HEADS = {
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
 LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
 KINDS = {"nf4": "bnb_nf4", "fp4": "bnb_fp4"}  # bnb_4bit_quant_type → format
+ROTATED = ("attn_q.weight", "attn_k.weight")
 REMEDY = "check that it belongs to this checkpoint; loaders that follow it fail, or build another model"
 
 
@@ -28,6 +30,7 @@ def of_structure(quantized: Checkpoint, plan: Plan) -> Iterator[Finding]:
     declared, where = _declared(quantized)
     yield from _blocks(declared, where, quantized.entries)
     yield from _sizes(declared, where, plan.pairs)
+    yield from _row_orders(plan.pairs)
     labels = plan.labels.get("quantized")
     if labels:
         yield from _recipe(labels.config, plan.pairs)
@@ -83,6 +86,21 @@ def _sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair]) -> It
             yield _mismatch(
                 f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide {listed(odd, 3)}", odd
             )
+
+
+def _row_orders(pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Rows of the heads of q and k in a GGUF file: in pairs or in halves, but all alike."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for pair in pairs:
+        for weight in (pair.original, pair.quantized):
+            if weight.codes.name.endswith(ROTATED) and len(weight.shape) > 1:
+                found[REORDERED in weight.evidence].append(pair.name)
+    if found[True] and found[False]:
+        message = (
+            f"rows of heads are in pairs in {listed(found[True], 3)}, in halves in {listed(found[False], 3)}: "
+            "a runtime rotates all alike"
+        )
+        yield finding("mixed_row_orders", "error", None, message, "convert the model again", layers=found[True])
 
 
 def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:

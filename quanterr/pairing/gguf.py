@@ -28,6 +28,8 @@ from quanterr.pairing.views import minus_exp, plus, unpaired
 CONVENTION = next(row for row in CONVENTIONS if row.program == "llama.cpp")
 EXPERTS = "_exps"
 
+REORDERED = "rows of heads reordered from pairs to halves"  # evidence of a weight
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -107,7 +109,7 @@ class Translation:
         if not heads or gguf.shape[0] % (2 * heads):
             return pair
         halves = unpaired(gguf, heads)
-        halves = replace(halves, evidence=(*halves.evidence, "rows of heads reordered from pairs to halves"))
+        halves = replace(halves, evidence=(*halves.evidence, REORDERED))
         expected = f"llama.cpp expects for {self.architecture}: it would use the wrong rows"
         bar = ORDER if len(other.shape) > 1 else VALUES
         if self.architecture in CONVENTION.paired:

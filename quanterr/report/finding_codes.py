@@ -202,6 +202,13 @@ CODES = {
         "model.layers.0.mlp.up_proj.input_scale (7)",
         "Calibrate again, or find out which other layer they belong to.",
     ),
+    "mixed_row_orders": Code(
+        ("error",),
+        "a GGUF file stores the rows of some q and k in pairs and of others in halves",
+        "rows of heads are in pairs in model.layers.0.self_attn.q_proj.weight, in halves in "
+        "model.layers.0.self_attn.k_proj.weight: a runtime rotates all alike",
+        "Convert the model again. Runtimes rotate all heads in one way.",
+    ),
     "bad_table": Code(
         ("error",),
         "a tensor that belongs to no weight, such as rope_freqs, holds NaN, infinities or numbers beyond all reason",
