@@ -6,8 +6,8 @@ those may end anywhere, as a real key projection whose bias matters little did a
 takes their values away or reorders them; nothing but a correction turns their sign or multiplies them by one number.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from math import isfinite
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf, isfinite
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ SHIFTED = 0.02  # of a shift: by so much its elements scatter
 LENGTHS = 0.1, 10.0  # of a norm ratio: what factors of smoothing leave
 FLIPPED = 0.2  # of the energy, whose sign differs: factors of smoothing turn none
 TWICE = 2.0
+LITTLE = 0.5  # of the norm of a row: by less, corrected biases may shift an output
 SAME_DB = 30.0  # another tensor's values
 MOST_SOUGHT = 8  # vectors whose values are looked for in others
 MOST_OTHERS = 512
@@ -48,7 +49,8 @@ def of_vectors(
 
     ``folded`` are modules that took up scales, ``corrected`` biases of quantized weights: both are expected to change.
     """
-    changed, sought = [], 0
+    changed, sought, shifts = [], 0, {}
+    weights = {pair.name: pair for pair in pairs if corrected}
     with one_thread(), on_cpu() as workspaces:
         for one in seen:
             if not is_vector(one.pair) or one.offset or (one.figures and one.figures.snr_db > CAST_DB):
@@ -68,7 +70,13 @@ def of_vectors(
             if found:
                 yield found
             elif not may_scale and _much(sample):
-                changed.append(one.pair.name)
+                beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
+                if one.pair.name in corrected and beside:
+                    shifts[one.pair.name] = _shift(sample, beside, workspaces[0])
+                else:
+                    changed.append(one.pair.name)
+    if shifts:
+        yield _corrected(shifts)
     if changed:
         message = (
             f"{count(len(changed), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed "
@@ -76,6 +84,26 @@ def of_vectors(
         )
         remedy = "find out whether the quantizer folds scales into them (AWQ, SmoothQuant) or corrects biases"
         yield finding("implausible_error", "warning", None, message, remedy, layers=changed)
+
+
+def _shift(sample: Sample, weight: Pair, workspace: Workspace) -> float:
+    """The largest change of a bias in norms of the rows of its weight: in outputs of inputs of size one."""
+    norms = first_rows(weight.original, workspace).norm(dim=1)
+    changes = (sample.y - sample.x).abs().flatten()[: len(norms)]
+    return float((changes / norms[: len(changes)]).nan_to_num(0.0, 0.0, inf).max()) if len(changes) else 0.0
+
+
+def _corrected(shifts: Mapping[str, float]) -> Finding:
+    """What was done to biases of quantized weights; how much of it may matter."""
+    names = sorted(shifts, key=lambda name: -shifts[name])
+    worst = shifts[names[0]]
+    message = (
+        f"{count(len(names), 'bias', 'biases')} of quantized weights were corrected: {listed(names, 3)}; outputs shift "
+        f"by {worst:.2g} of the norm of their row at most"
+    )
+    little = worst <= LITTLE
+    remedy = None if little else "check what the model puts out: corrections of the error of a weight are smaller"
+    return finding("bias_corrected", "info" if little else "warning", None, message, remedy, layers=names, shift=worst)
 
 
 def is_vector(pair: Pair) -> bool:

@@ -209,6 +209,13 @@ CODES = {
         "model.layers.0.self_attn.k_proj.weight: a runtime rotates all alike",
         "Convert the model again. Runtimes rotate all heads in one way.",
     ),
+    "bias_corrected": Code(
+        ("info", "warning"),
+        "biases of quantized weights were changed, as some quantizers do to make up for the error of the weight",
+        "2 biases of quantized weights were corrected: layers.0.attention.key.bias, layers.1.attention.key.bias; "
+        "outputs shift by 0.083 of the norm of their row at most",
+        "Nothing for an info. A warning: check what the model puts out; corrections of rounding errors are smaller.",
+    ),
     "bad_table": Code(
         ("error",),
         "a tensor that belongs to no weight, such as rope_freqs, holds NaN, infinities or numbers beyond all reason",
