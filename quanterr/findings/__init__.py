@@ -111,6 +111,7 @@ class FindingCollector:
         whole += lossless(seen, self._same, not selected)
         whole += rounded_before([one.pair for one in seen if one.too_good], self._same if seen else ())
         single = rows_together(once(single, explained | _broken(single)), len(seen))
+        explained |= {found.layer for found in single if found.code == "excess_error" and found.severity == "error"}
         below = [found for found in below if found.layer not in explained]
         found = [*whole, *single, *repairs, *vectors, *below]
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)

@@ -148,11 +148,12 @@ CODES = {
         "Quantize this layer again.",
     ),
     "excess_error": Code(
-        ("warning", "error"),
+        ("info", "warning", "error"),
         "a weight is worse than its stored scales allow: its codes are not those nearest to the original",
         "model.layers.3.mlp.up_proj.weight: 13.6 dB, where its stored scales allow 31.8 dB: 71 % of its codes are two "
         "or more steps off",
-        "Compare codes, scales and their order with what the quantizer wrote. A warning: check how it was rounded.",
+        "Compare codes, scales and their order with what the quantizer wrote. A warning: check how it was rounded. An "
+        "info: no more than GPTQ and AutoRound leave, or zero points that are rounded afterwards.",
     ),
     "clipped": Code(
         ("warning",),
@@ -169,20 +170,20 @@ CODES = {
         "Leave this layer in higher precision.",
     ),
     "excess_rows": Code(
-        ("warning",),
+        ("info", "warning"),
         "rows are far worse than their scales allow",
         "model.layers.3.mlp.up_proj.weight: 2 sampled rows (17, 19): 9.1 dB at worst; their scales allow 38.2 dB",
         "Compare these rows with what the quantizer wrote.",
     ),
     "excess_columns": Code(
-        ("warning",),
+        ("info", "warning"),
         "columns of a sample are far worse than their scales allow",
         "model.layers.3.mlp.up_proj.weight: 4 sampled columns (252 to 255): 0.0 dB at worst, all zero; their scales "
         "allow 38.2 dB",
         "Compare these columns with what the quantizer wrote.",
     ),
     "excess_blocks": Code(
-        ("warning",),
+        ("info", "warning"),
         "blocks of 64 columns of a sampled row are far worse than their scales allow",
         "model.layers.3.mlp.up_proj.weight: 1 block of 64 columns, the worst at row 3, columns 128 to 191: 13.6 dB at "
         "worst, 1.21 times the original's; their scales allow 38.2 dB",
