@@ -24,7 +24,6 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, numbers that are no codes
     "aqlm",
-    "asym_w4a8_int8",
     "ct_sparse_bitmask",
     "dense",
     "exl2",
@@ -76,15 +75,6 @@ class TestEveryGoldenCaseWithNearestCodes:
             assert not found.outside[fine].any()
             assert not found.steps[fine].any()
 
-    def test_the_levels_are_those_that_its_producer_reads(self, case):
-        for weight, y, scales in coded(case):
-            fine = usable(y, scales) & (scales.unit != 0)
-            other = torch.full_like(y, torch.nan)  # nothing is given as it is stored
-            found = nearest(weight.levels, y, other, scales)
-            far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
-
-            assert not far.any()
-
     def test_nothing_stored_is_nearer_to_anything(self, case):
         for weight, y, scales in coded(case):
             fine = usable(y, scales)
@@ -94,6 +84,21 @@ class TestEveryGoldenCaseWithNearestCodes:
             room = 1e-6 * y.abs()[fine].amax() + 1e-5 * scales.unit.abs()[fine]
 
             assert ((found.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
+
+
+# The codes of one format become integers of a byte before they are scaled again: they are beside the line.
+ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int8"]
+
+
+@pytest.mark.parametrize("case", ON_A_LINE, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_levels_are_those_that_its_producer_reads(case):
+    for weight, y, scales in coded(case):
+        fine = usable(y, scales) & (scales.unit != 0)
+        other = torch.full_like(y, torch.nan)  # nothing is given as it is stored
+        found = nearest(weight.levels, y, other, scales)
+        far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
+
+        assert not far.any()
 
 
 def test_the_other_formats_have_no_nearest_code():

@@ -21,19 +21,20 @@ bits is inferred from the shapes. ComfyUI 0.30 does not read weight_correction, 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import lcm
 
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Rotated, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import INT8, check_labels
-from quanterr.formats.shared.convrot import group_size, unrotate
+from quanterr.formats.shared.convrot import group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.levels import Levels, nibbles, uniform
 
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16
@@ -55,6 +56,7 @@ class Layout:
     group: int
     rotation: int
     padded: Padded
+    turned: bool = True  # back, as the weight is
 
 
 def fit(parts: Parts) -> Weight:
@@ -63,6 +65,10 @@ def fit(parts: Parts) -> Weight:
     layout, warning = _layout(parts)
     if parts.get("correction"):
         warnings += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
+    plain = parts.weight(
+        layout.padded.shape, partial(dequantize, parts, replace(layout, turned=False)), code_bits=layout.bits
+    )
+    plain = replace(plain, levels=_code_levels(parts, layout))
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
     return parts.weight(
         layout.padded.shape,
@@ -72,7 +78,15 @@ def fit(parts: Parts) -> Weight:
         evidence=(what,),
         warnings=warnings + warning,
         comfy_format=comfy_format,
+        rotated=Rotated(plain, partial(rotate, layout.rotation)),
     )
+
+
+def _code_levels(parts: Parts, layout: Layout) -> Levels:
+    """Of the codes before they become integers, which moves each by half of such an integer at most."""
+    if codebook := parts.get("codebook"):
+        return nibbles(torch.frombuffer(bytearray(codebook.read()), dtype=torch.float32).tolist())
+    return uniform(layout.bits)
 
 
 def _layout(parts: Parts) -> tuple[Layout, tuple[str, ...]]:
@@ -113,7 +127,7 @@ def _block(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> 
     if parts.get("correction"):
         correction = workspace.whole("correction", parts["correction"])[left:right, chunk.row : chunk.stop_row]
         values.view(chunk.shape[0], -1, group).add_(correction.t().float().unsqueeze(2))
-    return Values(unrotate(values, layout.rotation, workspace))
+    return Values(unrotate(values, layout.rotation, workspace) if layout.turned else values)
 
 
 def _levels(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Tensor:

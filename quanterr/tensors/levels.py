@@ -169,7 +169,7 @@ class Nearest(NamedTuple):
 def nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
     """What is nearest to ``x``; ``y`` is what is stored; both are (r, c) float32.
 
-    Where ``y`` is the nearest, it is given as it is, however the format rounds.
+    Where ``y`` is as near, it is given as it is, however the format rounds.
     """
     unit, shift = scales
     fixed = unit == 0  # whatever the code: a scale of zero, or an element that has no code
@@ -184,7 +184,8 @@ def nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
         values.add_(shift)
     below, above = levels.ends
     outside |= (codes < below) | (codes > above)
-    return Nearest(torch.where(steps == 0, y, values), steps, outside)
+    kept = (steps == 0) | ((y - x).abs() < (values - x).abs())
+    return Nearest(torch.where(kept, y, values), steps, outside)
 
 
 def rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
