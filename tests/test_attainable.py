@@ -10,7 +10,7 @@ from making import numbers
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.comparison.attainable import RUN, RUNS, sampled
+from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sampled
 from quanterr.findings import excess
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -302,3 +302,17 @@ class TestExperts:
 
         assert "pass" == report.verdict
         assert [] == [one.message for one in report.findings if one.severity != "info"]
+
+
+def test_a_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
+    wide = numbers(64, WIDEST * 3 // 2, seed=5).float()
+    chunks = sampled(tuple(wide.shape))
+
+    assert {(0, WIDEST), (WIDEST, wide.shape[1])} == {(chunk.col, chunk.stop_col) for chunk in chunks}
+    codes, unit = by_row(wide)
+    assert {1} == {chunk.stop_row - chunk.row for chunk in chunks}
+    codes[:, WIDEST + 64 : WIDEST + 128] //= 2
+    report = report_of(tmp_path, wide, codes, unit)
+
+    assert report.layers[0].attainable_snr_db == pytest.approx(40, abs=1)
+    assert f"columns {WIDEST + 64} to {WIDEST + 127}" in report.findings[0].message

@@ -3,6 +3,7 @@
 The rows are chosen by their number, so that the same weight always gives the same digits.
 """
 
+from collections.abc import Sequence
 from math import nan
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from quanterr.tensors.levels import Nearest
 
 SMALL = 1 << 14  # elements of a weight that is sampled as a whole
 RUNS, RUN = 6, 8  # runs of rows, spread over the weight, and the rows of each
-WIDEST = 1 << 16  # columns of a sampled row
+WIDEST = 1 << 15  # columns of a sampled row
 TILE = 64  # columns of a tile, in one row
 FEWEST = 32  # elements of a part that is judged
 PART_DB = 4.0  # above what the scales allow, and above the rest of the weight: a part stands out
@@ -25,27 +26,30 @@ FLOOR = 1e-6  # of the energy of a part: an error below it is no damage, however
 LOST = 0.5  # of the elements of a part of zeros, that are out of range: its scale is lost
 MOST_PARTS = 64  # places of one kind that are kept
 LIKE = 0.5  # of the error of a part: a factor that takes away so much explains it
-FACTOR, FACTOR_DB = (
-    0.08,
-    1.0,
-)  # from the factor of other parts, and above what scales allow: such a part has a wrong scale
+FACTOR = 0.08  # by so much the factor of a part differs from that of the others, where its scale is wrong
+FACTOR_DB = 1.0  # and it is so much worse than its scales allow
 
 
 def sampled(shape: tuple[int, ...]) -> list[Chunk]:
     """The chunks of a sample: of a small weight all, of others rows in runs that are spread over it."""
     rows, cols = as_matrix(shape)
-    if rows * cols <= SMALL or rows <= RUNS * RUN:
-        return [Chunk(0, rows, 0, min(cols, WIDEST))] if rows * cols else []
-    starts = [number * (rows - RUN) // (RUNS - 1) for number in range(RUNS)]
-    wide = -(-cols // WIDEST)
+    if not rows * cols:
+        return []
+    few = rows * cols <= SMALL or rows <= RUNS * RUN
+    starts = [0] if few else [number * (rows - RUN) // (RUNS - 1) for number in range(RUNS)]
+    height = rows if few else RUN
+    if cols <= WIDEST:
+        return [Chunk(start, start + height, 0, cols) for start in starts]
+    pieces = -(-cols // WIDEST)  # of wide rows one of each, in turn
+    numbers = [start + row for start in starts for row in range(height)]
     return [
-        Chunk(start, start + RUN, run % wide * WIDEST, min((run % wide + 1) * WIDEST, cols))
-        for run, start in enumerate(starts)
+        Chunk(number, number + 1, n % pieces * WIDEST, min((n % pieces + 1) * WIDEST, cols))
+        for n, number in enumerate(numbers)
     ]
 
 
 class _Energies(NamedTuple):
-    """Σ of x², (y - x)², (n - x)², xy, y² and what is out of range, (6, …) float64; where these parts begin."""
+    """Σ of x², (y - x)², (n - x)², xy, y² and what is out of range, (6, n) float64, of n parts; where these begin."""
 
     sums: Tensor
     places: list[tuple[int, int]]
@@ -59,7 +63,9 @@ class Sampler:
         """Start with none."""
         self._n = self._off = self._clipped = 0
         self._x_sq = self._e_sq = self._best_sq = self._clipped_sq = self._clipped_x_sq = 0.0
-        self._chunks: list[tuple[Chunk, Tensor]] = []
+        self._rows: list[_Energies] = []
+        self._tiles: list[_Energies] = []
+        self._columns: dict[tuple[int, int], _Energies] = {}
 
     def add(self, chunk: Chunk, x: Tensor, y: Tensor, nearest: Nearest) -> None:
         """Take in a chunk, (r, c) float32. Elements that are not finite on any side or in their scale are left out."""
@@ -81,7 +87,22 @@ class Sampler:
         self._best_sq += best_sq
         self._clipped_sq += float(clipped[2])
         self._clipped_x_sq += float(clipped[0])
-        self._chunks.append((chunk, torch.cat((squares, torch.stack((x * y, y.square(), outside.double()))))))
+        self._add_parts(chunk, torch.cat((squares, torch.stack((x * y, y.square(), outside.double())))))
+
+    def _add_parts(self, chunk: Chunk, products: Tensor) -> None:
+        """Add up (6, r, c) by rows, columns and tiles."""
+        rows, cols = range(chunk.row, chunk.stop_row), range(chunk.col, chunk.stop_col)
+        self._rows.append(_Energies(products.sum(2), [(row, -1) for row in rows], len(cols)))
+        before = self._columns.get((chunk.col, chunk.stop_col))
+        sums, size = products.sum(1), len(rows)
+        if before:
+            sums, size = sums + before.sums, size + before.size
+        self._columns[chunk.col, chunk.stop_col] = _Energies(sums, [(-1, col) for col in cols], size)
+        whole = len(cols) // TILE * TILE
+        if whole:
+            tiles = products[:, :, :whole].reshape(6, len(rows), -1, TILE).sum(3).flatten(1)
+            places = [(row, col) for row in rows for col in cols[:whole:TILE]]
+            self._tiles.append(_Energies(tiles, places, TILE))
 
     def result(self) -> Attainable:
         """What they come to."""
@@ -93,44 +114,26 @@ class Sampler:
 
     def worse_rows(self, weight: Attainable) -> tuple[Part, ...]:
         """The rows taken in that are far worse than their scales allow; ``weight`` is the whole sample."""
-        part = _standing_out("row", self._rows(), weight) if self._chunks else None
+        part = _standing_out("row", self._rows, weight)
         return (part,) if part else ()
 
     def _parts(self, whole: Attainable) -> list[Part]:
-        kinds: dict[Kind, _Energies | None] = {"row": self._rows(), "column": self._columns(), "tile": self._tiles()}
-        found = (_standing_out(kind, energies, whole) for kind, energies in kinds.items() if energies)
-        return [part for part in found if part]
-
-    def _rows(self) -> _Energies:
-        sums = torch.cat([products.sum(2) for _, products in self._chunks], 1)
-        places = [(row, -1) for chunk, _ in self._chunks for row in range(chunk.row, chunk.stop_row)]
-        return _Energies(sums, places, self._chunks[0][1].shape[2])
-
-    def _columns(self) -> _Energies | None:
-        if len({(chunk.col, chunk.stop_col) for chunk, _ in self._chunks}) > 1:
-            return None
-        chunk = self._chunks[0][0]
-        sums = torch.stack([products.sum(1) for _, products in self._chunks]).sum(0)
-        rows = sum(products.shape[1] for _, products in self._chunks)
-        return _Energies(sums, [(-1, col) for col in range(chunk.col, chunk.stop_col)], rows)
-
-    def _tiles(self) -> _Energies | None:
-        cols = self._chunks[0][1].shape[2] // TILE * TILE
-        if not cols:
-            return None
-        sums, places = [], []
-        for chunk, products in self._chunks:
-            tiles = products[:, :, :cols].reshape(*products.shape[:2], -1, TILE).sum(3)
-            sums.append(tiles.flatten(1))
-            starts = range(chunk.col, chunk.col + cols, TILE)
-            places += [(row, col) for row in range(chunk.row, chunk.stop_row) for col in starts]
-        return _Energies(torch.cat(sums, 1), places, TILE)
+        kinds: dict[Kind, Sequence[_Energies]] = {
+            "row": self._rows,
+            "column": list(self._columns.values()),
+            "tile": self._tiles,
+        }
+        return [part for kind, found in kinds.items() if (part := _standing_out(kind, found, whole))]
 
 
-def _standing_out(kind: Kind, energies: _Energies, whole: Attainable) -> Part | None:
+def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> Part | None:
     """The parts whose error is far above what their scales allow, and above the rest of the weight; None if none is."""
-    if energies.size < FEWEST:
+    found = [energies for energies in found if energies.size >= FEWEST]
+    if not found:
         return None
+    energies = _Energies(
+        torch.cat([one.sums for one in found], 1), [place for one in found for place in one.places], found[0].size
+    )
     x_sq, e_sq, best_sq, xy, y_sq, outside = energies.sums
     excess = 10 * (e_sq / (best_sq + FLOOR * x_sq)).log10().nan_to_num(nan=0.0, neginf=0.0)
     usual = min(max(float(excess.median()), 0.0), whole.excess_db)
