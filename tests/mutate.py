@@ -228,7 +228,7 @@ def outcome(report: Report, sound: Report, name: str) -> str:
     about = [f for f in new if f.layer in (name, None) or name in f.evidence.get("layers", ())]
     if any(item.layer_name == name for item in report.not_compared) or any(f.severity == "error" for f in about):
         return "error"
-    if any(f.severity == "warning" or f.code == "excess_error" for f in about):
+    if any(f.severity == "warning" or f.code.startswith("excess_") for f in about):
         return "finding"
     then, now = snr(sound, name), snr(report, name)
     off = abs(then - now)

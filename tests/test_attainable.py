@@ -193,6 +193,13 @@ class TestCleared:
 
         assert "pass" == report_of(tmp_path, small, *by_row(small, 3)).verdict
 
+    def test_scales_that_are_far_too_large_are_no_excuse(self, tmp_path):
+        x = numbers(64, 256, seed=3).float()
+        codes, unit = by_row(x, 2)
+        report = report_of(tmp_path, x, codes.sign(), 100 * unit)
+
+        assert "inconclusive" == report.verdict
+
     def test_a_low_weight_is_not_cleared_by_a_sample_that_is_better(self, tmp_path):
         large = numbers(4096, 64, seed=4).float()
         codes, unit = by_row(large)

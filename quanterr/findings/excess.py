@@ -53,8 +53,8 @@ def is_near(pair: Pair, done: ComparedWeight) -> bool:
     found, sums = done.attainable, done.sums
     if found is None or found.parts or sums.nonfinite or not sums.y_sq:
         return False
-    if found.excess_db >= NEAR_DB or _clips(pair, found):
-        return False
+    if found.excess_db >= NEAR_DB or found.snr_db <= 0 or _clips(pair, found):
+        return False  # worse than zeros: the scales themselves are wrong, or too coarse to say anything
     whole = found.n == sums.n
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
 
