@@ -1,6 +1,8 @@
 """What a checkpoint says of its model, held against its tensors."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from safetensors.torch import save_file
 
 import quanterr
 
+GOLDEN = Path(__file__).parent / "golden"
 UINT32 = 4  # of a GGUF key
 NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -90,6 +93,40 @@ def test_a_layer_that_is_said_to_be_quantized_and_is_not(tmp_path, ignored, n):
     found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
 
     assert n == sum("does not except model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+
+
+@pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
+def test_a_head_that_is_quantized_although_the_embedding_stands_for_it(tmp_path, tied, n):
+    x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}
+    found = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
+
+    assert n == sum("tie_word_embeddings, but lm_head.weight is quantized for itself" in one for one in found)
+
+
+def of_golden(folder, case, quantization_config):
+    """A golden folder beside another configuration, compared with its expected values."""
+    shutil.copytree(GOLDEN / case, folder / "y")
+    for path in (folder / "y").glob("*config.json"):
+        path.unlink()
+    (folder / "y/config.json").write_text(json.dumps({"quantization_config": quantization_config}))
+    return quanterr.compare(f"{GOLDEN / case}.expected.safetensors", folder / "y", device="cpu")
+
+
+@pytest.mark.parametrize(("version", "n"), [("GEMM", 0), ("gemv", 1), ("0.14.0", 0)])
+def test_the_layout_of_awq_that_is_declared(tmp_path, version, n):
+    found = mismatches(of_golden(tmp_path, "awq_gemm/awq_gemm_g128", {"quant_method": "awq", "version": version}))
+
+    assert n == sum("declares awq_gemv, but" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("case", "sym", "told"),
+    [("w4_g32_asym_gptqmodel", True, True), ("w4_g32_asym_gptqmodel", False, False), ("w2_g64_sym", True, False)],
+)
+def test_zero_points_where_none_are_declared(tmp_path, case, sym, told):
+    report = of_golden(tmp_path, f"gptq/gptq_v1_{case}", {"quant_method": "gptq", "sym": sym})
+
+    assert told == any("config.json declares sym, but its zero points" in one.message for one in report.findings)
 
 
 def test_gguf_metadata_that_does_not_fit(tmp_path):

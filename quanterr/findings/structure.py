@@ -14,13 +14,18 @@ from quanterr.util.text import count, display, listed
 
 BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
+HEAD = "lm_head."
 HEADS = {
     "num_attention_heads": ("q_proj.weight", "attn_q.weight"),
     "num_key_value_heads": ("k_proj.weight", "attn_k.weight"),
 }
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
 LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
-KINDS = {"nf4": "bnb_nf4", "fp4": "bnb_fp4"}  # bnb_4bit_quant_type → format
+# What names the layout of a family in config.json, and the format that each of its values stands for.
+KINDS = {
+    "bnb_4bit_quant_type": {"nf4": "bnb_nf4", "fp4": "bnb_fp4"},
+    "version": {"gemm": "awq_gemm", "gemv": "awq_gemv", "gemv_fast": "awq_gemv_fast"},
+}
 ROTATED = ("attn_q.weight", "attn_k.weight")
 REMEDY = "check that it belongs to this checkpoint; loaders that follow it fail, or build another model"
 
@@ -31,6 +36,7 @@ def of_structure(quantized: Checkpoint, plan: Plan) -> Iterator[Finding]:
     yield from _blocks(declared, where, quantized.entries)
     yield from _sizes(declared, where, plan.pairs)
     yield from _row_orders(plan.pairs)
+    yield from _tied(quantized, plan.pairs)
     labels = plan.labels.get("quantized")
     if labels:
         yield from _recipe(labels.config, plan.pairs)
@@ -103,6 +109,20 @@ def _row_orders(pairs: Sequence[Pair]) -> Iterator[Finding]:
         yield finding("mixed_row_orders", "error", None, message, "convert the model again", layers=found[True])
 
 
+def _tied(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """An output layer that is quantized for itself though the embedding is said to stand for it."""
+    main = quantized.config.get("config.json")
+    if not isinstance(main, dict) or main.get("tie_word_embeddings") is not True:
+        return
+    heads = [p.name for p in pairs if p.quantized.has_codes and p.quantized.codes.name.startswith(HEAD)]
+    for name in heads:
+        yield _mismatch(
+            f"config.json declares tie_word_embeddings, but {display(name)} is quantized for itself: "
+            "loaders take the embedding in its place",
+            [name],
+        )
+
+
 def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Which layers are quantized, and how."""
     ignored = [entry for key in IGNORED for entry in _texts(config.get(key))]
@@ -113,13 +133,15 @@ def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Findin
             f"{listed(taken, 3)}",
             taken,
         )
-    kind = KINDS.get(str(config.get("bnb_4bit_quant_type")).lower())
-    other = [p.name for p in pairs if kind and p.quantized.format in KINDS.values() and p.quantized.format != kind]
-    if other:
-        yield _mismatch(
-            f"config.json declares {kind}, but {count(len(other), 'weight')} are stored otherwise: {listed(other, 3)}",
-            other,
-        )
+    for key, kinds in KINDS.items():
+        kind = kinds.get(str(config.get(key)).lower())
+        other = [p.name for p in pairs if kind and p.quantized.format in kinds.values() and p.quantized.format != kind]
+        if other:
+            yield _mismatch(
+                f"config.json declares {kind}, but {count(len(other), 'weight')} are stored otherwise: "
+                f"{listed(other, 3)}",
+                other,
+            )
     linear = [p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR]
     left = [
         p.name

@@ -185,7 +185,8 @@ def _variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, .
             "a program that follows the configuration reads every weight one step off"
         )
         return [variant], f"all are {middle}", (warning,) if declared != UNTOLD and variant != configured else ()
-    return variants, declared, ()
+    ignored = "config.json declares sym, but its zero points are not all in the middle: kernels for sym ignore them"
+    return variants, declared, (ignored,) if parts.hints.config.get("sym") is True else ()
 
 
 def _configured(config: Mapping[str, Any], bits: int) -> tuple[Variant, str]:
