@@ -45,7 +45,7 @@ class TestNorm:
 
         assert set(FED) == layers.keys()
         assert all(snr > 10 for snr in layers.values())
-        assert [norm] == [finding.layer for finding in folded(report)]
+        assert [("info", norm)] == [(finding.severity, finding.layer) for finding in folded(report)]
         assert folded(report)[0].evidence["snr_db_as_stored"] < 9 < 10 < folded(report)[0].evidence["snr_db"]
         assert set(FED) == set(folded(report)[0].evidence["layers"])
         assert Status.OK == exit_status(report)
@@ -102,6 +102,69 @@ class TestWeight:
 
         assert [] == folded(report)
         assert [(self.UP, "scale_factor")] == [(f.layer, f.code) for f in report.findings if f.severity == "error"]
+
+
+def true_db(x, y):
+    return float(10 * torch.log10(x.double().square().sum() / (x - y).double().square().sum()))
+
+
+class TestFoldsThatMeet:
+    NORM, UP, DOWN = (f"{BLOCK}{name}.weight" for name in ("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj"))
+    GATE, V, OUT = (f"{BLOCK}{name}.weight" for name in ("mlp.gate_proj", "self_attn.v_proj", "self_attn.o_proj"))
+
+    @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0], ids=["little", "some", "much"])
+    def test_are_all_undone(self, tmp_path, spread):
+        """Norm → gate and up, up → down, norm → q, k and v, v → o for two heads of 64 rows."""
+        x = model() | {self.NORM: torch.rand(128) + 0.5, self.GATE: numbers(96, 128, seed=9)}
+        x[self.OUT] = numbers(64, 128, seed=10)
+        norm = f"{BLOCK}input_layernorm.weight"
+        s, t, u, v = (factors(n, seed) ** spread for seed, n in enumerate((128, 128, 64, 96)))
+        moved = dict.fromkeys(FED[:2], s) | {self.V: s / u[:, None], self.OUT: u.repeat(2)}
+        moved |= {self.GATE: t, self.UP: t / v[:, None], self.DOWN: v}
+        y = (
+            x
+            | {norm: x[norm] / s, self.NORM: x[self.NORM] / t}
+            | {name: int4(x[name] * f) for name, f in moved.items()}
+        )
+        report = compared(tmp_path, x, y)
+        (found,) = folded(report)
+
+        assert set(moved) == set(found.evidence["layers"])
+        assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
+            name: true_db(x[name], y[name] / f) for name, f in moved.items()
+        }
+        assert not [one.message for one in report.findings if one.severity != "info"]
+        assert "pass" == report.verdict
+
+    def test_explain_norms_with_biases_and_other_names(self, tmp_path):
+        block, s, t = "model.decoder.layers.0.", factors(128), factors(96, 2)
+        first = [f"{block}{name}.weight" for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")]
+        one, two = (f"{block}{name}.weight" for name in ("fc1", "fc2"))
+        x = {name: numbers(96, 128, seed=n) for n, name in enumerate((*first, one))}
+        x |= {two: numbers(128, 96, seed=7), f"{block}fc1.bias": numbers(1, 96, seed=8)[0].float()}
+        for norm in ("self_attn_layer_norm", "final_layer_norm"):
+            x |= {f"{block}{norm}.{kind}": 1 + numbers(1, 128, seed=9)[0].float() for kind in ("weight", "bias")}
+        moved = dict.fromkeys(first, s) | {one: s / t[:, None], two: t}
+        y = (
+            x
+            | {name: x[name] / s for name in x if "layer_norm" in name}
+            | {f"{block}fc1.bias": x[f"{block}fc1.bias"] / t}
+        )
+        y |= {name: int4(x[name] * f) for name, f in moved.items()}
+        report = compared(tmp_path, x, y)
+
+        assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
+            name: true_db(x[name], y[name] / f) for name, f in moved.items()
+        }
+        assert not [one.message for one in report.findings if one.severity != "info"]
+
+    def test_columns_of_zeros_and_rows_of_another_weight_are_not_explained(self, tmp_path):
+        x, s = model(), factors(96)
+        y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s.flip(0))}
+        report = compared(tmp_path, x, y)
+
+        assert [] == folded(report)
+        assert "pass" != report.verdict
 
 
 def test_fused_rotation_that_config_tells_of_is_an_error(tmp_path):

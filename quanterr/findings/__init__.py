@@ -59,7 +59,8 @@ class FindingCollector:
         self._plan = plan
         self._folded = {one.source.rpartition(".")[0] for one in plan.folded}
         self._corrected = biases_beside_codes(plan.pairs)
-        self._explained = self._corrected.union(*((one.source, *one.names) for one in plan.folded))
+        beside = {pair.name for pair in plan.pairs if pair.name.rpartition(".")[0] in self._folded}
+        self._explained = self._corrected.union(beside, *(one.names for one in plan.folded))
         self._seen: dict[int, WeightSummary] = {}
         self._same: list[Pair] = []
         self._of_weights: dict[int, list[Finding]] = {}

@@ -1,6 +1,6 @@
 """What is known before the run: from headers and labels, from factors undone, from the importance matrix."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quanterr.findings.codes import finding
@@ -61,29 +61,35 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def of_folding(folded: Iterable[Folded]) -> Iterator[Finding]:
+def of_folding(folded: Sequence[Folded]) -> Iterator[Finding]:
     """Scales that moved between weights: reported with the error as stored, and with them undone."""
-    for found in folded:
+    if folded:
+        names = list(dict.fromkeys(name for one in folded for name in one.names))
+        sources = list(dict.fromkeys(one.source for one in folded))
+        least = min(folded, key=lambda one: one.before_db)
         yield finding(
             "folded_scales",
-            "warning",
-            found.source,
-            f"scales of {listed(list(found.names), 4)} were folded into {display(found.source)}; the comparison "
-            f"undoes that: {found.after_db:.1f} dB on a sample, {found.before_db:.1f} dB as stored",
+            "info",
+            None if len(sources) > 1 else sources[0],
+            f"scales of {count(len(names), 'weight')} ({listed(names, 4)}) were folded into {listed(sources, 2)}; the "
+            f"comparison undoes that: {least.after_db:.1f} dB on a sample of {display(least.worst)}, "
+            f"{least.before_db:.1f} dB as stored",
             "nothing if the quantizer does this (AWQ, SmoothQuant); use both tensors together",
-            layers=list(found.names),
-            snr_db_as_stored=found.before_db,
-            snr_db=found.after_db,
+            layers=names,
+            sources=sources,
+            snr_db_as_stored=least.before_db,
+            snr_db=least.after_db,
         )
-        if found.without:
-            have, lack = listed(list(found.names), 4), listed(list(found.without), 4)
+    for one in folded:
+        if one.without:
+            have, lack = listed(list(one.names), 4), listed(list(one.without), 4)
             yield finding(
                 "folded_scales",
                 "error",
-                found.source,
-                f"{display(found.source)} absorbed the scales of {have}; {lack}, which it also feeds, lack them",
+                one.source,
+                f"{display(one.source)} absorbed the scales of {have}; {lack}, which it also feeds, lack them",
                 "quantize these layers again with the same scales",
-                layers=list(found.without),
+                layers=list(one.without),
             )
 
 

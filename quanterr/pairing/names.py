@@ -163,15 +163,21 @@ COPIES = frozenset({"encoder.embed_tokens", "decoder.embed_tokens"})  # T5's, of
 EMBEDDINGS = frozenset({"embed_tokens", "token_embd", "wte", "shared", "embedding.word_embeddings", "embeddings"})
 
 # Last word of a norm's path, and the weights of the same block that it feeds: scales may be folded from these into it.
+_ATTENTION = r"(self_attn|self_attention|attn)\."
 FED_BY_NORM = (
-    ("input_layernorm", r"self_attn\.(q|k|v|qkv|q_a|kv_a)_proj(_with_mqa)?"),
     (
-        "post_attention_layernorm|pre_feedforward_layernorm",
-        r"mlp\.(gate|(shared_experts?\.|experts\.(\d+\.)?)?(gate|up|gate_up)_proj)",
+        "input_layernorm|self_attn_layer_norm|ln_1|ln_attn",
+        _ATTENTION + r"((q|k|v|qkv|q_a|kv_a)_proj(_with_mqa)?|query_key_value|c_attn)",
     ),
+    (
+        "post_attention_layernorm|pre_feedforward_layernorm|final_layer_norm|ln_2|ln_mlp",
+        r"mlp\.(gate|(shared_experts?\.|experts\.(\d+\.)?)?(gate|up|gate_up)_proj|c_fc|dense_h_to_4h)|fc1",
+    ),
+    ("q_a_layernorm", "q_b_proj"),
+    ("kv_a_layernorm", "kv_b_proj"),
 )
-# The same of a weight whose outputs are the inputs of another.
-FED_BY_WEIGHT = (("mlp.up_proj", "mlp.down_proj"), ("self_attn.v_proj", "self_attn.o_proj"))
+# Last words of the paths of a weight, and of that whose inputs are its outputs.
+FED_BY_WEIGHT = {"up_proj": ("down_proj",), "v_proj": ("o_proj", "out_proj"), "fc1": ("fc2",)}
 
 EXPERTS = "experts"
 

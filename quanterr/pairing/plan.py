@@ -80,8 +80,9 @@ class Folded:
 
     source: str  # name of the norm or weight that took them up
     names: tuple[str, ...]  # of the weights
-    before_db: float  # SNR on a sample, the worst of them, as stored
-    after_db: float  # the same with the factors undone
+    worst: str = ""  # name of the weight that is farthest off as it is stored
+    before_db: float = 0.0  # its SNR on a sample, as stored
+    after_db: float = 0.0  # the same with all factors undone
     without: tuple[str, ...] = ()  # names of weights that should have the factors as well, and clearly do not
 
 

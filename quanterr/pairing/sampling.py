@@ -6,6 +6,7 @@ from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from quanterr.formats import Weight
 from quanterr.tensors.chunks import Chunk
@@ -95,6 +96,34 @@ def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) 
     if not signal:
         return inf if noise else 0.0
     return sqrt(noise / signal)
+
+
+def sampled_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, float]:
+    """The factor of each of a few rows that brings the original nearest, float64; how far rounding moves it."""
+    xx, xy, yy = _row_products(original, quantized, workspaces)
+    kept = xx > 0
+    factors = xy[kept] / xx[kept]
+    rest = (yy[kept] - factors * xy[kept]).clamp_(0).sum() / yy[kept].sum()
+    return factors, sqrt(float(rest) / original.matrix[1]) if len(factors) and isfinite(rest) else inf
+
+
+def error_beside_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+    """||y - x|| / ||x|| over a few rows, each of them first brought as near as a factor can; or infinity."""
+    xx, xy, yy = _row_products(original, quantized, workspaces)
+    noise = (xx - (xy * xy / yy).nan_to_num(0.0, inf, inf)).clamp_(0).sum()
+    error = float((noise / xx.sum()).sqrt())
+    return error if isfinite(error) else inf
+
+
+def _row_products(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
+    """x · x, x · y and y · y of a few rows, float64."""
+    found = []
+    for chunk in _sample(*original.matrix):
+        x = original.dequantize(chunk, workspaces[0]).weight.double()
+        y = quantized.dequantize(chunk, workspaces[1]).weight.double()
+        found.append(torch.stack(((x * x).sum(1), (x * y).sum(1), (y * y).sum(1))))
+    xx, xy, yy = torch.cat(found, 1) if found else torch.zeros(3, 0, dtype=torch.float64)
+    return xx, xy, yy
 
 
 def _sample(rows: int, cols: int) -> Iterable[Chunk]:

@@ -1,20 +1,25 @@
 """Scales that a quantizer moved from one weight into another, inferred from the tensors and undone.
 
 AWQ, SmoothQuant and their kin divide a norm (or the rows of the weight before) by s and multiply the columns
-of the weights behind it by s: the model is the same, each weight is not. With s read off the two norms,
+of the weights behind it by s: the model is the same, each weight is not.
 
-    W_q ≈ W · diag(s)    and    W_q · diag(norm_q / norm)  is what belongs beside W
+    norm → weights      s is the ratio of the two norms, exact for all weights behind it. Their error with and without s
+                        decides, all of them together
+    weight → weight     s is fitted to the rows of the first, and the columns of the second decide. Where each row of v
+                        feeds the heads of a group, s is repeated over them
 
-Done only where that brings the weights much closer on a sample; the factors and both errors are reported.
+Both may meet in one weight (up_proj, v_proj). Columns are therefore judged by what no factor of a row can mend, and
+undone first.
 
 Reference: Lin et al., AWQ (2023); Xiao et al., SmoothQuant (2022); casper-hansen/AutoAWQ@88e4c76b
-awq/quantize/scale.py.
+awq/quantize/scale.py; vllm-project/llm-compressor@0.14 modifiers/awq/mappings.py.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import log10
+from math import log10, sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,24 +27,43 @@ from torch import Tensor
 from quanterr.formats import Weight
 from quanterr.pairing.names import FED_BY_NORM, FED_BY_WEIGHT, canonical
 from quanterr.pairing.plan import Folded, Pair
-from quanterr.pairing.sampling import SUSPICIOUS, Bar, Workspaces, nearest, relative_error
+from quanterr.pairing.sampling import Workspaces, error_beside_row_factors, relative_error, sampled_row_factors
 from quanterr.pairing.views import scaled
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.workspace import Workspace
 
-UNDONE = Bar(-1.0, 1 / 0.7)  # how much nearer a weight must come for its factors to be undone
 CAST = 0.01  # a norm that was only cast changes by less
+NEARER = 1.02  # times that exact factors must bring weights nearer, all of them together: nothing is fitted to them
+CLEARLY = 1 / 0.7  # times nearer without them: a weight that lacks the factors of the others
+SCATTER = 0.02  # of factors of rows, beyond what rounding makes of them: of less no fold is sought
+HEADS = (128, 64, 256, 96, 80, 32, 16)  # rows of a head
+
+Places = Mapping[tuple[str, str], int]  # path and kind, as names.canonical gives them → number of the pair
 
 
 def undo_smoothing(pairs: Sequence[Pair], workspaces: Workspaces) -> tuple[list[Pair], list[Folded]]:
     """The pairs, those whose scales were folded away with that undone, and what was undone."""
     undone = list(pairs)
     places = {canonical(pair.name): number for number, pair in enumerate(pairs)}
-    folded = [*_out_of_norms(undone, places, workspaces), *_out_of_weights(undone, places, workspaces)]
-    return undone, folded
+    found = [*_out_of_norms(undone, places, workspaces), *_out_of_weights(undone, places, workspaces)]
+    return undone, [_measured(one, pairs, undone, places, workspaces) for one in found]
 
 
-def _out_of_norms(pairs: list[Pair], places: dict[tuple[str, str], int], workspaces: Workspaces) -> Iterator[Folded]:
+def _measured(
+    found: Folded, before: Sequence[Pair], after: Sequence[Pair], places: Places, workspaces: Workspaces
+) -> Folded:
+    """The same with the error of the worst of its weights, as stored and with all factors undone."""
+    errors = {}
+    for name in found.names:
+        number = places[canonical(name)]
+        stored, undone = (
+            relative_error(pairs[number].original, pairs[number].quantized, workspaces) for pairs in (before, after)
+        )
+        errors[name] = stored, undone
+    worst = max(errors, key=lambda name: errors[name])
+    return replace(found, worst=worst, before_db=_db(errors[worst][0]), after_db=_db(errors[worst][1]))
+
+
+def _out_of_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> Iterator[Folded]:
     changed = {}  # (block, pattern of what the norm feeds) → the norm, its factors
     for (path, kind), number in places.items():
         block, _, word = path.rpartition(".")
@@ -54,8 +78,8 @@ def _out_of_norms(pairs: list[Pair], places: dict[tuple[str, str], int], workspa
             for _, fed in FED_BY_NORM:
                 if re.fullmatch(fed, path.removeprefix(block + ".")):
                     behind.setdefault((block, fed), []).append(number)
-    for place, (name, factors) in changed.items():
-        yield from _undone(pairs, name, behind.get(place, []), factors, workspaces)
+    for place, (name, candidates) in changed.items():
+        yield from _undone(pairs, name, behind.get(place, []), candidates, workspaces)
 
 
 def _norm_factors(norm: Pair, workspaces: Workspaces) -> list[Tensor] | None:
@@ -68,64 +92,126 @@ def _norm_factors(norm: Pair, workspaces: Workspaces) -> list[Tensor] | None:
     ratio = y / x
     if bool(((ratio - 1).abs() <= CAST).all()):
         return None
-    found = [factors for factors in (ratio, (1 + y) / (1 + x)) if bool((factors.isfinite() & (factors > 0)).all())]
+    found = [factors for factors in (ratio, (1 + y) / (1 + x)) if _are_factors(factors)]
     return found or None
 
 
+def _are_factors(factors: Tensor) -> bool:
+    return bool((factors.isfinite() & (factors > 0)).all())
+
+
 def _undone(
-    pairs: list[Pair], source: str, numbers: list[int], candidates: list[Tensor], workspaces: Workspaces
+    pairs: list[Pair], source: str, numbers: Sequence[int], candidates: Sequence[Tensor], workspaces: Workspaces
 ) -> Iterator[Folded]:
-    """Undo the factors in the columns of those pairs that come closer by it."""
-    names, without, before, after = [], [], 0.0, 0.0
-    for number in numbers:
-        pair = pairs[number]
-        scaled_back = [scaled(pair.quantized, f, 1) for f in candidates if len(f) == pair.quantized.matrix[1]]
-        others = [(pair.original, weight) for weight in scaled_back]
-        choice = nearest((pair.original, pair.quantized), others, UNDONE, workspaces)
-        if choice.number is not None:
-            pairs[number] = replace(pair, quantized=_with_evidence(scaled_back[choice.number], source))
-            names.append(pair.name)
-            before, after = max(before, choice.first), max(after, choice.least)
-        elif others and UNDONE.is_met(choice.least, choice.first):
-            without.append(pair.name)
-    if names:
-        yield Folded(source, tuple(names), _db(before), _db(after), tuple(without))
+    """Undo the factors in the columns of what a norm feeds, if all of that together comes nearer by it."""
+    stored = {number: pairs[number].quantized for number in numbers}
+    before = {n: error_beside_row_factors(pairs[n].original, weight, workspaces) for n, weight in stored.items()}
+    for factors in candidates:
+        columns = {n: scaled(w, factors, 1) for n, w in stored.items() if w.matrix[1] == len(factors)}
+        after = {n: error_beside_row_factors(pairs[n].original, weight, workspaces) for n, weight in columns.items()}
+        having = [n for n in columns if after[n] < CLEARLY * before[n]]
+        if not having or _pooled(before, having) < NEARER * _pooled(after, having):
+            continue
+        for n in having:
+            pairs[n] = replace(pairs[n], quantized=_with_evidence(columns[n], source))
+        without = tuple(pairs[n].name for n in columns if n not in having)
+        yield Folded(source, tuple(pairs[n].name for n in having), without=without)
+        return
 
 
-def _out_of_weights(pairs: list[Pair], places: dict[tuple[str, str], int], workspaces: Workspaces) -> Iterator[Folded]:
+def _pooled(errors: Mapping[int, float], numbers: Sequence[int]) -> float:
+    return sqrt(sum(errors[number] ** 2 for number in numbers))
+
+
+def _out_of_weights(pairs: list[Pair], places: Places, workspaces: Workspaces) -> Iterator[Folded]:
     for path, kind in places:
-        for producer, consumer in FED_BY_WEIGHT:
-            behind = places.get((path.removesuffix(producer) + consumer, ""))
-            if kind or not path.endswith("." + producer) or behind is None:
-                continue
-            first, second = pairs[places[path, kind]], pairs[behind]
-            if first.original.matrix[0] != second.original.matrix[1]:
-                continue
-            if any(relative_error(pair.original, pair.quantized, workspaces) <= SUSPICIOUS for pair in (first, second)):
-                continue
-            factors = _row_norms(first.quantized, workspaces[1]) / _row_norms(first.original, workspaces[0])
-            if not bool((factors.isfinite() & (factors > 0)).all()):
-                continue
-            scaled_back = scaled(first.quantized, 1 / factors, 0), scaled(second.quantized, factors, 1)
-            choices = [
-                nearest((pair.original, pair.quantized), [(pair.original, weight)], UNDONE, workspaces)
-                for pair, weight in zip((first, second), scaled_back, strict=True)
-            ]
-            if all(choice.number is not None for choice in choices):
-                pairs[places[path, kind]] = replace(first, quantized=_with_evidence(scaled_back[0], second.name))
-                pairs[behind] = replace(second, quantized=_with_evidence(scaled_back[1], first.name))
-                before, after = max(choice.first for choice in choices), max(choice.least for choice in choices)
-                yield Folded(first.name, (first.name, second.name), _db(before), _db(after))
+        block, _, word = path.rpartition(".")
+        following = [places.get((f"{block}.{other}", "")) for other in FED_BY_WEIGHT.get(word, ()) if not kind]
+        behind = next((number for number in following if number is not None), None)
+        if behind is None:
+            continue
+        number = places[path, kind]
+        if _have_row_factors(pairs[number], workspaces):
+            yield from _undone_between(pairs, number, behind, workspaces)
 
 
-def _row_norms(weight: Weight, workspace: Workspace) -> Tensor:
-    """Euclidean norms of the rows, (rows,) float32."""
-    rows, cols = weight.matrix
-    squares = torch.zeros(rows, dtype=torch.float64)
-    for chunk in Cut(rows, cols, CPU_CHUNK):
-        values = weight.dequantize(chunk, workspace).weight
-        squares[chunk.row : chunk.stop_row] += (values * values).sum(1, dtype=torch.float64)
-    return squares.sqrt().float()
+def _undone_between(pairs: list[Pair], number: int, behind: int, workspaces: Workspaces) -> Iterator[Folded]:
+    """Undo factors of the rows of one weight there, and in the columns of the next, if these come nearer by it."""
+    first, second = pairs[number], pairs[behind]
+    fitted = _fitted(first, 1, workspaces)
+    before = relative_error(second.original, second.quantized, workspaces)
+    for head in _heads(len(fitted.factors), second.original.matrix[1]):
+        columns = scaled(second.quantized, _repeated(fitted.factors, head), 1)
+        if not relative_error(second.original, columns, workspaces) * NEARER <= before:
+            continue
+        factors = _together(fitted, _fitted(second, 0, workspaces), head)
+        rows = scaled(first.quantized, 1 / factors, 0)
+        columns = scaled(second.quantized, _repeated(factors, head), 1)
+        pairs[number] = replace(first, quantized=_with_evidence(rows, second.name))
+        pairs[behind] = replace(second, quantized=_with_evidence(columns, first.name))
+        yield Folded(first.name, (first.name, second.name))
+        return
+
+
+class Fitted(NamedTuple):
+    """Factors of rows or columns, float64, and how certain each is: the inverse of its relative variance."""
+
+    factors: Tensor
+    certainty: Tensor
+
+
+class Head(NamedTuple):
+    """How rows of one weight feed columns of the next: each of ``rows`` rows those of ``repeats`` heads."""
+
+    rows: int
+    repeats: int
+
+
+def _heads(rows: int, cols: int) -> Iterator[Head]:
+    """How so many rows may feed so many columns."""
+    if rows == cols:
+        yield Head(rows, 1)
+    elif cols % rows == 0:
+        yield from (Head(size, cols // rows) for size in HEADS if rows % size == 0)
+
+
+def _repeated(factors: Tensor, head: Head) -> Tensor:
+    """Factors of rows, as those of the columns that they feed."""
+    return factors.view(-1, 1, head.rows).expand(-1, head.repeats, -1).reshape(-1)
+
+
+def _together(of_rows: Fitted, of_columns: Fitted, head: Head) -> Tensor:
+    """The factors that rows and the columns behind them show together, each as certain as it is; columns have 1 / s."""
+    shape = -1, head.repeats, head.rows
+    factors, certainty = (values.view(shape) for values in of_columns)
+    weighted = -(factors.log() * certainty).nan_to_num(0.0, 0.0, 0.0).sum(1).view(-1)
+    certainty = of_rows.certainty + certainty.sum(1).view(-1)
+    shown = ((of_rows.factors.log() * of_rows.certainty + weighted) / certainty).exp()
+    return torch.where(shown.isfinite() & (shown > 0), shown, of_rows.factors)
+
+
+def _have_row_factors(pair: Pair, workspaces: Workspaces) -> bool:
+    """Whether a few rows scatter around the original's by more than rounding explains."""
+    factors, doubt = sampled_row_factors(pair.original, pair.quantized, workspaces)
+    if not len(factors) or not _are_factors(factors):
+        return False
+    return float(factors.std(correction=0) / factors.mean()) > 2 * doubt + SCATTER
+
+
+def _fitted(pair: Pair, dim: int, workspaces: Workspaces) -> Fitted:
+    """The factors of rows (``dim`` 1 is summed up) or columns (0) that bring the original nearest."""
+    n, of = pair.original.matrix[1 - dim], pair.original.matrix[dim]
+    xx, xy, yy = torch.zeros(3, n, dtype=torch.float64)
+    for chunk in Cut(*pair.original.matrix, CPU_CHUNK):
+        x = pair.original.dequantize(chunk, workspaces[0]).weight.double()
+        y = pair.quantized.dequantize(chunk, workspaces[1]).weight.double()
+        own = slice(chunk.row, chunk.stop_row) if dim else slice(chunk.col, chunk.stop_col)
+        for sums, product in ((xx, x * x), (xy, x * y), (yy, y * y)):
+            sums[own] += product.sum(dim)
+    factors = xy / xx
+    certain = of * xy * xy / (xx * yy - xy * xy).clamp_(1e-12 * xx * yy)
+    known = factors.isfinite() & (factors > 0)
+    return Fitted(torch.where(known, factors, 1.0), torch.where(known, certain, 0.0))
 
 
 def _with_evidence(weight: Weight, source: str) -> Weight:

@@ -287,10 +287,11 @@ CODES = {
         "Some models compute (1 + weight) · x: check that the runtime of the quantized model expects what is stored.",
     ),
     "folded_scales": Code(
-        ("warning", "error"),
+        ("info", "error"),
         "scales were folded into the layer before; the comparison undoes that",
-        "scales of model.layers.0.self_attn.q_proj.weight and 2 more were folded into "
-        "model.layers.0.input_layernorm.weight; the comparison undoes that: 19.8 dB on a sample, 6.1 dB as stored",
+        "scales of 3 weights (model.layers.0.self_attn.q_proj.weight and 2 more) were folded into "
+        "model.layers.0.input_layernorm.weight; the comparison undoes that: 19.8 dB on a sample of "
+        "model.layers.0.self_attn.q_proj.weight, 6.1 dB as stored",
         "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error means "
         "that some layers lack the scales: quantize them again.",
     ),
