@@ -299,12 +299,70 @@ class TestTied:
         assert "pass" == report.verdict
         assert x.keys() == {layer.layer_name for layer in report.lossless}
 
+    @pytest.mark.parametrize(
+        ("stored", "copy"),
+        [
+            ("model.decoder.embed_tokens.weight", "lm_head.weight"),  # OPT
+            ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+            ("gpt_neox.embed_in.weight", "embed_out.weight"),
+            ("encoder.embed_tokens.weight", "shared.weight"),  # T5
+        ],
+    )
+    @pytest.mark.parametrize("side", ["original", "quantized"])
+    def test_copies_have_other_names_in_other_models(self, tmp_path, stored, copy, side):
+        both, alone = dict.fromkeys((stored, copy), self.EMBEDDING), {stored: self.EMBEDDING}
+        report = compared(tmp_path, *((alone, both) if side == "original" else (both, alone)))
+
+        assert "pass" == report.verdict
+        assert both.keys() == {layer.layer_name for layer in report.lossless}
+
+    def test_bias_of_a_head_that_is_stored_twice(self, tmp_path):
+        x = dict.fromkeys(("cls.predictions.bias", "cls.predictions.decoder.bias"), numbers(1, 96)[0])
+        report = compared(tmp_path, x, {"cls.predictions.bias": numbers(1, 96)[0]})
+
+        assert ("pass", []) == (report.verdict, report.not_compared)
+
     def test_head_of_another_shape_is_told(self, tmp_path):
         x = {"model.embed_tokens.weight": self.EMBEDDING}
         report = compared(tmp_path, x, x | {"lm_head.weight": numbers(10, 64)})
 
         assert "inconclusive" == report.verdict
         assert ["shape_mismatch"] == [left.bucket for left in report.not_compared]
+
+
+def window(width):
+    rows, cols = (axis.flatten() for axis in torch.meshgrid(*2 * [torch.arange(width)], indexing="ij"))
+    return (rows[:, None] - rows + width - 1) * (2 * width - 1) + cols[:, None] - cols + width - 1
+
+
+class TestComputedBuffers:
+    BUFFERS = (
+        ("embeddings.position_ids", torch.arange(512)[None]),
+        ("embeddings.token_type_ids", torch.zeros(1, 512, dtype=torch.int64)),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", 1e4 ** (-torch.arange(0, 64, 2) / 64)),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", (5e5 ** (-torch.arange(0, 128, 2) / 128)).bfloat16()),
+        ("h.0.attn.bias", torch.ones(1, 1, 16, 16).tril().to(torch.uint8)),
+        ("h.0.attn.masked_bias", torch.tensor(-1e4)),
+        ("layers.0.attention.relative_position_index", window(7)),
+    )
+
+    @pytest.mark.parametrize(("name", "buffer"), BUFFERS)
+    @pytest.mark.parametrize("side", ["original", "quantized"])
+    def test_that_one_side_lacks_are_no_gap(self, tmp_path, name, buffer, side):
+        alone = {"model.embed_tokens.weight": numbers(96, 64)}
+        sides = (alone | {name: buffer}, alone)
+        report = compared(tmp_path, *(sides if side == "original" else sides[::-1]))
+        (found,) = [one for one in report.findings if one.code == "computed_buffer"]
+
+        assert ("pass", "info", [name]) == (report.verdict, found.severity, found.evidence["tensors"])
+
+    @pytest.mark.parametrize(("name", "buffer"), BUFFERS)
+    def test_with_other_values_are_one(self, tmp_path, name, buffer):
+        other = buffer.clone()
+        other.view(-1)[-1] = 3
+        report = compared(tmp_path, {"x.weight": numbers(96, 64), name: other}, {"x.weight": numbers(96, 64)})
+
+        assert [name] == [left.layer_name for left in report.not_compared]
 
 
 def per_head(pairs):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quanterr.findings.codes import finding
-from quanterr.pairing.plan import Covered, Folded, Plan
+from quanterr.pairing.plan import COMPUTED, Covered, Folded, Plan
 from quanterr.report.model import Finding
 from quanterr.util.text import count, display, listed
 
@@ -36,6 +36,14 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
     for name in plan.dummies:
         message = f"{display(name)} is not quantized but has a scale of 1, which was ignored"
         yield finding("dummy_scale", "warning", name, message)
+    for side in plan.labels:
+        computed = [one.name for one in plan.leftovers if one.side == side and one.reason == COMPUTED]
+        if computed:
+            message = (
+                f"only the {side} checkpoint stores {count(len(computed), 'tensor')} that the model computes: "
+                f"{listed(computed, 3)}; the values are the computed ones"
+            )
+            yield finding("computed_buffer", "info", None, message, tensors=computed)
     casts = [pair.name for pair in plan.pairs if pair.quantized.encoding == "cast"]
     if casts:
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"

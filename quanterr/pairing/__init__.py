@@ -18,13 +18,15 @@ from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
 from quanterr.formats.verbatim import verbatim
+from quanterr.pairing.buffers import is_computed
 from quanterr.pairing.fusing import Held, Holders, plain_naming, swapped
 from quanterr.pairing.gguf import Translation
-from quanterr.pairing.names import COPIES, EMBEDDINGS, HEADS, canonical, may_be_transposed
-from quanterr.pairing.plan import Alternative, Bucket, Leftover, Pair, Plan
+from quanterr.pairing.names import may_be_transposed
+from quanterr.pairing.plan import COMPUTED, Alternative, Bucket, Leftover, Pair, Plan
 from quanterr.pairing.rotary import in_one_order
 from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
 from quanterr.pairing.side import Recognized, Side
+from quanterr.pairing.tied import Ties
 from quanterr.pairing.views import rows_of, transposed
 from quanterr.roles import role_of
 from quanterr.selection import Selection
@@ -77,6 +79,8 @@ class _Pairing:
             for given, side in zip(names, (original, quantized), strict=True)
         )
         self.extra = {shared: own for shared, own in self.there.items() if shared not in self.names}
+        counterparts = {own: self.there[shared] for shared, own in self.names.items() if shared in self.there}
+        self.ties = Ties(original.codes, quantized.codes, counterparts)
         self.translation = Translation.between(original.checkpoint, quantized.checkpoint)
         naming = self.translation.atoms if self.translation else plain_naming
         shapes = {own: original.codes[own].shape for own in self.names.values()} if self.extra else {}
@@ -95,9 +99,9 @@ class _Pairing:
                 self._leave(self.original, own, own, Bucket.CONSUMED, "computed by the converter")
             else:
                 self._pair(shared, own)
-        head = self._pair_extra_head()
+        copies = self._pair_extra_copies()
         for shared, own in self.extra.items():
-            if own != head and own not in self.holders.used:
+            if own not in copies and own not in self.holders.used:
                 self._leave(self.quantized, shared, own, *self._why_extra(shared, self.quantized.codes[own]))
         for side in (self.original, self.quantized):
             for name in sorted(side.labels.consumed):
@@ -152,18 +156,14 @@ class _Pairing:
             holders = listed(list(held.holders), 3)
             y = held.weight
             return _Found(held._replace(weight=replace(y, evidence=(*y.evidence, f"held by {holders}"))))
-        embedding = _embedding(self.quantized.codes) if canonical(own)[0] in HEADS | COPIES else None
-        if embedding is None:
+        twin = self.ties.twin(own)
+        if twin is None:
             return None
-        copy = _embedding(self.original.codes)
         alternative = None
-        if copy is not None:  # only if the original's output layer is its embedding once more
-            twin = self.original.recognized(copy)
-            if twin.shape != x.shape:
-                return None
+        if twin.copy is not None:  # only if it is that weight of the original once more
             left = self._left(self.original, own, own, *self._why_absent(own))
-            alternative = Alternative(x, twin, NO_COPY, leftovers=(left,))
-        return _Found(self._tied(x, own, embedding), alternative)
+            alternative = Alternative(x, self.original.recognized(twin.copy), NO_COPY, leftovers=(left,))
+        return _Found(self._tied(x, own, twin.there), alternative)
 
     def _tied(self, x: Weight, own: str, there: str) -> Held:
         """A weight of the quantized checkpoint that stands for another one, as embedding or output layer."""
@@ -171,27 +171,26 @@ class _Pairing:
         evidence = f"tied: {own} of the original stands for {there}"
         return Held(replace(y, evidence=(*y.evidence, evidence)), (there,))
 
-    def _pair_extra_head(self) -> str | None:
-        """Pair an output layer that only the quantized checkpoint has with the original's embedding; its name."""
-        if any(canonical(name)[0] in HEADS for name in self.original.codes):
-            return None
-        free = (own for shared, own in self.extra.items() if self.selection.takes(shared))
-        heads = {(head, "") for head in HEADS}
-        head = next((own for own in free if own not in self.holders.used and canonical(own) in heads), None)
-        embedding = _embedding(self.names.values())
-        if head is None or embedding is None:
-            return None
-        try:
-            x = self.original.recognized(embedding)
-            held = self._tied(x, embedding, head)
+    def _pair_extra_copies(self) -> set[str]:
+        """Pair copies of the embedding that only the quantized checkpoint has with the original's; their names."""
+        paired = set()
+        for shared, own in self.extra.items():
+            embedding = self.ties.original_of(own)
+            if embedding is None or own in self.holders.used or not self.selection.takes(shared):
+                continue
+            paired.add(own)
+            try:
+                x = self.original.recognized(embedding)
+                held = self._tied(x, embedding, own)
+            except FormatMismatch as mismatch:
+                self._leave(self.quantized, own, own, Bucket.UNSUPPORTED, str(mismatch))
+                continue
             if x.shape == held.weight.shape:
-                self.pairs.append(self._made(head, x, held.weight, embedding, (head,), None))
+                self.pairs.append(self._made(own, x, held.weight, embedding, (own,), None))
             else:
-                reason = f"shape {list(x.shape)} of {embedding} in the original, {list(held.weight.shape)} of {head}"
-                self._leave(self.quantized, head, head, Bucket.SHAPE_MISMATCH, f"{reason} in the quantized")
-        except FormatMismatch as mismatch:
-            self._leave(self.quantized, head, head, Bucket.UNSUPPORTED, str(mismatch))
-        return head
+                reason = f"shape {list(x.shape)} of {embedding} in the original, {list(held.weight.shape)} of {own}"
+                self._leave(self.quantized, own, own, Bucket.SHAPE_MISMATCH, f"{reason} in the quantized")
+        return paired
 
     def _add(self, own: str, x: Weight, held: Held, there: str | None, alternative: Alternative | None) -> None:
         """A pair, both weights in the same orientation, order and form; or why they cannot be compared."""
@@ -250,6 +249,8 @@ class _Pairing:
             return Bucket.CONSUMED, "computed by the converter"
         if is_auxiliary(entry.name):
             return Bucket.CONSUMED, "changes no weight"
+        if is_computed(entry):
+            return Bucket.CONSUMED, COMPUTED
         if not self.selection.takes(shared):
             return Bucket.FILTERED_OUT, "not selected"
         module = shared.rpartition(".")[0]
@@ -265,6 +266,8 @@ class _Pairing:
         module, side = shared.removesuffix(".weight"), self.quantized
         parts = [own for place in (module, shared) for own in side.by_module.get(place, ())]
         stored = {own.removeprefix(f"{module}."): side.entries[own] for own in parts}
+        if not parts and is_computed(self.original.codes[self.names[shared]]):
+            return Bucket.CONSUMED, COMPUTED
         if parts and (reason := refused(stored, side.labels.config)):
             return Bucket.UNSUPPORTED, reason
         if shared.endswith(".weight") and parts:
@@ -323,12 +326,6 @@ def _refuse_unknown(side: Side, prefix: str, selection: Selection) -> None:
     for entry in unknown:
         if any(selection.takes(name) for name in (entry.name, entry.name.removeprefix(prefix))):
             raise CheckpointError(f"{entry.file}: {display(entry.name)}: {entry.unknown}")
-
-
-def _embedding(names: Iterable[str]) -> str | None:
-    """The embedding of tokens, if there is just one."""
-    found = [name for name in names if canonical(name)[0] in EMBEDDINGS and canonical(name)[1] == ""]
-    return found[0] if len(found) == 1 else None
 
 
 def _is_zero_bias(shared: str, entry: Entry) -> bool:

@@ -32,6 +32,9 @@ class Bucket(StrEnum):
     FILTERED_OUT = "filtered_out"
 
 
+COMPUTED = "the model computes it, and these are its values"  # why a leftover is consumed
+
+
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """Entries that are not compared, and why."""

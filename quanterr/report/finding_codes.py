@@ -32,6 +32,13 @@ CODES = {
         "the header of the quantized checkpoint labels layers that are not stored: blocks.7.attn.qkv",
         "Check that no shard is missing and that the header was written for this file.",
     ),
+    "computed_buffer": Code(
+        ("info",),
+        "tensors that the model computes are stored on one side only",
+        "only the original checkpoint stores 1 tensor that the model computes: embeddings.position_ids; the values are "
+        "the computed ones",
+        "Nothing. Loaders compute them (position_ids, inv_freq, causal masks).",
+    ),
     "rotated_weights": Code(
         ("error",),
         "config.json declares rotations that are fused into the stored weights",
