@@ -57,6 +57,15 @@ class TestOneWeight:
         assert layer.excess_db == pytest.approx(expected - layer.snr_db, abs=1e-4)
         assert layer.off_code_pct == pytest.approx(100 * float(((noisy - codes.int()).abs() > 1).double().mean()))
 
+    def test_negative_scales_that_the_codes_go_with_are_no_fault(self, tmp_path, x):
+        codes, unit = by_row(x)
+        signs = torch.where(torch.arange(64)[:, None] % 2 == 0, 1, -1)
+        right = report_of(tmp_path, x, codes * signs.to(torch.int8), unit * signs)
+        wrong = report_of(tmp_path, x, codes, unit * signs)
+
+        assert (0.0, []) == (right.layers[0].excess_db, right.findings)
+        assert "scale_negative" in told(wrong)
+
     def test_clipped_are_those_beyond_the_range_by_more_than_half_a_step(self, tmp_path, x):
         codes, unit = by_row(x, scale=0.5)
         report = report_of(tmp_path, x, codes, unit)

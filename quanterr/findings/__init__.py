@@ -18,7 +18,16 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import CLEARED, CODES, is_near, is_too_good, of_attainable, once, underflows
+from quanterr.findings.excess import (
+    CLEARED,
+    CODES,
+    allows_signs,
+    is_near,
+    is_too_good,
+    of_attainable,
+    once,
+    underflows,
+)
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -73,7 +82,8 @@ class FindingCollector:
             return
         lost = underflows(pair, done.sums)
         near = lost or is_near(pair, done)
-        standing = (one for one in of_weight(pair, done) if not near or one.code not in CLEARED)
+        cleared = {*(CLEARED if near else ()), *(("scale_negative",) if allows_signs(done) else ())}
+        standing = (one for one in of_weight(pair, done) if one.code not in cleared)
         if found := [*standing, *(() if lost else of_attainable(pair, done))]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)

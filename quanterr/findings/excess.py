@@ -59,6 +59,12 @@ def is_near(pair: Pair, done: ComparedWeight) -> bool:
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
 
 
+def allows_signs(done: ComparedWeight) -> bool:
+    """Whether codes go with the signs of their scales: those of AutoRound and of ggml's Q4_0 may be negative."""
+    found = done.attainable
+    return found is not None and not found.parts and found.excess_db < USUAL_DB and found.snr_db > 0
+
+
 def is_too_good(pair: Pair, done: ComparedWeight) -> bool:
     """Whether the errors are far below those of rounding: the original holds what the codes stand for."""
     found, sums = done.attainable, done.sums

@@ -106,7 +106,7 @@ CODES = {
         ("warning",),
         "negative scales",
         "model.layers.3.mlp.up_proj.weight: 12 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are negative",
-        "Check the quantizer. Few formats use signed scales by design.",
+        "Check the quantizer. Where the codes fit signed scales, as AutoRound writes them, nothing is said.",
     ),
     "scale_zero": Code(
         ("warning",),
