@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import quanterr
 from quanterr.cli import app
-from quanterr.errors import CheckpointError
+from quanterr.errors import CheckpointError, Status
 
 X = numbers(64, 128)
 CODES, SCALE = quantized_fp8(X)
@@ -105,6 +105,13 @@ class TestCommand:
         assert 0 == done.exit_code
         assert all(word in done.stdout for word in ("By format", "fp8_tensor", "int8_row", "attention", "bits/w"))
         assert "q_proj.weight" not in done.stdout
+
+    def test_what_is_not_read_ends_with_its_status(self, tmp_path):
+        codes = {"a.weight": torch.zeros(4, 32, dtype=torch.uint32), "a.scales": torch.ones(4, 4)}
+        done = self.run(store(tmp_path / "m.safetensors", MODEL | codes | {"a.biases": torch.ones(4, 4)}))
+
+        assert Status.INCONCLUSIVE == done.exit_code
+        assert "a.weight: not read: " in " ".join(done.stdout.split())
 
     def test_prints_every_weight_if_asked(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "-v")

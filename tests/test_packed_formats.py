@@ -110,12 +110,27 @@ class TestMLX:
 
         assert (weight.code_bits, weight.shape) == (4, (128, 512))
 
+    def test_a_group_that_config_json_leaves_to_mlx_is_no_doubt(self, tmp_path):
+        said = mlx_config(bits=4, group_size=None, a={"bits": 4, "group_size": None})
+        weight = weight_of(tmp_path, (4, 256), mlx(4, 64), config=said)
+
+        assert ((1, 64), ()) == (weight.block_size, weight.warnings)
+
+    @pytest.mark.parametrize("shape", [(32, 1, 4), (32, 8, 3), (32, 16, 16)])
+    def test_convolutions_have_their_inputs_last(self, tmp_path, shape):
+        x = {"layers.0.mixer.conv1d.weight": torch.randn(shape, generator=torch.Generator().manual_seed(0))}
+        report = compared(tmp_path, x, {name: w.transpose(1, 2).contiguous() for name, w in x.items()})
+
+        assert ("pass", list(x)) == (report.verdict, [layer.layer_name for layer in report.lossless])
+
     @pytest.mark.parametrize(
         ("said", "found"),
         [
             ({"bits": 4, "group_size": 64}, (4, 64)),
             ({"bits": 4, "group_size": 64, "a": {"bits": 8, "group_size": 32}}, (8, 32)),
             ({"bits": 4, "group_size": 64, "b": {"bits": 8, "group_size": 32}}, (4, 64)),
+            ({"bits": 4, "group_size": None}, (4, 64)),
+            ({"bits": 8, "group_size": 64, "a": {"bits": None, "group_size": None, "mode": "affine"}}, (4, 64)),
         ],
     )
     def test_without_an_original_config_json_tells(self, tmp_path, said, found):

@@ -320,6 +320,8 @@ def inspect(
         else:
             show(inspection, console(sys.stdout, color), verbose)
         sys.stdout.flush()
+    if any(weight.reason for weight in inspection.weights):
+        raise typer.Exit(Status.INCONCLUSIVE)
 
 
 @app.command()

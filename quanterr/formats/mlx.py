@@ -35,6 +35,7 @@ from quanterr.tensors.levels import uniform
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
+DEFAULTS = (("bits", 4), ("group_size", 64))  # of integers, where config.json says null
 FLOATS = frozenset({"F32", "BF16", "F16"})
 CODES = Part(("{weight}",), frozenset({"U32"}))
 AFFINE = {
@@ -111,8 +112,10 @@ def _described(config: Any, layer: str | None = None) -> Iterator[tuple[int, int
         return
     places = {"": config} | {key: value for key, value in config.items() if isinstance(value, dict)}
     for name, configured in places.items():
-        bits, group = configured.get("bits"), configured.get("group_size")
-        if layer in (None, name) and isinstance(bits, int) and isinstance(group, int):
+        if layer not in (None, name) or not {"bits", "group_size"} & configured.keys():
+            continue
+        bits, group = (default if configured.get(key) is None else configured[key] for key, default in DEFAULTS)
+        if isinstance(bits, int) and isinstance(group, int):
             yield bits, group
 
 

@@ -131,7 +131,11 @@ CONVENTIONS = (
         side_by_side=((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),),
     ),
     Convention("gpt-oss", interleaved_gate_up=frozenset({"gpt_oss"})),
-    Convention("MLX", by_head={"kv_b_proj": ("embed_q", "unembed_out")}),
+    Convention(
+        "MLX",
+        by_head={"kv_b_proj": ("embed_q", "unembed_out")},
+        transposed=frozenset({"conv1d"}),  # [out, width, in / groups]
+    ),
     Convention("QuIP#", fused={"upgate_proj": ("up_proj", "gate_proj")}, equal_parts=frozenset({"upgate_proj"})),
     Convention(
         "llama.cpp",
@@ -232,7 +236,8 @@ def may_be_transposed(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a weight may be stored with inputs and outputs swapped."""
     path, _ = canonical(name)
     head, _, last = path.rpartition(".")
-    return last in _TRANSPOSED and (last.startswith("c_") or (len(shape) == 3 and head.endswith(EXPERTS)))
+    stacked = len(shape) == 3 and (head.endswith(EXPERTS) or last.startswith("conv"))
+    return last in _TRANSPOSED and (last.startswith("c_") or stacked)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats import Values, Weight
-from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
 Dequantize = Callable[[Chunk, Workspace], Values]
@@ -185,19 +185,31 @@ def transposed(weight: Weight) -> Weight:
     Its stored numbers are held, of one expert at a time: columns cannot be read alone.
     """
     *stack, rows, cols = weight.shape
-    return _view(weight, (*stack, cols, rows), partial(_transposed, weight.codes, rows, cols))
+    shape = (*stack, cols, rows)
+    is_kernel = as_matrix(shape)[0] == stack[0] if stack else False
+    return _view(weight, shape, partial(_kernels_transposed if is_kernel else _transposed, weight.codes, rows, cols))
+
+
+def _kernels_transposed(entry: Entry, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """Of a convolution: the inputs and places of each output in the other order, in one row of the matrix."""
+    n = chunk.shape[0]
+    stored = workspace.read("kernels", entry, chunk.row * rows * cols, (n, rows * cols))
+    turned = stored.view(n, rows, cols).transpose(1, 2).reshape(n, -1)[:, chunk.col : chunk.stop_col]
+    return Values(workspace.output(chunk.shape, _wide_enough(entry)).copy_(turned))
 
 
 def _transposed(entry: Entry, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    values = workspace.output(
-        chunk.shape, torch.float64 if TORCH_DTYPES[entry.dtype] is torch.float64 else torch.float32
-    )
+    values = workspace.output(chunk.shape, _wide_enough(entry))
     for expert in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
         top = expert * cols
         begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
         stored = workspace.held("transposed", entry, expert * rows * cols, (rows, cols))
         values[begin - chunk.row : end - chunk.row] = stored[chunk.col : chunk.stop_col, begin - top : end - top].t()
     return Values(values)
+
+
+def _wide_enough(entry: Entry) -> torch.dtype:
+    return torch.float64 if TORCH_DTYPES[entry.dtype] is torch.float64 else torch.float32
 
 
 def flipped(weight: Weight) -> Weight:
