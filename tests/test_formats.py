@@ -648,24 +648,28 @@ class TestLabelsThatContradictTensors:
         assert disagree == bool(told)
         assert all("but ComfyUI follows the header" in message for message in told)
 
-    @pytest.mark.parametrize(
-        ("format", "says"),
-        [("sdnq", "dequantize the model with the SDNQ library"), ("int8_block32", "quantize again as int8_blockwise")],
-    )
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
-    def test_of_a_layout_that_is_known_and_not_read(self, tmp_path, format, says, dtype):
+    def test_of_a_layout_that_is_known_and_not_read(self, tmp_path, dtype):
         tensors = {"a.weight": torch.zeros(4, 20, dtype=dtype), "a.weight_scale": ONE}
-        reason = refused(tmp_path, tensors | {"a.comfy_quant": label(format=format)}, shape=(4, 40))
+        reason = refused(tmp_path, tensors | {"a.comfy_quant": label(format="int8_block32")}, shape=(4, 40))
 
-        assert f"comfy_quant tensor says {format}: an unsupported layout; " in reason
-        assert says in reason
+        assert "comfy_quant tensor says int8_block32: an unsupported layout; " in reason
+        assert "quantize again as int8_blockwise" in reason
 
-    def test_of_a_layout_that_config_json_tells_and_that_is_not_read(self, tmp_path):
-        config = {"quantization_config": {"quant_method": "sdnq"}}
-        tensors = {"a.weight": torch.zeros(4, 20, dtype=torch.uint8), "a.scale": ONE}
-        reason = refused(tmp_path, tensors, config=config, shape=(4, 40))
+    @pytest.mark.parametrize(
+        ("settings", "tensors", "says"),
+        [
+            ({"use_codebook": True}, {}, "SDNQ with use_codebook True is not supported"),
+            ({"weights_dtype": "uint9"}, {}, "config.json declares weights_dtype uint9"),
+            ({"weights_dtype": "int5"}, {}, "config.json declares int5, but "),
+            ({}, {"a.scale_2": ONE}, "its scales are quantized as well"),
+        ],
+    )
+    def test_of_a_kind_of_sdnq_that_is_not_read(self, tmp_path, settings, tensors, says):
+        config = {"quantization_config": {"quant_method": "sdnq", "weights_dtype": "int4"} | settings}
+        stored = {"a.weight": torch.zeros(80, dtype=torch.uint8), "a.scale": torch.ones(4, 1)}
 
-        assert "config.json declares quant_method sdnq: an unsupported layout" in reason
+        assert says in refused(tmp_path, stored | tensors, config=config, shape=(4, 40))
 
 
 class TestAllZeroLayers:

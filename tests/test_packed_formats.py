@@ -263,9 +263,9 @@ LISTED = ["qdata", "scale", "zero_point"]
 
 REFUSED = {
     "mxfp4 with exponents of another block": (
-        MXFP4 | {"a.weight_scale": random_bytes(4, 4)},
+        MXFP4 | {"a.weight_scale": random_bytes(4, 8)},
         None,
-        "its scale a.weight_scale (U8 [4, 4]) does not fit a.weight (U8 [4, 32])",
+        "its scale a.weight_scale (U8 [4, 8]) does not fit a.weight (U8 [4, 32])",
     ),
     "mxfp4 with a scale that it does not need": (
         MXFP4 | {"a.weight_zero_point": torch.ones(1)},

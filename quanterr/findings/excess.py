@@ -27,6 +27,8 @@ CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
 NEAR_DB = 1.5  # within which a weight is as good as its scales allow
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
+# Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch.
+ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up")
 ZERO = 1e-3  # of a factor: all is lost
 CLOSE = 0.02  # of a factor to 1: it says nothing
 
@@ -134,10 +136,10 @@ def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None) 
 
 
 def _of_part(pair: Pair, part: Part) -> Finding:
-    """A finding; an info only where scales are coded themselves, as in bitsandbytes' double quantization."""
+    """A finding; an info only where scales or a branch were rounded after the codes."""
     return finding(
         KINDS[part.kind],
-        "info" if any(role.endswith("nested_absmax") for role in pair.quantized.parts) else "warning",
+        "info" if any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts) else "warning",
         pair.name,
         f"{display(pair.name)}: {_described(part)}",
         "compare them with what the quantizer wrote",

@@ -147,6 +147,7 @@ class Parts:
         warnings: tuple[str, ...] = (),
         comfy_format: str | None = None,
         close_alternatives: bool = False,
+        undeclared: bool = False,
         format: str | None = None,
         levels: Levels | None = None,
         unit: Callable[[Chunk, Workspace], Tensor] | None = None,
@@ -170,6 +171,7 @@ class Parts:
             warnings=warnings,
             comfy_format=comfy_format,
             close_alternatives=close_alternatives,
+            undeclared=undeclared,
             levels=levels,
             unit=unit,
             rotated=rotated,
@@ -204,7 +206,7 @@ class Weight:
     close_alternatives: bool = (
         False  # its alternatives are close to each other: the clearly nearest is right, however near the first
     )
-
+    undeclared: bool = False  # nothing says which of its alternatives it is: to take another is no cause for a warning
     levels: Levels | None = None  # of its codes; None where the nearest one cannot be found element by element
     coded: tuple[Entry, ...] = ()  # the parts that hold these codes, if not the first of them alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): what codes of a row are multiplied by

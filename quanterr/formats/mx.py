@@ -4,6 +4,9 @@
                     weight_scale     u8 or f8_e8m0    (rows, cols / 32); also called scale
     ct_mxfp4        weight_packed    u8               (rows, cols / 2)
                     weight_scale     u8               (rows, cols / 32)
+    mxfp6_e2m3, mxfp6_e3m2
+                    weight           u8               (rows, 3·cols / 4)
+                    weight_scale     u8 or f8_e8m0    (rows, cols / 32)
     ct_mxfp6        weight_packed    u8               (rows, 3·cols / 4)
                     weight_scale     u8               (rows, cols / 32)
     gpt_oss_mxfp4   X_blocks         u8               (experts, rows, cols / 32, 16)
@@ -11,8 +14,9 @@
 
     weight[r, c] = e2m1(code[r, c]) * 2^(scale[r, c // 32] - 127)                     exact, but for underflow
 
-E2M1 codes are two in a byte, the first in the low bits; E2M3 codes (MXFP6) four in three bytes, the first in
-the lowest bits. Each may have experts in front. mxfp4 is what ModelOpt, Quark and MiMo write, and
+E2M1 codes are two in a byte, the first in the low bits; E2M3 and E3M2 codes (MXFP6) four in three bytes, the first in
+the lowest bits. Which of these they are is given by the configuration of Quark (dtype), or else by the original;
+compressed-tensors has E2M3 alone. Each may have experts in front. mxfp4 is what ModelOpt, Quark and MiMo write, and
 DeepSeek-V4 for its experts, as int8 with a scale called scale. gpt-oss has rows of outputs in this form, while
 its unquantized checkpoints have them as columns. compressed-tensors 0.13 wrote MXFP4 exponents that are 2 too
 small.
@@ -23,19 +27,23 @@ openai/gpt-oss@7b583341 gpt_oss/torch/weights.py; huggingface/transformers@5.23.
 integrations/finegrained_fp8.py (DeepSeek-V4).
 """
 
+from dataclasses import replace
 from functools import partial
 from math import prod
 
 from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
 from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Element, Microscaled, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.quark_config import has_e5m3_scales, specifications
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 
 BLOCK = 32
+SIX_BIT_KINDS: tuple[Element, ...] = ("e2m3", "e3m2")  # the likelier first
 BYTES = frozenset({"U8"})
 EXPONENTS = frozenset({"U8", "F8_E8M0"})
 SCALES = ("{weight}_scale", "{weight}_weight_scale", "{module}.scale")
 
+MXFP6 = {"codes": Part(("{weight}",), BYTES), "scale": Part(SCALES, EXPONENTS)}
 MXFP4 = {"codes": Part(("{weight}",), frozenset({"U8", "I8", "F4"})), "scale": Part(SCALES, EXPONENTS)}
 PACKED = {"codes": Part(("{weight}_packed",), BYTES), "scale": Part(("{weight}_scale",), EXPONENTS)}
 GPT_OSS = {
@@ -45,13 +53,32 @@ GPT_OSS = {
 OLD_EXPONENTS = "0.13"  # of compressed-tensors
 
 
-def fit_mxfp4(parts: Parts) -> Weight:
-    """The weight, if there is an exponent for each 32 columns."""
+def fit_mxfp4(parts: Parts) -> Weight | None:
+    """The weight, if there is an exponent for each 32 columns, and nothing says that these are E5M3 numbers."""
+    if has_e5m3_scales(parts):
+        return None
     codes = parts.codes
     if len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"MXFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
     cols = codes.shape[-1] if codes.dtype == "F4" else 2 * codes.shape[-1]
     return _fit(parts, "e2m1", (*codes.shape[:-1], cols))
+
+
+def fit_mxfp6(element: Element, parts: Parts) -> Weight | None:
+    """The weight, if nothing says that its codes are of the other kind; that as an alternative where nothing does."""
+    codes = parts.codes
+    if len(codes.shape) not in (2, 3) or codes.shape[-1] % 24:
+        return None
+    shape = (*codes.shape[:-1], codes.shape[-1] * 4 // 3)
+    if parts["scale"].shape != (*shape[:-1], shape[-1] // BLOCK):
+        return None
+    declared = {str(one.get("dtype")) for one in specifications(parts)}
+    if declared:
+        return _fit(parts, element, shape) if f"fp6_{element}" in declared else None
+    if element != SIX_BIT_KINDS[0]:
+        return None
+    first, *others = [replace(_fit(parts, kind, shape), format=f"mxfp6_{kind}") for kind in SIX_BIT_KINDS]
+    return replace(first.or_else(others), undeclared=True)
 
 
 def fit_packed(element: Element, parts: Parts) -> Weight | None:
@@ -126,6 +153,16 @@ FORMATS = (
         fit_mxfp4,
         summary="MXFP4: E2M1 codes, an E8M0 exponent for each 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
         usual_db=(17, 19),
+    ),
+    *(
+        Format(
+            f"mxfp6_{kind}",
+            MXFP6,
+            partial(fit_mxfp6, kind),
+            summary=f"MXFP6: {kind.upper()} codes, an E8M0 exponent for each 32 columns (Quark)",
+            usual_db=usual_db,
+        )
+        for kind, usual_db in zip(SIX_BIT_KINDS, ((27, 29), (24, 26)), strict=True)
     ),
     Format(
         "ct_mxfp4",

@@ -27,6 +27,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.quark_config import has_e5m3_scales
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 from quanterr.tensors.levels import E2M1
@@ -34,9 +35,11 @@ from quanterr.tensors.levels import E2M1
 MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
 
 
-def fit(parts: Parts) -> Weight:
+def fit(parts: Parts) -> Weight | None:
     """The weight by the dialect that label and shapes give; the other dialects as alternatives."""
     codes = parts.codes
+    if has_e5m3_scales(parts):
+        return None
     if len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
     comfy_format, warnings = check_labels(parts, NVFP4_LABELS)

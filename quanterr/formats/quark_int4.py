@@ -6,9 +6,14 @@
     one scale per row       weight               i32               (rows, cols / 8), columns packed
                           weight_scale         f32, bf16, f16    (rows,)
                           weight_zero_point    i32               (rows / 8,), packed alike; optional
+    quark_int4_fp8        weight               i32               (rows, cols / 8), columns packed
+                          weight_scale_2       f32, bf16, f16    (rows,)
+                          weight_zero_point_2  i32               (rows / 8,), packed alike; optional
+                          weight_scale         f32, bf16, f16    one: of the FP8 numbers that were quantized again
 
     weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]
                                                           one rounding; exact for 16-bit scales
+    quark_int4_fp8: this with scale_2, times weight_scale                                rounded
 
 Packed interleaved (pack_method reorder) or dense (order): shared/bit_packing.py. The configuration says
 which, and the dtype; where it does not, codes are interleaved, and signed if there are no zero points.
@@ -16,9 +21,8 @@ which, and the dtype; where it does not, codes are interleaved, and signed if th
 Reference: amd-quark 0.13, quark/torch/utils/pack.py Pack_4_bits, quark/torch/export/nn/modules/realquantizer.py.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +30,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Va
 from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, turned_scale
+from quanterr.formats.shared.quark_config import specifications
 from quanterr.tensors.levels import INT4, uniform
 from quanterr.tensors.workspace import OUTPUT
 
@@ -34,6 +39,12 @@ NEEDS = {
     "codes": Part(("{weight}",), WORDS),
     "scale": Part(("{weight}_scale",), FLOATS),
     "zero_point": Part(("{weight}_zero_point",), WORDS, optional=True),
+}
+TWICE = {
+    "codes": Part(("{weight}",), WORDS),
+    "scale": Part(("{weight}_scale_2",), FLOATS),
+    "zero_point": Part(("{weight}_zero_point_2",), WORDS, optional=True),
+    "outer_scale": Part(("{weight}_scale",), FLOATS),
 }
 
 
@@ -64,7 +75,7 @@ def fit(parts: Parts) -> Weight:
     zeros_shape = (n_blocks, packed_rows) if transposed else (packed_rows,)
     if codes.shape != expected or (zero_point is not None and zero_point.shape != zeros_shape):
         raise FormatMismatch(_unfitting(parts))
-    declared = _declared(parts.hints.config)
+    declared = next(iter(specifications(parts)), {})
     size = declared.get("group_size")
     blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
     dequantize = dequantize_blocks if transposed else dequantize_rows
@@ -85,6 +96,31 @@ def fit(parts: Parts) -> Weight:
     return alternatives[0].or_else(alternatives[1:])
 
 
+def fit_twice(parts: Parts) -> Weight:
+    """The weight of FP8 numbers that were quantized again, each row with a scale."""
+    codes, scale, zero_point, outer = parts.codes, parts["scale"], parts.get("zero_point"), parts["outer_scale"]
+    if len(codes.shape) != 2 or scale.shape != codes.shape[:1] or outer.n != 1:
+        raise FormatMismatch(f"{scale} should have one for each row of {codes}, and {outer} one for all")
+    rows, cols = codes.shape[0], _cols(parts, codes.shape[1])
+    if zero_point is not None and zero_point.shape != (-(-rows // 8),):
+        raise FormatMismatch(f"{zero_point} should have a word for each 8 rows of {codes}")
+    blocks = fit_blocks(1, cols, None)
+    alternatives = [
+        parts.weight(
+            (rows, cols),
+            partial(dequantize_twice, parts, blocks, coding),
+            block_size=blocks.edges,
+            code_bits=4,
+            uniform_bits=4,
+            levels=INT4 if coding.signed else uniform(4),
+            scale=scale,
+            evidence=(f"{coding}, in {codes}, scales {scale} and {outer}",),
+        )
+        for coding in _codings(parts, "int4")
+    ]
+    return alternatives[0].or_else(alternatives[1:])
+
+
 def _unfitting(parts: Parts) -> str:
     beside = f" and {zero_point}" if (zero_point := parts.get("zero_point")) else ""
     return (
@@ -97,13 +133,6 @@ def _cols(parts: Parts, width: int) -> int:
     """Columns of the original, if they need so many words; else those that the words hold."""
     shape = parts.hints.shape
     return shape[1] if shape and len(shape) == 2 and -(-shape[1] // 8) == width else 8 * width
-
-
-def _declared(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the configuration says of the weights of all layers; nothing, where layers differ."""
-    everywhere = config.get("global_quant_config")
-    weight = everywhere.get("weight") if isinstance(everywhere, dict) else None
-    return weight if isinstance(weight, dict) and not config.get("layer_quant_config") else {}
 
 
 def _codings(parts: Parts, dtype: object) -> list[Coding]:
@@ -145,4 +174,20 @@ def dequantize_rows(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, 
     return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
 
 
-FORMATS = (Format("quark_int4", NEEDS, fit, usual_db=(17, 22)),)
+def dequantize_twice(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, workspace: Workspace) -> Values:
+    """(code - zero point) · scale · outer scale, (r, c)."""
+    values = dequantize_rows(parts, blocks, coding, chunk, workspace)
+    outer = workspace.whole("outer_scale", parts["outer_scale"]).view(-1).float()
+    return values._replace(weight=values.weight.mul_(outer))
+
+
+FORMATS = (
+    Format("quark_int4", NEEDS, fit, usual_db=(17, 22)),
+    Format(
+        "quark_int4_fp8",
+        TWICE,
+        fit_twice,
+        summary="AMD Quark INT4 of FP8: integers of 4 bits with a scale for each row, and one for all",
+        usual_db=(10, 20),
+    ),
+)

@@ -45,11 +45,13 @@ def _read(pair: Pair, workspaces: Workspaces) -> Weight:
         return first
     best = first.alternatives[choice.number]
     as_first = f"{choice.first:.3g}" if isfinite(choice.first) else "not finite"
-    warning = (
+    description = (
         f"read as {best.evidence[0]}: relative error {choice.least:.3g} on a sample; "
         f"{as_first} as label and shapes suggest ({first.evidence[0]})"
     )
-    return replace(best, warnings=(*first.warnings, warning))
+    if first.undeclared:
+        return replace(best, evidence=(*best.evidence, description))
+    return replace(best, warnings=(*first.warnings, description))
 
 
 def _chosen(pair: Pair, other: Alternative, workspaces: Workspaces) -> Pair | Sequence[Leftover]:

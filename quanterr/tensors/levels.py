@@ -133,6 +133,7 @@ INT8 = signed_bytes(8)
 TERNARY = Levels(0x00, 0xFF, -1.0, 1.0, at=(-1.0, 2.0))  # of 2 bits, stored with an offset; one code is unused
 E2M1 = Levels(0xFF, 0x77, -6.0, 6.0, mantissa=1, normal=1.0)  # two in a byte
 E2M3 = Levels(0xFF, 0x00, -7.5, 7.5, mantissa=3, normal=1.0, at=(-7.5, 0.0))
+E3M2 = Levels(0xFF, 0x00, -28.0, 28.0, mantissa=2, normal=0.25, at=(-28.0, 0.0))
 E4M3 = Levels(0xFE, 0x7E, -448.0, 448.0, mantissa=3, normal=2.0**-6)
 E5M2 = Levels(0xFB, 0x7B, -57344.0, 57344.0, mantissa=2, normal=2.0**-14)
 OF_DTYPE = {

@@ -4,15 +4,17 @@
     floor         as many whole codes as fit into each word of 32 bits, low first; the rest of it unused
     planar        32 codes in b words: first the low 4 (2, 1) bits of all, then their next bits
     interleaved   8 codes of 4 bits in a word: column c is nibble 0 4 1 5 2 6 3 7
+    spread        8 codes (of 6 bits: 4) in b (3) bytes, each with one code in its low bits, or with two; the bits of
+                  the others are what is left of the bytes
 
-dense, floor and planar are the same for 1, 2, 4 and 8 bits.
+dense, floor, planar and spread are the same for 1, 2, 4 and 8 bits.
 
 Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/helpers.py (dense since 0.18, floor
 before); ModelCloud/GPTQModel@f4c327a1 gptqmodel/utils/planar_packing.py; casper-hansen/AutoAWQ@88e4c76b
-awq/utils/packing_utils.py.
+awq/utils/packing_utils.py; Disty0/sdnq 0.2.8 sdnq/packed_int/pack.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from math import lcm
 from typing import NamedTuple
@@ -24,6 +26,25 @@ from quanterr.tensors.workspace import OUTPUT, Workspace
 
 BYTE, WORD = 8, 32
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}  # widths, low first
+# Of each code: (first bit, width, place) of its fields in a run of bytes.
+SPREAD = {
+    3: (
+        *(((start, 3, 0),) for start in (0, 8, 16, 3, 11, 19)),
+        ((6, 2, 0), (22, 1, 2)),
+        ((14, 2, 0), (23, 1, 2)),
+    ),
+    5: (
+        *(((start, 5, 0),) for start in (0, 8, 16, 24, 32)),
+        ((5, 3, 0), (29, 2, 3)),
+        ((13, 3, 0), (37, 2, 3)),
+        ((21, 3, 0), (39, 1, 3), (31, 1, 4)),
+    ),
+    6: (*(((start, 6, 0),) for start in (0, 8, 16)), ((22, 2, 0), (14, 2, 2), (6, 2, 4))),
+    7: (
+        *(((start, 7, 0),) for start in range(0, 56, 8)),
+        tuple((8 * byte + 7, 1, 6 - byte) for byte in range(7)),
+    ),
+}
 NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -46,7 +67,7 @@ class Run(NamedTuple):
 class Packing(NamedTuple):
     """How codes of ``bits`` bits are packed."""
 
-    name: str  # "dense", "floor", "planar", "interleaved"
+    name: str  # "dense", "floor", "planar", "interleaved", "spread"
     bits: int
 
     def words(self, n: int) -> int:
@@ -63,7 +84,10 @@ class Packing(NamedTuple):
 @cache
 def _run(packing: Packing, unit: int) -> Run:
     name, bits = packing
-    if name == "dense":
+    codes: Sequence[Sequence[tuple[int, int, int]]]
+    if name == "spread" and bits in SPREAD:
+        length, codes = bits * BYTE if bits != 6 else 3 * BYTE, SPREAD[bits]
+    elif name in ("dense", "spread"):
         length = lcm(bits, unit)
         codes = [[(start, bits, 0)] for start in range(0, length, bits)]
     elif name == "planar":

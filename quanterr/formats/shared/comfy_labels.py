@@ -42,7 +42,6 @@ ALWAYS_ROTATED = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "asym_w4a8_int8
 
 # Layouts that are known and not read, and what to do.
 REFUSED = {
-    "sdnq": "dequantize the model with the SDNQ library and compare what that writes",
     "int8_block32": "no release wrote it; quantize again as int8_blockwise",
 }
 NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})

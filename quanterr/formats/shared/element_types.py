@@ -99,6 +99,13 @@ def e8m0(codes: Tensor) -> Tensor:
     return powers.float().masked_fill_(codes == 255, torch.nan)
 
 
+def e5m3(codes: Tensor) -> Tensor:
+    """E5M3 numbers without a sign, uint8, as float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
+    exponent, mantissa = codes.long() >> 3, codes.long() & 7
+    normal = (8 + mantissa).float() * e8m0(exponent + (127 - 15 - 3))
+    return torch.where(exponent > 0, normal, mantissa.float() * 2.0**-17).masked_fill_(codes == 255, torch.nan)
+
+
 # E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
@@ -107,6 +114,10 @@ UINT4 = tuple(map(float, range(16)))
 # E2M3 values by code: sign, two exponent bits, three mantissa bits (the same, 5.3.2)
 _E2M3 = (*(m / 8 for m in range(8)), *(2.0**e * (1 + m / 8) for e in range(3) for m in range(8)))
 E2M3 = (*_E2M3, *(-value for value in _E2M3))
+
+# E3M2 values by code: sign, three exponent bits, two mantissa bits (the same)
+_E3M2 = (*(m / 16 for m in range(4)), *(2.0 ** (e - 2) * (1 + m / 4) for e in range(7) for m in range(4)))
+E3M2 = (*_E3M2, *(-value for value in _E3M2))
 
 
 def nibble_pairs(values: Sequence[float], high_first: bool) -> Tensor:

@@ -1,7 +1,7 @@
-"""Codes of what remains of a weight once a product of two thin matrices is subtracted (SVDQuant).
+"""Codes of what remains of a weight once a product of two thin matrices is subtracted (SVDQuant, SDNQ).
 
     residual    (rows, cols)    the codes' values
-    smooth      (cols,)         the layer divides its input by it
+    smooth      (cols,)         the layer divides its input by it; not in SDNQ
     up, down    (rows, rank), (rank, cols)
 
     weight = residual / smooth + up @ down        where down is already divided by smooth
@@ -20,16 +20,16 @@ from quanterr.tensors.workspace import Workspace
 
 
 def add_branch(
-    residual: Tensor, smooth: Tensor, up: Tensor, down: Tensor, smoothed: bool, workspace: Workspace
+    residual: Tensor, smooth: Tensor | None, up: Tensor, down: Tensor, smoothed: bool, workspace: Workspace
 ) -> Tensor:
-    """The weight from ``residual``, (r, c), ``smooth``, (c,), ``up``, (r, n), and ``down``, (n, c): in place.
+    """The weight from ``residual``, (r, c), ``smooth``, (c,) or ones, ``up``, (r, n), and ``down``, (n, c): in place.
 
     ``smoothed`` says that the product, too, is to be divided.
     """
     wide = workspace.buffer("branch", tuple(residual.shape), torch.float64).copy_(residual)
-    if not smoothed:
+    if smooth is not None and not smoothed:
         wide.div_(smooth.double())
     wide.addmm_(up.double(), down.double())
-    if smoothed:
+    if smooth is not None and smoothed:
         wide.div_(smooth.double())
     return residual.copy_(wide)

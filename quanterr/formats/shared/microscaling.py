@@ -1,8 +1,8 @@
 """Small floats with a scale of one byte for each few columns: what MXFP4, MXFP6, MXFP8 and NVFP4 have in common.
 
-    codes    (rows, cols) of E2M1, two per byte, the first in the low bits; of E2M3, four in three bytes, the
-             first in the lowest bits; or of E4M3 or E5M2; stored as bytes or words of any dtype
-    scale    (rows, cols / block) bytes, in rows or in tiles (shared/swizzled_scales.py): E8M0 exponents or E4M3
+    codes    (rows, cols) of E2M1, two per byte, the first in the low bits; of E2M3 or E3M2, four in three bytes,
+             the first in the lowest bits; or of E4M3 or E5M2; stored as bytes or words of any dtype
+    scale    (rows, cols / block) bytes, in rows or in tiles (shared/swizzled_scales.py): E8M0 exponents, E4M3, E5M3
 
     weight[r, c] = code[r, c] * scale[r, c // block]                                  one rounding
 
@@ -28,17 +28,19 @@ from quanterr.formats.shared.padding import Padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.levels import E2M1, E2M3, E4M3, E5M2, Levels
+from quanterr.tensors.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
 from quanterr.tensors.workspace import Workspace
 
-Element = Literal["e2m1", "e2m3", "e4m3", "e5m2"]
-CODE_BITS: dict[Element, int] = {"e2m1": 4, "e2m3": 6, "e4m3": 8, "e5m2": 8}
+Element = Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]
+CODE_BITS: dict[Element, int] = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
 LEVELS: dict[Element, Levels] = {
     "e2m1": E2M1.scaled,
     "e2m3": E2M3,
+    "e3m2": E3M2,
     "e4m3": E4M3.scaled,
     "e5m2": E5M2.scaled,
 }
+SIX_BITS: dict[Element, tuple[float, ...]] = {"e2m3": element_types.E2M3, "e3m2": element_types.E3M2}
 ELEMENTS: dict[str, Element] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
 ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # float32 of the bytes of a chunk's scales, (r, blocks)
@@ -83,12 +85,9 @@ class Microscaled:
         stored = workspace.read_bytes("codes", self.codes, first, shape)
         if self.element == "e2m1":
             return element_types.unpack(stored, element_types.e2m1_pairs(False, workspace.device), workspace), 1.0, None
-        if self.element == "e2m3":
-            return (
-                bit_stream.unpack(stored, bit_stream.unit_table(element_types.E2M3, workspace.device), workspace),
-                1.0,
-                None,
-            )
+        if self.element in SIX_BITS:
+            table = bit_stream.unit_table(SIX_BITS[self.element], workspace.device)
+            return bit_stream.unpack(stored, table, workspace), 1.0, None
         cast = element_types.e4m3 if self.element == "e4m3" else element_types.e5m2
         codes: Codes = cast(stored.view(torch.int8), workspace)
         return codes.values, codes.unit, codes.saturated
@@ -104,11 +103,16 @@ def e4m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
     return element_types.e4m3_scales(stored)
 
 
-def times(global_scale: Entry, rows: int) -> ScaleOf:
-    """E4M3 scales times a global one, or one for each expert of ``rows`` rows: rounded."""
+def e5m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
+    """The scales that E5M3 bytes are."""
+    return element_types.e5m3(stored)
+
+
+def times(global_scale: Entry, rows: int, of_blocks: ScaleOf = e4m3) -> ScaleOf:
+    """Scales of blocks times a global one, or one for each expert of ``rows`` rows: rounded."""
 
     def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-        return element_types.e4m3_scales(stored).mul_(of_rows(global_scale, rows, chunk, workspace))
+        return of_blocks(stored, chunk, workspace).mul_(of_rows(global_scale, rows, chunk, workspace))
 
     return scale_of
 

@@ -46,6 +46,7 @@ REFUSALS = (
         "",
         f"its weights are still rotated by a stored matrix; {DEQUANTIZE}",
     ),
+    _row("SDNQ", "weight scale scale_2", "", f"its scales are quantized as well; {DEQUANTIZE}"),
     _row("SINQ", "W_q scale2", "sinq", f"it has row scales and column scales; {DEQUANTIZE}"),
     _row(
         "FourOverSix",

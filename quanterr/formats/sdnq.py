@@ -1,0 +1,369 @@
+"""SDNQ: integers or small floats of 2 to 8 bits, a scale for each row or each group of columns.
+
+    weight        i8, u8, f8_e4m3, f8_e5m2    (rows, cols) or (rows, groups, size): codes of 8 bits; (cols, rows) where
+                                              they are stored for its matrix product
+                  u8                          (runs, bytes of a run) or flat: codes of 2 to 7 bits, row after row,
+                                              packed spread: shared/bit_packing.py
+    scale         f32, bf16, f16              (rows, 1), (rows, groups, 1), one, or (1, rows) of (cols, rows)
+    zero_point    f32, bf16, f16              the same, of unsigned codes
+    svd_up        floating                    (rows, rank), or (rank, rows) of (cols, rows); optional
+    svd_down      floating                    (rank, cols), or (cols, rank)
+
+    product[r, c] = number(code[r, c]) * scale[r, group of c]                                    rounded
+                    + zero_point[r, group of c], of unsigned codes                               rounded
+    weight[r, c]  = product[r, c] + sum over k of svd_up[r, k] * svd_down[k, c]                  in float64
+                    un-rotated in groups of columns, where config.json says use_hadamard: shared/convrot.py
+
+    intN      code - 2^(N-1), packed; int8 as it is
+    uintN     code
+    floatN_eXmYfn     sign, X bits of exponent, Y of mantissa; bias 2^(X-1) - 1, subnormals, all codes are numbers
+    floatN_eXmYfnu    the same without a sign
+
+Which of them it is, is given by config.json (weights_dtype, modules_dtype_dict); without one the integers, and all
+floats of so many bits as alternatives. What is int8 or E4M3 of rows alone is read as int8_row and fp8_row.
+
+Reference: Disty0/sdnq 0.2.8, sdnq/dequantizer.py, sdnq/packed_int/pack.py, sdnq/packed_float.py, sdnq/common.py,
+sdnq/quant_utils.py build_hadamard.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache, partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Rotated, Values, Weight, Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.bit_packing import BYTE, Packing, unpack_columns
+from quanterr.formats.shared.column_groups import Blocks
+from quanterr.formats.shared.comfy_labels import FLOATS
+from quanterr.formats.shared.convrot import rotate, unrotate
+from quanterr.formats.shared.lowrank_branch import add_branch
+from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.tensors.levels import OF_DTYPE, Levels, uniform
+from quanterr.util.text import display
+
+METHOD = "sdnq"
+NEEDS = {
+    "codes": Part(("{weight}",), frozenset({"U8", "I8", "F8_E4M3", "F8_E5M2"})),
+    "scale": Part(("{module}.scale",), FLOATS),
+    "zero_point": Part(("{module}.zero_point",), FLOATS, optional=True),
+    "svd_up": Part(("{module}.svd_up",), FLOATS, optional=True),
+    "svd_down": Part(("{module}.svd_down",), FLOATS, optional=True),
+}
+NAME = re.compile(r"float([2-8])_e(\d)m(\d)fn(u?)(?:_sdnq)?")
+SHORT = {  # exponent bits of fpN and ufpN
+    "": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3},
+    "u": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4},
+}
+STORED = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "fp8": "float8_e4m3fn"}
+HADAMARD = 256  # columns that are rotated together, where config.json does not say
+LARGEST = 4  # columns, below which nothing is rotated
+
+
+class Coding(NamedTuple):
+    """What codes stand for."""
+
+    name: str  # as SDNQ calls it
+    bits: int
+    unsigned: bool
+    exponent: int = 0  # bits; 0: integers
+
+    @property
+    def levels(self) -> Levels:
+        """Its values."""
+        if not self.exponent:
+            return uniform(self.bits)
+        values = sorted(set(_numbers(self)))
+        ends = (0.0, values[-1]) if self.unsigned else (values[0], 0.0)
+        low, high = (0x00, 0xFF) if self.unsigned else (0xFF, 0x00)
+        return Levels(low, high, values[0], values[-1], tuple(values), at=ends)
+
+
+@cache
+def _numbers(coding: Coding) -> tuple[float, ...]:
+    """What each code of a small float stands for."""
+    mantissa = coding.bits - coding.exponent - (not coding.unsigned)
+    bias, one = 2 ** (coding.exponent - 1) - 1, 1 << mantissa
+    magnitudes = [
+        (m / one if e == 0 else 1 + m / one) * 2.0 ** (max(e, 1) - bias)
+        for e in range(1 << coding.exponent)
+        for m in range(one)
+    ]
+    return tuple(magnitudes if coding.unsigned else [*magnitudes, *(-value for value in magnitudes)])
+
+
+def _coding(name: str) -> Coding | None:
+    """By its name in config.json; None of what is not read."""
+    if found := re.fullmatch(r"(u?)int([2-8])", name):
+        return Coding(name, int(found[2]), found[1] == "u")
+    if found := re.fullmatch(r"(u?)fp([2-8])", name):
+        bits, unsigned = int(found[2]), found[1] == "u"
+        exponent = SHORT[found[1]].get(bits, 0)
+        return Coding(name, bits, unsigned, exponent) if exponent else None
+    found = NAME.fullmatch(name)
+    if found is None:
+        return None
+    bits, exponent, mantissa, unsigned = int(found[1]), int(found[2]), int(found[3]), found[4] == "u"
+    return Coding(name, bits, unsigned, exponent) if bits == exponent + mantissa + (not unsigned) else None
+
+
+class Layout(NamedTuple):
+    """Where codes, scales and branch of a weight are."""
+
+    shape: tuple[int, int]
+    blocks: Blocks
+    bits: int
+    transposed: bool
+
+
+def fit(parts: Parts) -> Weight | None:
+    """The weight by the coding that is declared; where none is, by each that its bits allow, as alternatives."""
+    settings = _settings(parts)
+    _refuse_settings(settings)
+    declared = _declared(parts, settings)
+    layout = _layout(parts, declared.bits if declared else None)
+    rotation = _rotation(settings, layout.shape[1])
+    codes, unsigned = parts.codes, parts.get("zero_point") is not None
+    plain = codes.shape == layout.shape and not parts.get("svd_up") and not layout.transposed and not rotation
+    if plain and codes.dtype != "U8":
+        return None  # scale_grid.py
+    if declared and codes.dtype == "U8" and (declared.unsigned, declared.bits) != (unsigned, layout.bits):
+        raise FormatMismatch(f"config.json declares {declared.name}, but {_described(parts)} do not fit that")
+    codings = [declared] if declared else _codings(layout.bits, unsigned)
+    alternatives = [_weight(parts, layout, coding, rotation) for coding in (codings if codes.dtype == "U8" else [None])]
+    if not settings and (rotated := _rotation({"use_hadamard": True}, layout.shape[1])):
+        alternatives.append(_weight(parts, layout, codings[0] if codes.dtype == "U8" else None, rotated))
+    return replace(alternatives[0].or_else(alternatives[1:]), undeclared=not settings)
+
+
+def _settings(parts: Parts) -> Mapping[str, Any]:
+    """What config.json says of the layer; nothing where it is another program's."""
+    config = parts.hints.config
+    if config.get("quant_method") != METHOD:
+        return {}
+    own = config.get("modules_quant_config")
+    for pattern, value in own.items() if isinstance(own, dict) else ():
+        if isinstance(value, dict) and _names(pattern, parts.name):
+            return {**config, **value}
+    return config
+
+
+def _names(pattern: str, weight: str) -> bool:
+    return weight in (pattern, f"{pattern}.weight") or fnmatchcase(weight, pattern)
+
+
+def _refuse_settings(settings: Mapping[str, Any]) -> None:
+    for key in ("use_codebook", "scale_dtype", "zero_point_dtype"):
+        if settings.get(key) not in (None, False, "none", "float32", "bfloat16", "float16"):
+            raise FormatMismatch(
+                f"SDNQ with {key} {display(str(settings[key]))} is not supported: dequantize the model with SDNQ, and "
+                "compare what that writes"
+            )
+
+
+def _declared(parts: Parts, settings: Mapping[str, Any]) -> Coding | None:
+    if not settings:
+        return None
+    name = str(settings.get("weights_dtype"))
+    others = settings.get("modules_dtype_dict")
+    for other, patterns in others.items() if isinstance(others, dict) else ():
+        if isinstance(patterns, list) and any(_names(str(pattern), parts.name) for pattern in patterns):
+            name = other
+    if STORED.get(parts.codes.dtype) == STORED.get(name, name):
+        return Coding(name, 8, unsigned=False)
+    coding = _coding(name)
+    if coding is None or parts.codes.dtype != "U8":
+        raise FormatMismatch(f"config.json declares weights_dtype {display(name)}, which {parts.codes} cannot be")
+    return coding
+
+
+def _rotation(settings: Mapping[str, Any], cols: int) -> int:
+    """Columns that are rotated together: the largest power of two up to what is set that divides a row; or 0."""
+    if not settings.get("use_hadamard"):
+        return 0
+    configured = settings.get("hadamard_group_size")
+    most = min(configured if type(configured) is int and configured > 0 else HADAMARD, cols)
+    size = 1 << (most - 1).bit_length()
+    while cols % size:
+        size //= 2
+    return size if size >= LARGEST else 0
+
+
+def _layout(parts: Parts, bits: int | None) -> Layout:
+    """Where everything is, by the shapes of what is stored, of the original, and the bits if they are declared.
+
+    Raises:
+        FormatMismatch: shapes do not fit each other, or leave open what they are.
+    """
+    codes, scale = parts.codes, parts["scale"]
+    if len(codes.shape) == len(scale.shape) == 2 and scale.shape == (1, codes.shape[1]) and scale.n > 1:
+        shape = codes.shape[1], codes.shape[0]
+        if parts.hints.shape in (None, shape):
+            return _checked(parts, Layout(shape, Blocks(1, shape[1]), 8, transposed=True))
+    groups = scale.shape[1] if len(scale.shape) == 3 else 1
+    original = parts.hints.shape
+    if _holds_bytes(parts):
+        shape = codes.shape[0], prod(codes.shape[1:])
+        bits = 8
+    elif original and len(original) == 2 and prod(original):
+        shape = original[0], original[1]
+        bits = 8 * codes.nbytes // prod(shape)
+    elif bits and scale.n > 1:
+        shape = scale.shape[0], 8 * codes.nbytes // bits // max(scale.shape[0], 1)
+    else:
+        raise FormatMismatch(f"{_described(parts)} could be of several bits; only the original or config.json decides")
+    if shape[1] % groups:
+        raise FormatMismatch(f"{scale} should divide {shape[1]} columns into groups of one size")
+    return _checked(parts, Layout(shape, Blocks(groups, shape[1] // groups), bits, transposed=False))
+
+
+def _holds_bytes(parts: Parts) -> bool:
+    """Whether each code has a byte: in rows as long as the original's, or in groups."""
+    codes, scale, original = parts.codes, parts["scale"], parts.hints.shape
+    if codes.dtype != "U8" or len(codes.shape) == 3:
+        return True
+    return len(codes.shape) == 2 and (codes.shape == original if original else codes.shape[0] == scale.shape[0])
+
+
+def _checked(parts: Parts, layout: Layout) -> Layout:
+    codes, zero_point = parts.codes, parts.get("zero_point")
+    rows, cols = layout.shape
+    run = len(Packing("spread", layout.bits).run(BYTE).codes) if 2 <= layout.bits <= 8 else 0
+    if not run or 8 * codes.nbytes != layout.bits * rows * cols or cols % run or 0 in layout.shape:
+        raise FormatMismatch(f"{codes} does not hold {rows} × {cols} codes of 2 to 8 bits")
+    scales = {role: parts[role] for role in ("scale", "zero_point") if parts.get(role)}
+    wrong = next((entry for entry in scales.values() if entry.n not in (1, rows * layout.blocks.n)), None)
+    if wrong or (zero_point and zero_point.n != parts["scale"].n):
+        raise FormatMismatch(f"{wrong or zero_point} does not fit {rows} × {cols} codes, nor {parts['scale']}")
+    up, down = parts.get("svd_up"), parts.get("svd_down")
+    if up or down:
+        shapes = [entry.shape[::-1] if layout.transposed else entry.shape for entry in (up, down) if entry]
+        if len(shapes) < 2 or [len(shape) for shape in shapes] != [2, 2] or shapes[0] != (rows, shapes[1][0]):
+            raise FormatMismatch(f"svd_up {up} and svd_down {down} make no matrix of {rows} × {cols}")
+        if shapes[1][1] != cols:
+            raise FormatMismatch(f"svd_down {down} should have {cols} columns")
+    return layout
+
+
+def _described(parts: Parts) -> str:
+    return " and ".join(str(entry) for role, entry in parts.entries.items() if role in ("codes", "scale", "zero_point"))
+
+
+def _codings(bits: int, unsigned: bool) -> list[Coding]:
+    """All of so many bits, the likeliest first."""
+    letter = "u" if unsigned else ""
+    usual = SHORT[letter].get(bits)
+    exponents = sorted(range(1, min(bits - (not unsigned), 5) + 1), key=lambda n: n != usual)
+    floats = [
+        Coding(f"float{bits}_e{n}m{bits - n - (not unsigned)}fn{letter}", bits, unsigned, n)
+        for n in exponents
+        if bits - n - (not unsigned) >= 0
+    ]
+    return [Coding(f"{letter}int{bits}", bits, unsigned), *floats]
+
+
+def _weight(parts: Parts, layout: Layout, coding: Coding | None, rotation: int) -> Weight:
+    levels = coding.levels if coding else OF_DTYPE[parts.codes.dtype]
+    padded = unpadded(parts, layout.shape, rotation or len(Packing("spread", layout.bits).run(BYTE).codes))
+    name = coding.name if coding else STORED[parts.codes.dtype]
+    described = f"SDNQ {name} in {parts.codes}, scale {parts['scale']}"
+    plain = parts.weight(
+        layout.shape,
+        partial(dequantize, parts, layout, coding, padded, 0),
+        code_bits=layout.bits,
+        uniform_bits=layout.bits if not (coding.exponent if coding else parts.codes.dtype != "I8") else None,
+        levels=levels,
+        block_size=layout.blocks.edges,
+        scale=parts["scale"],
+        evidence=(described,),
+    )
+    if not rotation:
+        return plain
+    return parts.weight(
+        layout.shape,
+        partial(dequantize, parts, layout, coding, padded, rotation),
+        code_bits=layout.bits,
+        uniform_bits=plain.uniform_bits,
+        rotated=Rotated(plain, partial(rotate, rotation)),
+        block_size=layout.blocks.edges,
+        scale=parts["scale"],
+        evidence=(f"{described}; rotated in groups of {rotation}",),
+    )
+
+
+def dequantize(
+    parts: Parts,
+    layout: Layout,
+    coding: Coding | None,
+    padded: Padded,
+    rotation: int,
+    chunk: Chunk,
+    workspace: Workspace,
+) -> Values:
+    """number(code) · scale + zero point + branch, un-rotated if it was rotated, (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_block, parts, layout, coding, rotation))
+
+
+def _block(
+    parts: Parts, layout: Layout, coding: Coding | None, rotation: int, chunk: Chunk, workspace: Workspace
+) -> Values:
+    values = _values(parts.codes, layout, coding, chunk, workspace)
+    layout.blocks.change(Tensor.mul_, values, _of_groups("scale", parts, layout, chunk, workspace), chunk, workspace)
+    if parts.get("zero_point"):
+        zero_points = _of_groups("zero_point", parts, layout, chunk, workspace)
+        layout.blocks.change(Tensor.add_, values, zero_points, chunk, workspace)
+    if parts.get("svd_up"):
+        up, down = (workspace.whole(role, parts[role]) for role in ("svd_up", "svd_down"))
+        up, down = (up.t(), down.t()) if layout.transposed else (up, down)
+        up, down = up[chunk.row : chunk.stop_row], down[:, chunk.col : chunk.stop_col]
+        add_branch(values, None, up, down, False, workspace)
+    return Values(unrotate(values, rotation, workspace) if rotation else values)
+
+
+def _values(codes: Entry, layout: Layout, coding: Coding | None, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """The numbers of codes, (r, c) float32."""
+    if layout.transposed:
+        stored = workspace.whole("columns", codes)[chunk.col : chunk.stop_col, chunk.row : chunk.stop_row].t()
+        stored = workspace.buffer("turned", chunk.shape, stored.dtype).copy_(stored)
+    else:
+        first = (chunk.row * layout.shape[1] + chunk.col) * layout.bits // 8
+        stored = workspace.read_bytes("codes", codes, first, (chunk.shape[0], chunk.shape[1] * layout.bits // 8))
+    if coding is None:
+        signed = stored.view(torch.int8)
+        if codes.dtype == "I8":
+            return workspace.output(chunk.shape).copy_(signed)
+        found = (element_types.e4m3 if codes.dtype == "F8_E4M3" else element_types.e5m2)(signed, workspace)
+        return found.values.mul_(found.unit)
+    if coding.exponent:
+        unpacked = stored if coding.bits == 8 else unpack_columns(stored, _packing(coding), workspace, "unpacked")
+        indices = workspace.buffer("indices", chunk.shape, torch.int32).copy_(unpacked)
+        return element_types.look_up(indices, _table(coding, workspace.device), workspace)
+    values = unpack_columns(stored, _packing(coding), workspace)
+    return values if coding.unsigned else values.sub_(1 << coding.bits - 1)
+
+
+def _packing(coding: Coding) -> Packing:
+    return Packing("spread", coding.bits)
+
+
+@cache
+def _table(coding: Coding, device: torch.device) -> Tensor:
+    return torch.tensor(_numbers(coding), device=device)[:, None]
+
+
+def _of_groups(role: str, parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Scales or zero points of the rows of a chunk, (1 or r, groups) float32."""
+    entry, n = parts[role], layout.blocks.n
+    if entry.n == 1:
+        return workspace.whole(role, entry).view(1, 1).float()
+    return workspace.read(role, entry, chunk.row * n, (chunk.shape[0], n)).float()
+
+
+FORMATS = (Format("sdnq", NEEDS, fit, summary="SDNQ: integers or small floats of 2 to 8 bits, by rows or groups"),)

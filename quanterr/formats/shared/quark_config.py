@@ -1,0 +1,34 @@
+"""What the configuration of AMD Quark says of a weight.
+
+    quantization_config    global_quant_config.weight            one specification, or several: one after the other
+                           layer_quant_config[pattern].weight    of the layers whose name fits the pattern
+
+A specification has dtype (int4, uint4, fp4, fp6_e2m3, fp8_e4m3, fp8_e5m3 …), group_size, scale_format (e8m0, e5m3 …).
+
+Reference: amd-quark 0.13, quark/torch/quantization/config/config.py QTensorConfig.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from quanterr.formats.base import WEIGHT_SUFFIX, Parts
+
+
+def specifications(parts: Parts) -> list[Mapping[str, Any]]:
+    """Those of the weight, in their order; none where nothing is said."""
+    config, module = parts.hints.config, parts.name.removesuffix(WEIGHT_SUFFIX)
+    layers = config.get("layer_quant_config")
+    own = (
+        [value for pattern, value in layers.items() if fnmatchcase(module, pattern)] if isinstance(layers, dict) else []
+    )
+    place = own[0] if own else config.get("global_quant_config")
+    weight = place.get("weight") if isinstance(place, dict) else None
+    return [one for one in (weight if isinstance(weight, list) else [weight]) if isinstance(one, dict)]
+
+
+def has_e5m3_scales(parts: Parts) -> bool:
+    """Whether scales of blocks are said to be E5M3 numbers."""
+    return any(
+        "e5m3" in (one.get("scale_format"), str(one.get("dtype")).removeprefix("fp8_")) for one in specifications(parts)
+    )

@@ -1,0 +1,152 @@
+"""Makes the golden folders of SDNQ and AMD Quark by the programs themselves.
+
+    python tests/golden/make_producer_golden.py sdnq|quark
+
+Needs that program (sdnq, or amd-quark and transformers) beside torch. Each quantizes a small model in float32,
+writes it as its users do, and dequantizes it. No number comes from quanterr.
+"""
+
+import importlib.metadata
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+ROWS, COLS = 48, 128
+
+
+def put(case: str, stored: dict[str, Tensor], config: dict | None, values: dict[str, Tensor], origin: dict) -> None:
+    """Write one case: a folder, or a single file where there is no configuration."""
+    path = HERE / case
+    path.parent.mkdir(exist_ok=True)
+    if config is None:
+        save_file(stored, path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        save_file(stored, path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps({"quantization_config": config}, indent=1))
+    save_file(values, path.with_suffix(".expected.safetensors"), {"origin": json.dumps(origin)})
+
+
+def sdnq() -> None:
+    """Every coding of up to 8 bits, groups, layouts of matrix products, branches, rotations."""
+    from sdnq import SDNQConfig
+    from sdnq.dequantizer import dequantize_sdnq_module
+    from sdnq.quantizer import sdnq_post_load_quant
+
+    version = importlib.metadata.version("sdnq")
+
+    def quantized(layers: dict[str, dict], **settings: object) -> tuple[dict, dict, dict]:
+        torch.manual_seed(0)
+        model = nn.Module()
+        for name in layers:
+            setattr(model, name, nn.Linear(COLS, ROWS, bias=False))
+        common = {"minimum_allowed_numel": 0, "minimum_allowed_channel_size": 0, "torch_dtype": torch.float32}
+        config = SDNQConfig(
+            modules_quant_config=layers, minimum_allowed_numel=0, minimum_allowed_channel_size=0, **settings
+        )
+        model = sdnq_post_load_quant(model, quantization_config=config, **common)
+        stored = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+        plain = dequantize_sdnq_module(model).state_dict()
+        return stored, config.to_dict(), {name: tensor.float().contiguous().clone() for name, tensor in plain.items()}
+
+    def case(name: str, layers: dict[str, dict], single: bool = False, **settings: object) -> None:
+        stored, config, values = quantized(layers, **settings)
+        how = (
+            f"sdnq_post_load_quant in float32, {len(layers)} layers {ROWS} × {COLS}, {settings}; dequantize_sdnq_module"
+        )
+        origin = {"producer": f"sdnq {version}", "how": how, "tolerance": 1e-6}
+        if also := {f"{layer}.weight": row for layer in layers if (row := _plain(layer, stored, name))}:
+            origin["also"] = also
+        put(f"sdnq/{name}", stored, None if single else config, values, origin)
+
+    of = lambda names, **more: {f"{n}".replace(".", "_"): {"weights_dtype": n, **more} for n in names}  # noqa: E731
+    integers = [f"{letter}int{bits}" for bits in (2, 3, 4, 5, 6, 7) for letter in ("", "u")] + ["uint8"]
+    small = [f"float{1 + e + m}_e{e}m{m}fn" for e in (1, 2, 3, 4, 5) for m in range(7) if 2 <= 1 + e + m <= 7]
+    eights = ["float8_e1m6fn", "float8_e2m5fn", "float8_e3m4fn", "float8_e4m3fn_sdnq", "float8_e5m2fn"]
+    unsigned = [f"float{e + m}_e{e}m{m}fnu" for e in (1, 2, 3, 4, 5) for m in range(7) if 2 <= e + m <= 8]
+    case("integers", of(integers))
+    case("integers_alone.safetensors", of(integers), single=True)
+    case("floats", of([*small, *eights]))
+    case("floats_unsigned", of(unsigned))
+    case("short_names", of(["fp2", "fp3", "fp4", "fp5", "fp6", "fp7", "ufp4", "ufp6", "ufp8"]))
+    plain = {
+        "int8_rows": {"weights_dtype": "int8"},
+        "e4m3_rows": {"weights_dtype": "float8_e4m3fn"},
+        "e5m2_rows": {"weights_dtype": "float8_e5m2"},
+        "int8_tensor": {"weights_dtype": "int8", "group_size": -2},
+    }
+    groups = {f"g{n}_{d}": {"weights_dtype": d, "group_size": n} for n in (32, 48) for d in ("int8", "uint8", "uint4")}
+    whole = {f"t_{d}": {"weights_dtype": d, "group_size": -2} for d in ("uint4", "uint8")}
+    case("groups", plain | groups | whole | {"g64_e4m3": {"weights_dtype": "float8_e4m3fn", "group_size": 64}})
+    product = {"use_quantized_matmul": True}
+    products = {f"mm_{d}": {"weights_dtype": d, **product} for d in ("int8", "uint8", "float8_e4m3fn")}
+    branch = {"use_svd": True, "svd_rank": 8}
+    branches = {f"svd_{d}": {"weights_dtype": d, **branch} for d in ("int8", "uint4", "float4_e2m1fn")}
+    both = {f"mm_svd_{d}": {"weights_dtype": d, **product, **branch} for d in ("int8", "float8_e4m3fn")}
+    case("products", products | branches | both)
+    case("products_alone.safetensors", products | branches, single=True)
+    turned = {"use_hadamard": True}
+    rotated = {f"h{n}_{d}": {"weights_dtype": d, "hadamard_group_size": n} for n in (32, 64) for d in ("int4", "int8")}
+    case("rotated", rotated | {"mm": {"weights_dtype": "int8", **product}}, **turned)
+
+
+def _plain(layer: str, stored: dict[str, Tensor], case: str) -> str | None:
+    """The format by which codes of 8 bits with a scale for each row or for all are read."""
+    codes, scale = stored[f"{layer}.weight"], stored[f"{layer}.scale"]
+    kind = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}.get(codes.dtype)
+    if kind is None or f"{layer}.svd_up" in stored or case == "rotated":
+        return None
+    return {(ROWS, 1): f"{kind}_row", (1, 1): f"{kind}_tensor"}.get(tuple(scale.shape))
+
+
+def quark() -> None:
+    """FP4 with E4M3 and E5M3 scales, MXFP6, INT4 of FP8: two layers of a small Llama each."""
+    from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    version = importlib.metadata.version("amd-quark")
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2
+    )
+    kept = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight")
+    schemes = {
+        "quark_fp4/amdfp4": "amdfp4",
+        "quark_fp4/amdfp4_g32": "amdfp4_g32",
+        "nvfp4/quark_nvfp4": "nvfp4",
+        "mxfp6_e2m3/quark": "mxfp6_e2m3",
+        "mxfp6_e3m2/quark": "mxfp6_e3m2",
+        "quark_int4_fp8/quark": "int4_fp8",
+    }
+    for case, scheme in schemes.items():
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory() as folder:
+            LlamaForCausalLM(config).save_pretrained(f"{folder}/x")
+            model = LlamaForCausalLM.from_pretrained(f"{folder}/x", dtype=torch.float32)
+            recipe = LLMTemplate.get("llama").get_config(scheme=scheme, exclude_layers=["lm_head"])
+            quantizer = ModelQuantizer(recipe)
+            model = quantizer.freeze(quantizer.quantize_model(model, [torch.arange(32).view(1, -1)]))
+            export_safetensors(model, f"{folder}/y")
+            fresh = LlamaForCausalLM.from_pretrained(f"{folder}/x", dtype=torch.float32)
+            modules = dict(import_model_from_safetensors(fresh, f"{folder}/y").named_modules())
+            values = {}
+            for name in kept:
+                module = modules[name.removesuffix(".weight")]
+                values[name] = module.weight_quantizer(module.weight).detach().float().contiguous().clone()
+            stored = load_file(f"{folder}/y/model.safetensors")
+            settings = json.loads(Path(f"{folder}/y/config.json").read_text())["quantization_config"]
+        layers = tuple(name.removesuffix("weight") for name in kept)
+        stored = {name: tensor for name, tensor in stored.items() if name.startswith(layers)}
+        how = f"ModelQuantizer with {scheme}, export_safetensors; read by import_model_from_safetensors, in float32"
+        put(case, stored, settings, values, {"producer": f"amd-quark {version}", "how": how})
+
+
+if __name__ == "__main__":
+    {"sdnq": sdnq, "quark": quark}[sys.argv[1]]()
