@@ -33,21 +33,22 @@ NEEDS = {
 def fit(parts: Parts) -> Weight | None:
     """The weight, if its scales are said to be E5M3, or nothing is said and no other format has 16 columns."""
     codes, scale, global_scale = parts.codes, parts["scale"], parts.get("global_scale")
-    shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else ()
-    blocks = [size for size in (16, 32) if scale.shape == (*shape[:-1], -(-shape[-1] // size))] if shape else []
-    if not blocks or (global_scale is not None and global_scale.n != 1):
-        raise FormatMismatch(f"its scale {scale} has no E5M3 number for each 16 or 32 columns of {codes}")
-    if not has_e5m3_scales(parts) and (specifications(parts) or blocks[0] == 32 or global_scale):
+    shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else (0,)
+    block = next((size for size in (16, 32) if scale.shape == (*shape[:-1], -(-shape[-1] // size))), None)
+    undeclared = not has_e5m3_scales(parts)
+    if undeclared and (specifications(parts) or block != 16 or global_scale):
         return None
+    if block is None or (global_scale is not None and global_scale.n != 1):
+        raise FormatMismatch(f"its scale {scale} has no E5M3 number for each 16 or 32 columns of {codes}")
     scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
     rows = prod(shape[:-1])
     scale_of = times(global_scale, rows, e5m3) if global_scale else e5m3
     return parts.weight(
         shape,
-        Microscaled(codes, "e2m1", unpadded(parts, shape, blocks[0]), scales, scale_of).dequantize,
+        Microscaled(codes, "e2m1", unpadded(parts, shape, block), scales, scale_of).dequantize,
         code_bits=4,
         levels=E2M1.scaled,
-        block_size=(1, blocks[0]),
+        block_size=(1, block),
         evidence=(f"codes {codes}, E5M3 scales {scale}",),
     )
 
