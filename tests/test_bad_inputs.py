@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,9 +179,9 @@ def listening(folder: Path) -> Path:
     return folder / "socket.safetensors"
 
 
-def other_weights(folder: Path) -> Path:
+def other_weights(folder: Path, name: str = "pytorch_model.bin") -> Path:
     (folder / "y").mkdir()
-    (folder / "y" / "pytorch_model.bin").touch()
+    (folder / "y" / name).touch()
     return folder / "y"
 
 
@@ -241,6 +242,10 @@ PATHS = [
     Row(2, "no permission", unreadable, UNREADABLE, "secret.safetensors: permission denied\n", DENIED),
     Row(3, "a folder without weights", path(other_weights), UNREADABLE,
         "no checkpoint found (looked for *.safetensors.index.json, *.safetensors, *.sft and *.gguf; it holds pytorch_"),
+    Row(3, "a folder of pickles", path(other_weights), UNREADABLE,
+        "never unpickles; model.save_pretrained(folder) of transformers writes safetensors"),
+    Row(3, "a folder of hqq", path(partial(other_weights, name="qmodel.pt")), UNREADABLE,
+        "AutoHQQHFModel.save_to_safetensors(model, folder) of hqq writes safetensors"),
     Row(4, "a folder with several", path(lambda folder: folder), USAGE,
         "ambiguous, choose one of original.safetensors, quantized.safetensors"),
     Row(5, "a loop of links", path(looping), UNREADABLE, "a.safetensors: too many levels of symbolic links"),

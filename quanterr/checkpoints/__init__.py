@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quanterr.checkpoints import gguf_file, hub_cache, safetensors_file
+from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, UsageError
@@ -88,7 +88,9 @@ def _in_folder(folder: Path) -> tuple[str, list[Path], _Index | None]:
     if not found:
         seen = f"it holds {listed(names)}" if names else "it is empty"
         kinds = f"*{INDEX_SUFFIX}, *.safetensors, *.sft and *.gguf"
-        raise CheckpointError(f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen})")
+        raise CheckpointError(
+            f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen}){foreign_files.advice(names)}"
+        )
     shards = [SHARD.fullmatch(name) for name in found]
     if len(found) == 1 and not shards[0]:
         return "folder", [folder / found[0]], None

@@ -1,5 +1,9 @@
 """What a file is that is not a checkpoint, inferred from its first bytes, and what to do about it."""
 
+from collections.abc import Iterable
+
+from quanterr.util.text import listed
+
 STORIES = (
     (b"PK\x03\x04", "is a PyTorch or other zip archive; quanterr never unpickles. Convert it to safetensors first"),
     (b"\x80\x02", "is a Python pickle; quanterr never unpickles. Convert to safetensors first"),
@@ -9,6 +13,21 @@ STORIES = (
         for magic in (b"lmgg", b"fmgg", b"tjgg")
     ),
 )
+
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+HQQ = "qmodel.pt"
+
+
+def advice(names: Iterable[str]) -> str:
+    """What to do with a folder whose weights are pickles, as a sentence; nothing of any other. ``names`` are in it."""
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if not pickles:
+        return ""
+    how = "model.save_pretrained(folder) of transformers"
+    if HQQ in pickles:
+        how = "AutoHQQHFModel.save_to_safetensors(model, folder) of hqq"
+    return f". {listed(pickles, 3)}: pickles can run code, and quanterr never unpickles; {how} writes safetensors"
 
 
 def describe(start: bytes) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quanterr.findings.codes import finding
-from quanterr.pairing.plan import COMPUTED, Covered, Folded, Plan
+from quanterr.pairing.plan import COMPUTED, Bucket, Covered, Folded, Plan
 from quanterr.report.model import Finding
 from quanterr.util.text import count, display, listed
 
@@ -23,7 +23,8 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
             remedy = "compare before the transform is fused, or with the rotated original"
             yield finding("rotated_weights", "error", None, message, remedy)
         coded = any(pair.quantized.has_codes for pair in plan.pairs)
-        if side == "quantized" and labels.method and plan.pairs and not coded and not plan.leftovers:
+        all_paired = all(one.bucket is Bucket.CONSUMED for one in plan.leftovers)
+        if side == "quantized" and labels.method and plan.pairs and not coded and all_paired:
             message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
             yield finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
     coded_originals = sum(pair.original.has_codes and pair.original.n > 0 for pair in plan.pairs)

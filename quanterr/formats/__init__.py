@@ -310,7 +310,14 @@ def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:
     unused = [e for e in siblings if e.name not in used and not is_auxiliary(e.name)]
     if unused and not (weight.encoding == "floats" and all(_is_one(entry) for entry in unused)):
         names = listed([entry.name for entry in unused])
-        raise FormatMismatch(f"stored as {weight.format} ({weight.codes.dtype}), but unused: {names}")
+        left = (
+            "; its producer worked out scales and left the weight unquantized, as llm-compressor does with layers of "
+            "other classes than Linear: quantize it, or save the checkpoint without these tensors"
+        )
+        raise FormatMismatch(
+            f"stored as {weight.format} ({weight.codes.dtype}), but unused: {names}"
+            + (left if weight.encoding == "floats" and any("scale" in entry.name for entry in unused) else "")
+        )
 
 
 def _is_one(entry: Entry) -> bool:
