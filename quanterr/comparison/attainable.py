@@ -21,6 +21,7 @@ TILE = 64  # columns of a tile, in one row
 FEWEST = 32  # elements of a part that is judged
 PART_DB = 4.0  # above what the scales allow, and above the rest of the weight: a part stands out
 NONE_DB = 0.005  # of excess: nothing but the rounding of sums
+COMPENSATED_DB = 0.5  # of excess in half of all parts: their errors make up for each other
 BETTER_DB = 3.0  # a part that is so much better than its weight is none, as rounded scales leave it
 FLOOR = 1e-6  # of the energy of a part: an error below it is no damage, however much better codes could be
 LOST = 0.5  # of the elements of a part of zeros, that are out of range: its scale is lost
@@ -142,7 +143,9 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
     explained = e_sq - (y_sq - factors * xy)
     scaled = (explained > LIKE * e_sq) & ((factors - factors.median()).abs() > FACTOR) & (excess > usual + FACTOR_DB)
     lost = (outside > LOST * energies.size) & (y_sq == 0)
-    out = ((excess > usual + PART_DB) & bad | scaled | lost).nonzero().view(-1)
+    if usual > COMPENSATED_DB:  # GPTQ leaves some in all parts, and any amount in a column
+        bad = (e_sq * whole.x_sq > x_sq * whole.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
+    out = ((excess > 3 * usual + PART_DB) & bad | scaled | lost).nonzero().view(-1)
     if not len(out):
         return None
     order = out[(e_sq / x_sq)[out].argsort(descending=True, stable=True)][:MOST_PARTS]

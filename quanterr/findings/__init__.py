@@ -130,7 +130,7 @@ class FindingCollector:
 
     def _common(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """The factor that many weights have in common, if it corrects one of them; the numbers of those weights."""
-        found, numbers = common_factor(seen)
+        found, numbers = common_factor([one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded])
         for number in sorted(numbers)[:PROOFS]:
             one = self._seen[number]
             if one.figures and one_factor_mends(one.pair, one.figures):

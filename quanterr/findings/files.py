@@ -13,6 +13,7 @@ MAX_NOTES = 20
 
 BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
 METHODS = {"fp8": 8, "fbgemm_fp8": 8}  # quant_method → bits of a code
+OF_BYTES = ("int-quantized", "naive-quantized")  # of compressed-tensors: codes of fewer bits have a byte each, too
 LOADED = {"load_in_4bit": 4, "load_in_8bit": 8}
 
 
@@ -43,6 +44,7 @@ def _told_bits(config: Mapping[str, Any]) -> set[int]:
     places += [place.get("weights") for place in places if isinstance(place, dict)]
     description = [place.get(key) for place in places if isinstance(place, dict) for key in BITS]
     description += [METHODS.get(str(config.get("quant_method")))]
+    description += [8 for place in places if isinstance(place, dict) and place.get("format") in OF_BYTES]
     description += [bits for key, bits in LOADED.items() if config.get(key) is True]
     return {bits for bits in description if isinstance(bits, int) and not isinstance(bits, bool)}
 

@@ -2,6 +2,8 @@
 
     weight    i8                (rows, cols), or (experts, rows, cols)
     scale     f32, bf16, f16
+    pre_quant_scale             (cols,), where the layer multiplies its input by it (ModelOpt): see
+                                shared/pre_quant_scale.py; optional
 
     weight[r, c] = float32(code[r, c]) * float32(scale of r, c)                        one rounding
 
@@ -15,6 +17,7 @@ compressors/naive_quantized/base.py.
 
 from quanterr.formats.base import Parts, Weight
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
+from quanterr.formats.shared.pre_quant_scale import PART, applied
 from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
 from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, unrotated
 
@@ -30,10 +33,12 @@ def fit(granularity: str, parts: Parts) -> Weight | None:
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
     weight = fit_scaled(parts, "int8", granularity, INT8_LABELS, dequantize, uniform_bits=8)
-    if weight is None or len(weight.shape) != 2 or parts.hints.config:
-        return weight
+    if weight is None or len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
+        return applied(parts, weight) if weight else None
     rotated = (unrotated(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
     return weight.or_else((*weight.alternatives, *rotated))
 
 
-FORMATS = scaled_formats("int8", NEEDS, fit, {"tensor": (19, 38), "row": (32, 41), "block": (32, 41)})
+FORMATS = scaled_formats(
+    "int8", {**NEEDS, "pre_quant_scale": PART}, fit, {"tensor": (19, 38), "row": (32, 41), "block": (32, 41)}
+)

@@ -178,8 +178,14 @@ FED_BY_NORM = (
     ("q_a_layernorm", "q_b_proj"),
     ("kv_a_layernorm", "kv_b_proj"),
 )
-# Last words of the paths of a weight, and of that whose inputs are its outputs.
-FED_BY_WEIGHT = {"up_proj": ("down_proj",), "v_proj": ("o_proj", "out_proj"), "fc1": ("fc2",)}
+# Last words of the paths of a weight, and of that whose inputs are its outputs: its last rows, where it is fused.
+FED_BY_WEIGHT = {
+    "up_proj": ("down_proj",),
+    "gate_up_proj": ("down_proj",),
+    "v_proj": ("o_proj", "out_proj"),
+    "qkv_proj": ("o_proj", "out_proj"),
+    "fc1": ("fc2",),
+}
 
 EXPERTS = "experts"
 

@@ -32,9 +32,10 @@ from quanterr.pairing.views import scaled
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 
 CAST = 0.01  # a norm that was only cast changes by less
-NEARER = 1.02  # times that exact factors must bring weights nearer, all of them together: nothing is fitted to them
+EXACTLY = 1.003  # times that the factors of a norm must bring weights nearer, all of them together: nothing is fitted
+NEARER = 1.02  # times that fitted factors must bring the next weight nearer
 CLEARLY = 1 / 0.7  # times nearer without them: a weight that lacks the factors of the others
-SCATTER = 0.02  # of factors of rows, beyond what rounding makes of them: of less no fold is sought
+DOUBTS, SCATTER = 4.0, 0.02  # from the median of rows' factors: standard errors, and beyond; of less no fold is sought
 HEADS = (128, 64, 256, 96, 80, 32, 16)  # rows of a head
 
 Places = Mapping[tuple[str, str], int]  # path and kind, as names.canonical gives them → number of the pair
@@ -110,7 +111,7 @@ def _undone(
         columns = {n: scaled(w, factors, 1) for n, w in stored.items() if w.matrix[1] == len(factors)}
         after = {n: error_beside_row_factors(pairs[n].original, weight, workspaces) for n, weight in columns.items()}
         having = [n for n in columns if after[n] < CLEARLY * before[n]]
-        if not having or _pooled(before, having) < NEARER * _pooled(after, having):
+        if not having or _pooled(before, having) < EXACTLY * _pooled(after, having):
             continue
         for n in having:
             pairs[n] = replace(pairs[n], quantized=_with_evidence(columns[n], source))
@@ -138,19 +139,21 @@ def _out_of_weights(pairs: list[Pair], places: Places, workspaces: Workspaces) -
 def _undone_between(pairs: list[Pair], number: int, behind: int, workspaces: Workspaces) -> Iterator[Folded]:
     """Undo factors of the rows of one weight there, and in the columns of the next, if these come nearer by it."""
     first, second = pairs[number], pairs[behind]
+    rows, cols = first.original.matrix[0], second.original.matrix[1]
     fitted = _fitted(first, 1, workspaces)
     before = relative_error(second.original, second.quantized, workspaces)
-    for head in _heads(len(fitted.factors), second.original.matrix[1]):
+    errors = {}
+    for head in _heads(rows, cols):
         columns = scaled(second.quantized, _repeated(fitted.factors, head), 1)
-        if not relative_error(second.original, columns, workspaces) * NEARER <= before:
-            continue
-        factors = _together(fitted, _fitted(second, 0, workspaces), head)
-        rows = scaled(first.quantized, 1 / factors, 0)
-        columns = scaled(second.quantized, _repeated(factors, head), 1)
-        pairs[number] = replace(first, quantized=_with_evidence(rows, second.name))
-        pairs[behind] = replace(second, quantized=_with_evidence(columns, first.name))
-        yield Folded(first.name, (first.name, second.name))
+        errors[head] = relative_error(second.original, columns, workspaces)
+    best = min(errors, key=lambda head: errors[head], default=None)
+    if best is None or not errors[best] * NEARER <= before:
         return
+    factors = _together(fitted, _fitted(second, 0, workspaces), best)
+    columns = scaled(second.quantized, _repeated(factors, best), 1)
+    pairs[number] = replace(first, quantized=_with_evidence(scaled(first.quantized, 1 / factors, 0), second.name))
+    pairs[behind] = replace(second, quantized=_with_evidence(columns, first.name))
+    yield Folded(first.name, (first.name, second.name))
 
 
 class Fitted(NamedTuple):
@@ -161,33 +164,40 @@ class Fitted(NamedTuple):
 
 
 class Head(NamedTuple):
-    """How rows of one weight feed columns of the next: each of ``rows`` rows those of ``repeats`` heads."""
+    """How the last ``n`` rows of a weight feed columns of the next: ``rows`` of a head those of ``repeats`` heads."""
 
+    n: int
     rows: int
     repeats: int
 
 
 def _heads(rows: int, cols: int) -> Iterator[Head]:
-    """How so many rows may feed so many columns."""
-    if rows == cols:
-        yield Head(rows, 1)
-    elif cols % rows == 0:
-        yield from (Head(size, cols // rows) for size in HEADS if rows % size == 0)
+    """How so many rows may feed so many columns: all of them; as v of q, k and v, or up of gate and up; by groups."""
+    for n in dict.fromkeys((rows, (rows - cols) // 2 if rows > cols else rows, cols)):
+        if n == cols and n <= rows:
+            yield Head(n, n, 1)
+        elif 0 < n <= rows and cols % n == 0:
+            yield from (Head(n, size, cols // n) for size in HEADS if n % size == 0)
 
 
 def _repeated(factors: Tensor, head: Head) -> Tensor:
     """Factors of rows, as those of the columns that they feed."""
-    return factors.view(-1, 1, head.rows).expand(-1, head.repeats, -1).reshape(-1)
+    return factors[-head.n :].view(-1, 1, head.rows).expand(-1, head.repeats, -1).reshape(-1)
 
 
 def _together(of_rows: Fitted, of_columns: Fitted, head: Head) -> Tensor:
-    """The factors that rows and the columns behind them show together, each as certain as it is; columns have 1 / s."""
+    """The factors that rows and the columns behind them show together, each as certain as it is; columns have 1 / s.
+
+    Rows that feed no column have none: 1.
+    """
     shape = -1, head.repeats, head.rows
     factors, certainty = (values.view(shape) for values in of_columns)
     weighted = -(factors.log() * certainty).nan_to_num(0.0, 0.0, 0.0).sum(1).view(-1)
-    certainty = of_rows.certainty + certainty.sum(1).view(-1)
-    shown = ((of_rows.factors.log() * of_rows.certainty + weighted) / certainty).exp()
-    return torch.where(shown.isfinite() & (shown > 0), shown, of_rows.factors)
+    own, own_certainty = (values[-head.n :] for values in of_rows)
+    shown = ((own.log() * own_certainty + weighted) / (own_certainty + certainty.sum(1).view(-1))).exp()
+    found = torch.ones_like(of_rows.factors)
+    found[-head.n :] = torch.where(shown.isfinite() & (shown > 0), shown, own)
+    return found
 
 
 def _have_row_factors(pair: Pair, workspaces: Workspaces) -> bool:
@@ -195,7 +205,7 @@ def _have_row_factors(pair: Pair, workspaces: Workspaces) -> bool:
     factors, doubt = sampled_row_factors(pair.original, pair.quantized, workspaces)
     if not len(factors) or not _are_factors(factors):
         return False
-    return float(factors.std(correction=0) / factors.mean()) > 2 * doubt + SCATTER
+    return float((factors / factors.median() - 1).abs().max()) > DOUBTS * doubt + SCATTER
 
 
 def _fitted(pair: Pair, dim: int, workspaces: Workspaces) -> Fitted:

@@ -1,9 +1,9 @@
-"""Makes the golden folders of SDNQ and AMD Quark by the programs themselves.
+"""Makes the golden folders of SDNQ, AMD Quark and ModelOpt by the programs themselves.
 
-    python tests/golden/make_producer_golden.py sdnq|quark
+    python tests/golden/make_producer_golden.py sdnq|quark|modelopt
 
-Needs that program (sdnq, or amd-quark and transformers) beside torch. Each quantizes a small model in float32,
-writes it as its users do, and dequantizes it. No number comes from quanterr.
+Needs that program (sdnq, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a small model
+in float32, writes it as its users do, and dequantizes it. No number comes from quanterr.
 """
 
 import importlib.metadata
@@ -148,5 +148,33 @@ def quark() -> None:
         put(case, stored, settings, values, {"producer": f"amd-quark {version}", "how": how})
 
 
+def modelopt() -> None:
+    """INT8 whose layers multiply their inputs: two layers of a small Llama."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export import export_hf_checkpoint
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    version = importlib.metadata.version("nvidia-modelopt")
+    sizes = {"vocab_size": 32, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, architectures=["LlamaForCausalLM"]))
+    tokens = torch.arange(32).view(1, -1)
+    model = mtq.quantize(model, mtq.INT8_SMOOTHQUANT_CFG, lambda m: m(tokens))
+    kept = ("model.layers.0.mlp.down_proj", "model.layers.0.self_attn.o_proj")
+    values = {}
+    for name, module in model.named_modules():
+        if name in kept:
+            factors = module.input_quantizer._pre_quant_scale.detach()
+            values[f"{name}.weight"] = (module.weight_quantizer(module.weight).detach() * factors).contiguous()
+    with tempfile.TemporaryDirectory() as folder:
+        export_hf_checkpoint(model, export_dir=folder)
+        stored = load_file(f"{folder}/model.safetensors")
+        settings = json.loads(Path(f"{folder}/config.json").read_text())["quantization_config"]
+    stored = {name: tensor for name, tensor in stored.items() if name.startswith(kept)}
+    how = "INT8_SMOOTHQUANT_CFG, export_hf_checkpoint; weight_quantizer(weight) times _pre_quant_scale, in float32"
+    origin = {"producer": f"nvidia-modelopt {version}", "how": how, "tolerance": 3e-7}
+    put("int8_row/modelopt_smoothquant", stored, settings, values, origin)
+
+
 if __name__ == "__main__":
-    {"sdnq": sdnq, "quark": quark}[sys.argv[1]]()
+    {"sdnq": sdnq, "quark": quark, "modelopt": modelopt}[sys.argv[1]]()

@@ -1,0 +1,45 @@
+"""Factors by which a layer multiplies its input, and which its stored weight lacks: SmoothQuant and AWQ in ModelOpt.
+
+    pre_quant_scale    f32, bf16, f16    (cols,)
+
+    weight[r, c] = stored weight[r, c] * pre_quant_scale[c]                               rounded
+
+Reference: NVIDIA/Model-Optimizer 0.47 modelopt/torch/export/quant_utils.py (pre_quant_scale of INT8_SQ and AWQ).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import Chunk, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.shared.comfy_labels import FLOATS
+
+PART = Part(("{module}.pre_quant_scale",), FLOATS, optional=True)
+
+
+def applied(parts: Parts, weight: Weight) -> Weight:
+    """The weight with its columns multiplied, if such factors are stored.
+
+    Raises:
+        FormatMismatch: they are not one for each column.
+    """
+    entry = parts.get("pre_quant_scale")
+    if entry is None:
+        return weight
+    if entry.n != weight.matrix[1]:
+        raise FormatMismatch(f"{entry} should have one for each of {weight.matrix[1]} columns")
+    return replace(
+        weight,
+        dequantize=partial(_multiplied, weight.dequantize, entry),
+        unit=None,
+        alternatives=tuple(applied(parts, one) for one in weight.alternatives),
+    )
+
+
+def _multiplied(
+    dequantize: Callable[[Chunk, Workspace], Values], entry: Entry, chunk: Chunk, workspace: Workspace
+) -> Values:
+    values = dequantize(chunk, workspace)
+    factors = workspace.whole("pre_quant_scale", entry).view(-1)[chunk.col : chunk.stop_col].float()
+    return values._replace(weight=values.weight.mul_(factors))

@@ -1,0 +1,48 @@
+"""AutoRound: its own format and those of GPTQ, AWQ, llm-compressor; symmetric (full range) and not."""
+
+from pathlib import Path
+
+import torch
+from auto_round import AutoRound
+from common import run
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SETTINGS = {
+    "W4A16 auto_round": ("W4A16", "auto_round"),
+    "W2A16 auto_round": ("W2A16", "auto_round"),
+    "W8A16 auto_round": ("W8A16", "auto_round"),
+    "W4A16 auto_gptq": ("W4A16", "auto_gptq"),
+    "W4A16 auto_awq": ("W4A16", "auto_awq"),
+    "W4A16 llm_compressor": ("W4A16", "llm_compressor"),
+    "MXFP4 llm_compressor": ("MXFP4", "llm_compressor"),
+    "NVFP4 llm_compressor": ("NVFP4", "llm_compressor"),
+    "FP8_STATIC llm_compressor": ("FP8_STATIC", "llm_compressor"),
+}
+
+
+def quantize(model: Path, setting: tuple[str, str], folder: Path) -> dict[str, Tensor]:
+    """With a few steps on random sequences; its own simulated weights are what it says that it wrote."""
+    scheme, form = setting
+    made = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    words = [" ".join(f"w{n % 512}" for n in range(seed, seed + 64)) for seed in range(16)]
+    rounding = AutoRound(
+        made,
+        AutoTokenizer.from_pretrained(model),
+        scheme=scheme,
+        iters=4,
+        seqlen=32,
+        nsamples=8,
+        dataset=words,
+        device_map="cpu",
+        amp=False,
+        group_size=32 if scheme.startswith("W") else None,
+    )
+    done, _ = rounding.quantize()
+    values = {name: value.clone() for name, value in done.state_dict().items() if value.dim() > 1}
+    rounding.save_quantized(str(folder), format=form, inplace=False)
+    return values
+
+
+if __name__ == "__main__":
+    run("auto-round", SETTINGS, quantize)

@@ -1,0 +1,35 @@
+"""NVIDIA ModelOpt: its presets, written as checkpoints of Hugging Face."""
+
+from pathlib import Path
+
+import modelopt.torch.quantization as mtq
+import torch
+from common import TOKENS, run
+from modelopt.torch.export import export_hf_checkpoint
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+NAMES = (
+    "FP8_DEFAULT_CFG", "FP8_PER_CHANNEL_PER_TOKEN_CFG", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", "INT8_SMOOTHQUANT_CFG",
+    "INT8_WEIGHT_ONLY_CFG", "INT4_AWQ_CFG", "W4A8_AWQ_BETA_CFG", "NVFP4_DEFAULT_CFG", "NVFP4_AWQ_LITE_CFG",
+    "MXFP4_DEFAULT_CFG", "MXFP8_DEFAULT_CFG",
+)  # fmt: skip
+SETTINGS = {name.removesuffix("_CFG"): name for name in NAMES}
+
+
+def quantize(model: Path, name: str, folder: Path) -> dict[str, Tensor]:
+    """Calibrated with a few random sequences; its own simulated weights are what it says that it wrote."""
+    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
+    made = loader.from_pretrained(model, dtype=torch.float32)
+    made = mtq.quantize(made, getattr(mtq, name), lambda m: [m(tokens) for tokens in TOKENS])
+    values = {}
+    for path, module in made.named_modules():
+        quantizer = getattr(module, "weight_quantizer", None)
+        if quantizer is not None and getattr(quantizer, "is_enabled", False):
+            values[f"{path}.weight"] = quantizer(module.weight).detach().clone()
+    export_hf_checkpoint(made, export_dir=str(folder))
+    return values
+
+
+if __name__ == "__main__":
+    run("nvidia-modelopt", SETTINGS, quantize)

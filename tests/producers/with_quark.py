@@ -1,0 +1,36 @@
+"""AMD Quark: all its schemes of whole models that it can write."""
+
+from pathlib import Path
+
+import torch
+from common import TOKENS, run
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+SCHEMES = (
+    "int4_wo_32", "int4_wo_128", "int4_wo_per_channel", "uint4_wo_32", "uint4_wo_128", "uint4_wo_per_channel", "int8",
+    "fp8", "ptpc_fp8", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_fp8", "amdfp4", "amdfp4_g32", "amdfp4_global16",
+    "int4_fp8", "nvfp4",
+)  # fmt: skip
+SETTINGS = {name: {"scheme": name} for name in SCHEMES} | {
+    "uint4 awq": {"scheme": "uint4_wo_32", "algorithm": "awq"},
+    "int8 smoothquant": {"scheme": "int8", "algorithm": "smoothquant"},
+}
+
+
+def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
+    """By the template of the architecture; read again by Quark's own import, in float32."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    template = LLMTemplate.get(loaded.config.model_type)
+    quantizer = ModelQuantizer(template.get_config(exclude_layers=["lm_head"], **setting))
+    made = quantizer.freeze(quantizer.quantize_model(loaded, TOKENS))
+    export_safetensors(made, str(folder))
+    fresh = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    modules = import_model_from_safetensors(fresh, str(folder)).named_modules()
+    found = {f"{name}.weight": m for name, m in modules if getattr(m, "weight_quantizer", None) is not None}
+    return {name: module.weight_quantizer(module.weight) for name, module in found.items()}
+
+
+if __name__ == "__main__":
+    run("amd-quark", SETTINGS, quantize)

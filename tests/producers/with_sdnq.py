@@ -1,0 +1,49 @@
+"""SDNQ: every kind of code of up to 8 bits, groups, matrix products, branches, rotations."""
+
+from pathlib import Path
+
+import torch
+from common import run
+from sdnq import SDNQConfig
+from sdnq.dequantizer import dequantize_sdnq_module
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+INTEGERS = (
+    "int8",
+    "int7",
+    "int6",
+    "int5",
+    "int4",
+    "int3",
+    "int2",
+    "uint8",
+    "uint6",
+    "uint5",
+    "uint4",
+    "uint3",
+    "uint2",
+)
+FLOATS = ("float8_e4m3fn", "float8_e5m2", "fp7", "fp6", "fp5", "fp4", "float6_e2m3fn", "float4_e2m2fnu")
+SETTINGS = {name: {"weights_dtype": name} for name in (*INTEGERS, *FLOATS)} | {
+    "int8 group": {"weights_dtype": "int8", "group_size": 32},
+    "int8 matmul": {"weights_dtype": "int8", "use_quantized_matmul": True},
+    "fp8 matmul": {"weights_dtype": "float8_e4m3fn", "use_quantized_matmul": True},
+    "uint4 svd": {"weights_dtype": "uint4", "use_svd": True},
+    "int4 hadamard": {"weights_dtype": "int4", "use_hadamard": True},
+    "uint4 dynamic": {"weights_dtype": "uint4", "use_dynamic_quantization": True},
+    "uint4 codebook": {"weights_dtype": "uint4", "use_codebook": True},
+}
+
+
+def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
+    """By transformers, in float32."""
+    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
+    config = SDNQConfig(minimum_allowed_numel=0, **setting)
+    made = loader.from_pretrained(model, dtype=torch.float32, quantization_config=config)
+    made.save_pretrained(folder)
+    return {name: value for name, value in dequantize_sdnq_module(made).state_dict().items() if value.dim() > 1}
+
+
+if __name__ == "__main__":
+    run("sdnq", SETTINGS, quantize)
