@@ -108,6 +108,23 @@ def true_db(x, y):
     return float(10 * torch.log10(x.double().square().sum() / (x - y).double().square().sum()))
 
 
+def int2(weight):
+    """The weight as 2-bit codes of groups of 32 would give it back: most of them too small."""
+    groups = weight.float().view(-1, 32)
+    scale = groups.abs().amax(1, keepdim=True) / 1.5
+    return ((groups / scale).round().clamp(-2, 1) * scale).view(weight.shape).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_bits_alone_are_no_fold(tmp_path, seed):
+    names = (TestWeight.UP, TestWeight.DOWN)
+    x = {name: numbers(128, 128, seed=2 * seed + n) for n, name in enumerate(names)}
+    for weight in x.values():
+        weight[:, 7::30] *= 4
+
+    assert [] == folded(compared(tmp_path, x, {name: int2(weight) for name, weight in x.items()}))
+
+
 class TestFoldsThatMeet:
     NORM, UP, DOWN = (f"{BLOCK}{name}.weight" for name in ("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj"))
     GATE, V, OUT = (f"{BLOCK}{name}.weight" for name in ("mlp.gate_proj", "self_attn.v_proj", "self_attn.o_proj"))

@@ -21,8 +21,9 @@ HEADS = {
 }
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
 LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
+# Weights that quantizers leave without a word: routers, T5's embedding of relative positions.
+LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate)\.weight")
 # What names the layout of a family in config.json, and the format that each of its values stands for.
-TABLES = "attention_bias.weight"  # T5's: an embedding of relative positions
 KINDS = {
     "bnb_4bit_quant_type": {"nf4": "bnb_nf4", "fp4": "bnb_fp4"},
     "version": {"gemm": "awq_gemm", "gemv": "awq_gemv", "gemv_fast": "awq_gemv_fast"},
@@ -144,7 +145,7 @@ def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Findin
                 other,
             )
     linear = [
-        p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR and not p.name.endswith(TABLES)
+        p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR and not LEFT.fullmatch(p.name)
     ]
     left = [
         p.name

@@ -115,6 +115,13 @@ def error_beside_row_factors(original: Weight, quantized: Weight, workspaces: Wo
     return error if isfinite(error) else inf
 
 
+def error_beside_factor(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+    """||y - x|| / ||x|| over a few rows, all of them first brought as near as one factor can; or infinity."""
+    xx, xy, yy = (float(products.sum()) for products in _row_products(original, quantized, workspaces))
+    error = max(xx - xy * xy / yy, 0.0) / xx if xx and yy and xy > 0 else inf
+    return sqrt(error) if isfinite(error) else inf
+
+
 def _row_products(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
     """x · x, x · y and y · y of a few rows, float64."""
     found = []

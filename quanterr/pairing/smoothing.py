@@ -27,7 +27,13 @@ from torch import Tensor
 from quanterr.formats import Weight
 from quanterr.pairing.names import FED_BY_NORM, FED_BY_WEIGHT, canonical
 from quanterr.pairing.plan import Folded, Pair
-from quanterr.pairing.sampling import Workspaces, error_beside_row_factors, relative_error, sampled_row_factors
+from quanterr.pairing.sampling import (
+    Workspaces,
+    error_beside_factor,
+    error_beside_row_factors,
+    relative_error,
+    sampled_row_factors,
+)
 from quanterr.pairing.views import scaled
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 
@@ -141,11 +147,11 @@ def _undone_between(pairs: list[Pair], number: int, behind: int, workspaces: Wor
     first, second = pairs[number], pairs[behind]
     rows, cols = first.original.matrix[0], second.original.matrix[1]
     fitted = _fitted(first, 1, workspaces)
-    before = relative_error(second.original, second.quantized, workspaces)
+    before = error_beside_factor(second.original, second.quantized, workspaces)  # codes of 2 bits are too small
     errors = {}
     for head in _heads(rows, cols):
         columns = scaled(second.quantized, _repeated(fitted.factors, head), 1)
-        errors[head] = relative_error(second.original, columns, workspaces)
+        errors[head] = error_beside_factor(second.original, columns, workspaces)
     best = min(errors, key=lambda head: errors[head], default=None)
     if best is None or not errors[best] * NEARER <= before:
         return

@@ -20,8 +20,11 @@ TOKENS = [torch.randint(0, 500, (1, 64), generator=torch.Generator().manual_seed
 Quantize = Callable[[Path, Any, Path], Mapping[str, Tensor]]
 
 
-def run(package: str, settings: Mapping[str, Any], quantize: Quantize) -> None:
-    """python SCRIPT MODELS OUT [SETTING ...]: each model of a folder in each setting."""
+def run(package: str, settings: Mapping[str, Any], quantize: Quantize, simulated: bool = False) -> None:
+    """python SCRIPT MODELS OUT [SETTING ...]: each model of a folder in each setting.
+
+    ``simulated``: the values are those before they were written, for the library cannot read what it writes.
+    """
     models, out, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(settings)
     made = []
     for model in sorted(path for path in models.iterdir() if path.is_dir()):
@@ -38,5 +41,5 @@ def run(package: str, settings: Mapping[str, Any], quantize: Quantize) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             made.append({"model": model.name, "setting": name, "error": error})
             print(model.name, name, error or "made", flush=True)
-    done = {"producer": package, "version": importlib.metadata.version(package), "made": made}
+    done = {"producer": package, "version": importlib.metadata.version(package), "made": made, "simulated": simulated}
     (out / RESULTS).write_text(json.dumps(done, indent=1))

@@ -26,10 +26,12 @@ def quantize(model: Path, name: str, folder: Path) -> dict[str, Tensor]:
     for path, module in made.named_modules():
         quantizer = getattr(module, "weight_quantizer", None)
         if quantizer is not None and getattr(quantizer, "is_enabled", False):
-            values[f"{path}.weight"] = quantizer(module.weight).detach().clone()
+            factors = getattr(module.input_quantizer, "_pre_quant_scale", None)
+            weight = quantizer(module.weight).detach().clone()
+            values[f"{path}.weight"] = weight if factors is None else weight * factors
     export_hf_checkpoint(made, export_dir=str(folder))
     return values
 
 
 if __name__ == "__main__":
-    run("nvidia-modelopt", SETTINGS, quantize)
+    run("nvidia-modelopt", SETTINGS, quantize, simulated=True)

@@ -1,0 +1,34 @@
+"""torchao, by transformers: integers and FP8 of weights alone and with activations, MX and NVFP4."""
+
+from pathlib import Path
+
+import torch
+from common import run
+from torch import Tensor
+from torchao import quantization as q
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, TorchAoConfig
+
+SETTINGS = {
+    "int8 weight-only": lambda: q.Int8WeightOnlyConfig(version=2),
+    "int8 dynamic": lambda: q.Int8DynamicActivationInt8WeightConfig(version=2),
+    "int4 weight-only": lambda: q.Int4WeightOnlyConfig(group_size=32),
+    "intx 4 bits": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=q.PerGroup(32)),
+    "intx 2 bits": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int2, granularity=q.PerGroup(32)),
+    "float8 weight-only": lambda: q.Float8WeightOnlyConfig(),
+    "float8 rows": lambda: q.Float8DynamicActivationFloat8WeightConfig(granularity=q.PerRow()),
+}
+
+
+def quantize(model: Path, setting: object, folder: Path) -> dict[str, Tensor]:
+    """In bfloat16, written as safetensors; what its tensors dequantize to."""
+    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
+    made = loader.from_pretrained(model, dtype=torch.bfloat16, quantization_config=TorchAoConfig(setting()))
+    made.save_pretrained(folder)
+    found = {
+        name: value for name, value in made.state_dict().items() if hasattr(value, "dequantize") and value.dim() > 1
+    }
+    return {name: value.dequantize() for name, value in found.items() if type(value) is not Tensor}
+
+
+if __name__ == "__main__":
+    run("torchao", SETTINGS, quantize)
