@@ -8,7 +8,7 @@ DEMO = .demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow lint types tests mutate fuzz bench clean
+.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ mutate: install ## damage every golden file in known ways and count what is noti
 	$(BIN)/python tests/unusual.py
 	$(BIN)/python tests/mutate.py
 
+producers: install ## small models quantized by other programs, against what these dequantize (half an hour, 20 GB)
+	$(BIN)/python tests/producers/run.py
+
 N ?= 1000000
 TARGETS ?=
 
@@ -63,4 +66,4 @@ bench: install ## weights/s of each format; speed and memory next to a plain scr
 	$(BIN)/python tests/bench/bench.py
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(DEMO) .bench .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) .bench .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """Packed codes of LLM checkpoints: what is inferred from labels, headers and the original, and what is refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from quanterr.tensors.workspace import Workspace
 
 CPU = torch.device("cpu")
 F8 = torch.float8_e4m3fn
+
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def random_bytes(*shape, seed=0):
@@ -562,3 +566,34 @@ def test_parameters_of_torchao_may_have_any_name(tmp_path):
 
     assert [] == report.not_compared
     assert ["torchao_fp8"] == [layer.format for layer in report.layers]
+
+
+class TestUndeclared:
+    """Codes of which nothing but the original says what they are."""
+
+    @pytest.mark.parametrize(
+        ("case", "format"),
+        [
+            ("mxfp6_e2m3/quark", "mxfp6_e2m3"),
+            ("mxfp6_e3m2/quark", "mxfp6_e3m2"),
+            ("quark_fp4/amdfp4", "quark_fp4"),
+            ("sdnq/floats", "sdnq"),
+            ("sdnq/rotated", "sdnq"),
+        ],
+    )
+    def test_are_read_as_what_the_original_bears_out_without_a_warning(self, case, format):
+        path = GOLDEN / case
+        report = quanterr.compare(f"{path}.expected.safetensors", path / "model.safetensors", device="cpu")
+        small = [layer for layer in report.layers if layer.relative_error > 1e-5]
+        found = {layer.format for layer in (*report.layers, *report.lossless)}
+
+        assert ([], {format}) == (small, found)
+        assert "pass" == report.verdict
+        assert not [one for one in report.findings if one.code == "ambiguous_layout"]
+
+    def test_scales_that_config_json_calls_e5m3_are_no_exponents(self, tmp_path):
+        weight = {"dtype": "fp4", "group_size": 32, "scale_format": "e5m3"}
+        config = {"quantization_config": {"quant_method": "quark", "global_quant_config": {"weight": weight}}}
+        stored = {"a.weight": random_bytes(4, 32), "a.weight_scale": random_bytes(4, 2)}
+
+        assert "quark_fp4" == weight_of(tmp_path, (4, 64), stored, config=config).format

@@ -22,7 +22,7 @@ HEADS = {
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
 LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
 # Weights that quantizers leave without a word: routers, T5's embedding of relative positions.
-LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate)\.weight")
+LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
 # What names the layout of a family in config.json, and the format that each of its values stands for.
 KINDS = {
     "bnb_4bit_quant_type": {"nf4": "bnb_nf4", "fp4": "bnb_fp4"},

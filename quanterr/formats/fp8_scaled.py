@@ -25,6 +25,7 @@ EXPONENTS = frozenset({"F8_E8M0", "U8"})
 NAMES = (
     "{weight}_scale",
     "{weight}_scale_inv",
+    "{weight}_weight_scale",
     "{module}.scale_weight",
     "{module}.scale",
     "{module}.qscale_weight",

@@ -9,8 +9,9 @@
                      Int8Tensor          weight = (code - zero_point) * scale         rounded
     torchao_fp8      Float8Tensor        qdata f8_e4m3 or f8_e5m2 (rows, cols), scale of each block_size
                                          weight = code * scale                        rounded
-    torchao_mx       MXTensor            qdata f8_e4m3, f8_e5m2 or two E2M1 codes per byte, scale f8_e8m0 for each
-                                         32 columns; weight = code * 2^(scale - 127)
+    torchao_mx       MXTensor            qdata f8_e4m3, f8_e5m2, two E2M1 codes per byte, or E2M3 or E3M2 codes with
+                                         a byte each; scale f8_e8m0 for each 32 columns
+                                         weight = code * 2^(scale - 127)
     torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes per byte, scale f8_e4m3 for each 16 columns,
                                          per_tensor_scale f32, one or one per expert, or missing
                                          weight = code * (scale * per_tensor_scale)   rounded twice
@@ -37,6 +38,7 @@ from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import (
     CODE_BITS,
     LEVELS,
+    SIX_BITS,
     Element,
     Microscaled,
     ScaleOf,
@@ -191,7 +193,13 @@ def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Worksp
     return grid.multiply(cast(stored, workspace), chunk, workspace)
 
 
-MX_ELEMENTS: dict[str, Element] = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn_x2": "e2m1"}
+MX_ELEMENTS: dict[str, Element] = {
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "float4_e2m1fn_x2": "e2m1",
+    "fp6_e2m3": "e2m3",
+    "fp6_e3m2": "e3m2",
+}
 
 
 def _fit_mx(parts: Parts, declared: Described) -> Weight:
@@ -216,13 +224,14 @@ def _fit_nvfp4(parts: Parts, declared: Described) -> Weight:
 
 def _microscaled(parts: Parts, declared: Described, element: Element, block: int, scale_of: ScaleOf) -> Weight:
     codes, scale = parts.codes, parts["scale"]
-    dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}[element]
+    dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}.get(element, ("U8",))
+    unpacked = element in SIX_BITS
     kind = "F8_E8M0" if scale_of is exponents else "F8_E4M3"
     if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
         raise FormatMismatch(
             f"codes of {parts.format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}"
         )
-    shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" else 1))
+    shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" and not unpacked else 1))
     tiled = declared.get("is_swizzled_scales") is True
     rows, blocks = prod(shape[:-1]), shape[-1] // block
     stored = -(-rows // TILE_ROWS) * TILE_ROWS * -(-blocks // TILE_COLS) * TILE_COLS if tiled else rows * blocks
@@ -234,7 +243,7 @@ def _microscaled(parts: Parts, declared: Described, element: Element, block: int
     scales = BlockScales(scale, rows, blocks, 1, tiled)
     return parts.weight(
         shape,
-        Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of).dequantize,
+        Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of, unpacked).dequantize,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, block),
@@ -261,7 +270,7 @@ FORMATS = tuple(
         ("torchao_int8", "INT8 codes, a scale and a zero point for each group of columns", (32, 43)),
         ("torchao_intx", "codes of 1 to 8 bits in bytes, a scale and a zero point for each group of columns", None),
         ("torchao_fp8", "FP8 codes, a scale for each block", (31, 33)),
-        ("torchao_mx", "E4M3, E5M2 or E2M1 codes, an E8M0 exponent for each 32 columns", None),
+        ("torchao_mx", "E4M3, E5M2, E2M3, E3M2 or E2M1 codes, an E8M0 exponent for each 32 columns", None),
         ("torchao_nvfp4", "E2M1 codes, an E4M3 scale for each 16 columns, one float32 scale", (19, 21)),
         ("torchao_int4", "4-bit codes, a scale and a shift for each group of columns", (18, 22)),
     )

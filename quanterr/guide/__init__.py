@@ -29,6 +29,7 @@ TOPICS = (
     "settings",
     "library",
     "troubleshooting",
+    "producers",
     "adding-a-format",
 )
 

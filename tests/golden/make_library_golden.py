@@ -225,6 +225,8 @@ def torchao() -> Iterator[Case]:
     }
     made["rows"] = mx_tensor.MXTensor.to_mx(numbers(130, 96), torch.float4_e2m1fn_x2, is_swizzled_scales=True)
     yield "torchao_mx/torchao_elements", "torchao", *flat(made, widened), "MXTensor.to_mx and dequantize"
+    made = {element: mx_tensor.MXTensor.to_mx(numbers(5, 192), element) for element in ("fp6_e2m3", "fp6_e3m2")}
+    yield "torchao_mx/torchao_fp6", "torchao", *flat(made, widened), "MXTensor.to_mx and dequantize"
 
     made = {}
     for shape, tiled in (((5, 176), False), ((3, 5, 96), False), ((130, 80), True), ((2, 128, 32), True)):

@@ -20,6 +20,17 @@ TOKENS = [torch.randint(0, 500, (1, 64), generator=torch.Generator().manual_seed
 Quantize = Callable[[Path, Any, Path], Mapping[str, Tensor]]
 
 
+def loader(model: Path) -> Any:
+    """The class that loads a model of models.py."""
+    import transformers
+
+    if model.name == "flux":
+        from diffusers import FluxTransformer2DModel
+
+        return FluxTransformer2DModel
+    return transformers.AutoModelForSeq2SeqLM if model.name == "t5" else transformers.AutoModelForCausalLM
+
+
 def run(package: str, settings: Mapping[str, Any], quantize: Quantize, simulated: bool = False) -> None:
     """python SCRIPT MODELS OUT [SETTING ...]: each model of a folder in each setting.
 

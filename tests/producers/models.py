@@ -18,7 +18,7 @@ SMALL = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "max_pos
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 MLP = {"intermediate_size": 256}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
-MLA = {"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
+MLA = {"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
 
 MODELS = {
     "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SMALL, **HEADS, **MLP)),

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 from auto_round import AutoRound
-from common import run
+from common import loader, run
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 SETTINGS = {
     "W4A16 auto_round": ("W4A16", "auto_round"),
@@ -24,7 +24,7 @@ SETTINGS = {
 def quantize(model: Path, setting: tuple[str, str], folder: Path) -> dict[str, Tensor]:
     """With a few steps on random sequences; its own simulated weights are what it says that it wrote."""
     scheme, form = setting
-    made = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    made = loader(model).from_pretrained(model, dtype=torch.float32)
     words = [" ".join(f"w{n % 512}" for n in range(seed, seed + 64)) for seed in range(16)]
     rounding = AutoRound(
         made,

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from bitsandbytes import functional
 from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
-from common import run
+from common import loader, run
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig
+from transformers import BitsAndBytesConfig
 
 FOUR = {"load_in_4bit": True}
 SETTINGS = {
@@ -30,9 +30,8 @@ def four_bits(parameter: Tensor) -> Tensor:
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     """In float32 where it allows that; read by its functions."""
-    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
     config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **setting)
-    made = loader.from_pretrained(model, dtype=torch.float32, quantization_config=config)
+    made = loader(model).from_pretrained(model, dtype=torch.float32, quantization_config=config)
     made.save_pretrained(folder)
     values = {}
     for name, parameter in made.named_parameters():

@@ -1,23 +1,24 @@
-"""HQQ: 1 to 8 bits, as transformers saves it."""
+"""HQQ: 1 to 8 bits, as it writes safetensors itself."""
 
 from pathlib import Path
 
 import torch
-from common import run
-from hqq.core.quantize import HQQLinear
+from common import loader, run
+from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
+from hqq.models.hf.base import AutoHQQHFModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, HqqConfig
 
-SETTINGS = {f"{bits} bits": {"nbits": bits, "group_size": 64} for bits in (8, 4, 3, 2, 1)}
+SETTINGS = {f"{bits} bits": {"nbits": bits, "group_size": 64} for bits in (8, 4, 3, 2, 1)} | {
+    "4 bits, columns": {"nbits": 4, "group_size": 64, "axis": 0},
+}
 
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     """In float32; what its modules dequantize to."""
-    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
-    made = loader.from_pretrained(
-        model, dtype=torch.float32, device_map="cpu", quantization_config=HqqConfig(**setting)
-    )
-    made.save_pretrained(folder)
+    made = loader(model).from_pretrained(model, dtype=torch.float32)
+    config = BaseQuantizeConfig(**{"axis": 1, **setting})
+    AutoHQQHFModel.quantize_model(made, quant_config=config, compute_dtype=torch.float32, device="cpu")
+    AutoHQQHFModel.save_to_safetensors(made, str(folder), verbose=False)
     modules = {name: module for name, module in made.named_modules() if isinstance(module, HQQLinear)}
     return {f"{name}.weight": module.dequantize() for name, module in modules.items()}
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import torch
-from common import TOKENS, run
+from common import TOKENS, loader, run
 from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, CompressedTensorsConfig
+from transformers import CompressedTensorsConfig
 
 try:
     from llmcompressor.modifiers.transform.awq import AWQModifier
@@ -36,8 +36,7 @@ SETTINGS = {name: lambda name=name: plain(name) for name in (*WEIGHTS_ONLY, *CAL
 
 def quantize(model: Path, recipe: object, folder: Path) -> dict[str, Tensor]:
     """With a few random sequences; read again by transformers with run_compressed=False."""
-    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
-    made = loader.from_pretrained(model, dtype=torch.float32)
+    made = loader(model).from_pretrained(model, dtype=torch.float32)
     rows = Dataset.from_list([{"input_ids": t[0].tolist(), "attention_mask": [1] * t.shape[1]} for t in TOKENS])
     oneshot(
         model=made,
@@ -49,7 +48,7 @@ def quantize(model: Path, recipe: object, folder: Path) -> dict[str, Tensor]:
     )
     made.save_pretrained(folder, save_compressed=True)
     config = CompressedTensorsConfig(run_compressed=False)
-    read = loader.from_pretrained(folder, dtype=torch.float32, quantization_config=config)
+    read = loader(model).from_pretrained(folder, dtype=torch.float32, quantization_config=config)
     return {name: value for name, value in read.state_dict().items() if value.dim() > 1 and value.is_floating_point()}
 
 

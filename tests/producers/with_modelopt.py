@@ -4,10 +4,9 @@ from pathlib import Path
 
 import modelopt.torch.quantization as mtq
 import torch
-from common import TOKENS, run
+from common import TOKENS, loader, run
 from modelopt.torch.export import export_hf_checkpoint
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 NAMES = (
     "FP8_DEFAULT_CFG", "FP8_PER_CHANNEL_PER_TOKEN_CFG", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", "INT8_SMOOTHQUANT_CFG",
@@ -19,8 +18,7 @@ SETTINGS = {name.removesuffix("_CFG"): name for name in NAMES}
 
 def quantize(model: Path, name: str, folder: Path) -> dict[str, Tensor]:
     """Calibrated with a few random sequences; its own simulated weights are what it says that it wrote."""
-    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
-    made = loader.from_pretrained(model, dtype=torch.float32)
+    made = loader(model).from_pretrained(model, dtype=torch.float32)
     made = mtq.quantize(made, getattr(mtq, name), lambda m: [m(tokens) for tokens in TOKENS])
     values = {}
     for path, module in made.named_modules():

@@ -4,20 +4,18 @@ import json
 from pathlib import Path
 
 import torch
-from common import run
+from common import loader, run
 from optimum.quanto import freeze, qfloat8, qint2, qint4, qint8, quantization_map
 from optimum.quanto import quantize as quantize_modules
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 SETTINGS = {kind.name: kind for kind in (qint8, qint4, qint2, qfloat8)}
 
 
 def quantize(model: Path, kind: object, folder: Path) -> dict[str, Tensor]:
     """In float32; what its tensors dequantize to."""
-    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
-    made = loader.from_pretrained(model, dtype=torch.float32)
+    made = loader(model).from_pretrained(model, dtype=torch.float32)
     quantize_modules(made, weights=kind)
     freeze(made)
     folder.mkdir(parents=True)

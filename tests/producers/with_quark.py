@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import torch
-from common import TOKENS, run
+from common import TOKENS, loader, run
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 SCHEMES = (
     "int4_wo_32", "int4_wo_128", "int4_wo_per_channel", "uint4_wo_32", "uint4_wo_128", "uint4_wo_per_channel", "int8",
@@ -21,12 +20,12 @@ SETTINGS = {name: {"scheme": name} for name in SCHEMES} | {
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     """By the template of the architecture; read again by Quark's own import, in float32."""
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded = loader(model).from_pretrained(model, dtype=torch.float32)
     template = LLMTemplate.get(loaded.config.model_type)
     quantizer = ModelQuantizer(template.get_config(exclude_layers=["lm_head"], **setting))
     made = quantizer.freeze(quantizer.quantize_model(loaded, TOKENS))
     export_safetensors(made, str(folder))
-    fresh = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    fresh = loader(model).from_pretrained(model, dtype=torch.float32)
     modules = import_model_from_safetensors(fresh, str(folder)).named_modules()
     found = {f"{name}.weight": m for name, m in modules if getattr(m, "weight_quantizer", None) is not None}
     return {name: module.weight_quantizer(module.weight) for name, module in found.items()}

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import torch
-from common import run
+from common import loader, run
 from sdnq import SDNQConfig
 from sdnq.dequantizer import dequantize_sdnq_module
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 INTEGERS = (
     "int8",
@@ -38,9 +37,8 @@ SETTINGS = {name: {"weights_dtype": name} for name in (*INTEGERS, *FLOATS)} | {
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     """By transformers, in float32."""
-    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
     config = SDNQConfig(minimum_allowed_numel=0, **setting)
-    made = loader.from_pretrained(model, dtype=torch.float32, quantization_config=config)
+    made = loader(model).from_pretrained(model, dtype=torch.float32, quantization_config=config)
     made.save_pretrained(folder)
     return {name: value for name, value in dequantize_sdnq_module(made).state_dict().items() if value.dim() > 1}
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import torch
-from common import run
+from common import loader, run
 from torch import Tensor
 from torchao import quantization as q
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, TorchAoConfig
+from transformers import TorchAoConfig
 
 SETTINGS = {
     "int8 weight-only": lambda: q.Int8WeightOnlyConfig(version=2),
@@ -21,8 +21,7 @@ SETTINGS = {
 
 def quantize(model: Path, setting: object, folder: Path) -> dict[str, Tensor]:
     """In bfloat16, written as safetensors; what its tensors dequantize to."""
-    loader = AutoModelForSeq2SeqLM if "t5" in model.name else AutoModelForCausalLM
-    made = loader.from_pretrained(model, dtype=torch.bfloat16, quantization_config=TorchAoConfig(setting()))
+    made = loader(model).from_pretrained(model, dtype=torch.bfloat16, quantization_config=TorchAoConfig(setting()))
     made.save_pretrained(folder)
     found = {
         name: value for name, value in made.state_dict().items() if hasattr(value, "dequantize") and value.dim() > 1

@@ -14,6 +14,7 @@ Reference: OCP Microscaling Formats (MX) 1.0, 5.2 and 5.3.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -63,6 +64,7 @@ class Microscaled:
     padded: Padded
     scales: BlockScales
     scale_of: ScaleOf
+    unpacked: bool = False  # codes of 6 bits have a byte each
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
         """code · scale, (r, c)."""
@@ -79,18 +81,26 @@ class Microscaled:
 
     def _codes(self, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, float, Tensor | None]:
         """The codes' values, (r, c), a power of two to multiply them with, and how many are at the end."""
-        code_bits = CODE_BITS[self.element]
+        code_bits = 8 if self.unpacked else CODE_BITS[self.element]
         first = (chunk.row * self.padded.stored_cols + chunk.col) * code_bits // 8
         shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
         stored = workspace.read_bytes("codes", self.codes, first, shape)
         if self.element == "e2m1":
             return element_types.unpack(stored, element_types.e2m1_pairs(False, workspace.device), workspace), 1.0, None
+        if self.unpacked:
+            return element_types.unpack(stored, _byte_table(self.element, workspace.device), workspace), 1.0, None
         if self.element in SIX_BITS:
             table = bit_stream.unit_table(SIX_BITS[self.element], workspace.device)
             return bit_stream.unpack(stored, table, workspace), 1.0, None
         cast = element_types.e4m3 if self.element == "e4m3" else element_types.e5m2
         codes: Codes = cast(stored.view(torch.int8), workspace)
         return codes.values, codes.unit, codes.saturated
+
+
+@cache
+def _byte_table(element: Element, device: torch.device) -> Tensor:
+    """What the low six bits of each byte stand for, (256, 1) float32."""
+    return torch.tensor(4 * SIX_BITS[element], device=device)[:, None]
 
 
 def exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:

@@ -406,7 +406,8 @@ def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
         FormatMismatch: several fit; names them.
     """
     needed = tuple(-(-n // edge) for n, edge in zip(sizes, DEEPSEEK_BLOCK, strict=True))
-    if entry.name.endswith(OF_DEEPSEEK) and needed == blocks:
+    of_modelopt = len(entry.shape) == 4 and entry.shape[1] == entry.shape[3] == 1
+    if (entry.name.endswith(OF_DEEPSEEK) or of_modelopt) and needed == blocks:
         return DEEPSEEK_BLOCK
     candidates = [_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
     if blocks[0] == sizes[0]:  # groups of columns, most of whose writers ask that they divide the row

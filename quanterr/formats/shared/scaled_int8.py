@@ -15,6 +15,7 @@ from quanterr.tensors.workspace import Workspace
 NAMES = (
     "{weight}_scale",
     "{weight}_scale_inv",
+    "{weight}_weight_scale",
     "{module}.scale_weight",
     "{module}.scale",
     "{weight}.scale",

@@ -1,0 +1,36 @@
+"""MLX, by mlx-lm: integers of 3 to 8 bits, MXFP4, MXFP8, NVFP4."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import torch
+from common import run
+from mlx_lm import convert
+from mlx_lm.utils import load_model
+from torch import Tensor
+
+SETTINGS = {f"{bits} bits": {"q_bits": bits, "q_group_size": 32} for bits in (8, 6, 5, 4, 3, 2)} | {
+    "mxfp4": {"q_mode": "mxfp4"},
+    "mxfp8": {"q_mode": "mxfp8"},
+    "nvfp4": {"q_mode": "nvfp4"},
+}
+
+
+def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
+    """In bfloat16, as mlx-lm writes it; what its modules dequantize to."""
+    convert(str(model), mlx_path=str(folder), quantize=True, **setting)
+    loaded, _ = load_model(folder)
+    values = {}
+    for name, module in loaded.named_modules():
+        if "scales" in module:
+            biases = module.get("biases")  # only of integers, whose scales are numbers; in bfloat16 it would round
+            scales = module.scales if biases is None else module.scales.astype(mx.float32)
+            biases = None if biases is None else biases.astype(mx.float32)
+            weight = mx.dequantize(module.weight, scales, biases, module.group_size, module.bits, module.mode)
+            values[f"{name}.weight"] = torch.from_numpy(np.array(weight.astype(mx.float32)))
+    return values
+
+
+if __name__ == "__main__":
+    run("mlx-lm", SETTINGS, quantize)
