@@ -18,8 +18,6 @@ from quanterr.tensors.workspace import Workspace
 
 CPU = torch.device("cpu")
 F8 = torch.float8_e4m3fn
-
-
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -480,8 +478,8 @@ REFUSED = {
     ),
     "torchao with elements that are not read": (
         int8(),
-        torchao("MXTensor", elem_dtype="fp6_e2m3", block_size=32),
-        "the header declares elements fp6_e2m3 in blocks of 32, which is not supported",
+        torchao("MXTensor", elem_dtype="fp6_e1m4", block_size=32),
+        "the header declares elements fp6_e1m4 in blocks of 32, which is not supported",
     ),
     "torchao with scales that are no tiles": (
         {"a._weight_qdata": random_bytes(4, 32), "a._weight_scale": torch.ones(4, 4).to(F8)},

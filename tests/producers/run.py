@@ -54,7 +54,7 @@ AS_NEAR = 1.1  # times the error
 OUTCOMES = ("right", "undone", "told", "refused", "WRONG", "not made")
 UNDONE = "scales folded into"
 TABLE = HERE.parent.parent / "quanterr" / "guide" / "producers.md"
-MARK = "<!-- producers: made by make producers -->", "<!-- /producers -->"
+MARK = "<!-- producers: made by tests/producers/run.py -->", "<!-- /producers -->"
 
 
 class Outcome(NamedTuple):
