@@ -66,6 +66,26 @@ class TestOneWeight:
         assert (0.0, []) == (right.layers[0].excess_db, right.findings)
         assert "scale_negative" in told(wrong)
 
+    @pytest.mark.parametrize("scale", ["row", "tensor"])
+    def test_the_column_that_rules_the_scales_is_named(self, tmp_path, x, scale):
+        x[:, 17] = 60 * x.std() * torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)
+        unit = x.abs().amax(1, keepdim=True) / 127
+        unit = unit if scale == "row" else unit.amax().view(1)
+        report = report_of(tmp_path, x, (x / unit).round().to(torch.int8), unit)
+        found = told(report)["outlier_column"]
+        rest = x.clone()
+        rest[:, 17] = 0
+        finer = rest.abs().amax(1, keepdim=True) / 127 if scale == "row" else rest.abs().amax() / 127
+        e = (rest / finer).round() * finer - rest
+        true = 10 * math.log10(float(rest.square().sum() / e.square().sum()))
+
+        assert ("info", 17) == (found.severity, found.evidence["column"])
+        assert found.evidence["snr_db_without"] == pytest.approx(true, abs=1.0)
+        assert "pass" == report.verdict
+
+    def test_no_column_rules_what_has_no_outliers(self, tmp_path, x):
+        assert "outlier_column" not in told(report_of(tmp_path, x, *by_row(x, bits=4)))
+
     def test_clipped_are_those_beyond_the_range_by_more_than_half_a_step(self, tmp_path, x):
         codes, unit = by_row(x, scale=0.5)
         report = report_of(tmp_path, x, codes, unit)

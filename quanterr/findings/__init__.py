@@ -42,6 +42,7 @@ from quanterr.findings.layers import (
     subjects,
     unquantized_changed,
 )
+from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
 from quanterr.findings.sums import of_weight
@@ -120,6 +121,7 @@ class FindingCollector:
         whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         whole += lossless(seen, self._same, not selected)
+        whole += outlier_columns(seen)
         whole += rounded_before([one.pair for one in seen if one.too_good], self._same if seen else ())
         single = rows_together(once(single, explained | _broken(single)), len(seen))
         explained |= {found.layer for found in single if found.code == "excess_error" and found.severity == "error"}

@@ -87,12 +87,14 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
         report = quanterr.compare(original, quantized, device="cpu")
     except QuanterrError as error:
         return "refused", str(error)
-    wrong, undone = [], False
+    wrong, unheld, undone = [], 0, False
     with planned(original, quantized) as plan:
         for pair in plan.pairs:
             if any(UNDONE in text for text in pair.quantized.evidence):
                 undone = True
-            elif pair.quantized.has_codes and pair.name in expected:
+            elif pair.quantized.has_codes and pair.name not in expected:
+                unheld += 1
+            elif pair.quantized.has_codes:
                 y, truth = dequantized(pair.quantized).float(), expected[pair.name]
                 apart = min(_apart(y, one.reshape(y.shape)) for one in (truth, truth.mT) if one.numel() == y.numel())
                 x = dequantized(pair.original).float()
@@ -106,7 +108,7 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
     told = [finding for finding in report.findings if finding.severity != "info"]
     if told or report.verdict != "pass":
         return "told", "; ".join(dict.fromkeys(f"{one.severity} {one.code}" for one in told)) or report.reasons[0]
-    return ("undone" if undone else "right"), ""
+    return ("undone" if undone else "right"), f"{unheld} weights without a reference" if unheld else ""
 
 
 def _apart(y: Tensor, truth: Tensor) -> float:
@@ -150,7 +152,7 @@ def _why(ones: list[Outcome]) -> str:
     """The models that are not right, by what came out instead; what a producer cannot make is only counted."""
     kinds = defaultdict(list)
     for one in ones:
-        if one.kind in ("told", "refused", "WRONG"):
+        if one.kind != "not made" and one.why:
             kinds[one.kind, one.why.split(":")[0][:60] if one.kind != "told" else one.why[:60]].append(one.model)
     return "; ".join(f"{kind}: {', '.join(models)} ({why})" for (kind, why), models in kinds.items()).replace("|", "/")
 

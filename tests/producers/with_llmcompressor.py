@@ -48,8 +48,12 @@ def quantize(model: Path, recipe: object, folder: Path) -> dict[str, Tensor]:
     )
     made.save_pretrained(folder, save_compressed=True)
     config = CompressedTensorsConfig(run_compressed=False)
-    read = loader(model).from_pretrained(folder, dtype=torch.float32, quantization_config=config)
-    return {name: value for name, value in read.state_dict().items() if value.dim() > 1 and value.is_floating_point()}
+    read, info = loader(model).from_pretrained(
+        folder, dtype=torch.float32, quantization_config=config, output_loading_info=True
+    )
+    lost = info["missing_keys"]  # experts that are stored one by one: transformers fills them with random numbers
+    found = {name: value for name, value in read.state_dict().items() if name not in lost}
+    return {name: value for name, value in found.items() if value.dim() > 1 and value.is_floating_point()}
 
 
 if __name__ == "__main__":
