@@ -96,7 +96,7 @@ def _norm_factors(norm: Pair, workspaces: Workspaces) -> list[Tensor] | None:
     whole = Chunk(0, 1, 0, norm.original.n)
     x = norm.original.dequantize(whole, workspaces[0]).weight[0].float()
     y = norm.quantized.dequantize(whole, workspaces[1]).weight[0].float()
-    ratio = y / x
+    ratio = torch.where((x == 0) & (y == 0), 1.0, y / x)
     if bool(((ratio - 1).abs() <= CAST).all()):
         return None
     found = [factors for factors in (ratio, (1 + y) / (1 + x)) if _are_factors(factors)]
