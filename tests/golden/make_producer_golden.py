@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
-ROWS, COLS = 48, 128
+ROWS, COLS = 16, 128
 
 
 def put(case: str, stored: dict[str, Tensor], config: dict | None, values: dict[str, Tensor], origin: dict) -> None:
