@@ -266,7 +266,8 @@ def _codings(bits: int, unsigned: bool) -> list[Coding]:
         for n in exponents
         if bits - n - (not unsigned) >= 0
     ]
-    return [Coding(f"{letter}int{bits}", bits, unsigned), *floats]
+    integers = [] if bits == 8 and not unsigned else [Coding(f"{letter}int{bits}", bits, unsigned)]  # else I8
+    return [*integers, *floats]
 
 
 def _weight(parts: Parts, layout: Layout, coding: Coding | None, rotation: int) -> Weight:
