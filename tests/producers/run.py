@@ -175,6 +175,8 @@ def main() -> int:
             python = environment(folder / f"env-{producer}", PRODUCERS[producer])
             log = (out / "log.txt").open("w")
             subprocess.run([python, HERE / f"with_{producer}.py", models, out], stdout=log, stderr=log, check=False)
+        if not (out / "results.json").exists():
+            sys.exit(f"{producer}: its script failed, see {out / 'log.txt'}")
         version, made = outcomes(producer, models, out)
         found[version] = made
         print(version, dict(Counter(one.kind for one in made)), flush=True)
