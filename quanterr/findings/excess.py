@@ -27,8 +27,8 @@ CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
 NEAR_DB = 1.5  # within which a weight is as good as its scales allow
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
-# Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch.
-ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up")
+# Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
+ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
 ZERO = 1e-3  # of a factor: all is lost
 CLOSE = 0.02  # of a factor to 1: it says nothing
 
