@@ -15,6 +15,7 @@ from quanterr.util.text import count, display, listed
 BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEAD = "lm_head."
+UNTIED = "quanto"  # whose loader takes a head's own codes
 HEADS = {
     "num_attention_heads": ("q_proj.weight", "attn_q.weight"),
     "num_key_value_heads": ("k_proj.weight", "attn_k.weight"),
@@ -116,8 +117,8 @@ def _tied(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
     main = quantized.config.get("config.json")
     if not isinstance(main, dict) or main.get("tie_word_embeddings") is not True:
         return
-    heads = [p.name for p in pairs if p.quantized.has_codes and p.quantized.codes.name.startswith(HEAD)]
-    for name in heads:
+    coded = (p for p in pairs if p.quantized.has_codes and p.quantized.codes.name.startswith(HEAD))
+    for name in (p.name for p in coded if not p.quantized.format.startswith(UNTIED)):
         yield _mismatch(
             f"config.json declares tie_word_embeddings, but {display(name)} is quantized for itself: "
             "loaders take the embedding in its place",
