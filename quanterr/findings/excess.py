@@ -64,7 +64,9 @@ def is_near(pair: Pair, done: ComparedWeight) -> bool:
 def allows_signs(done: ComparedWeight) -> bool:
     """Whether codes go with the signs of their scales: those of AutoRound and of ggml's Q4_0 may be negative."""
     found = done.attainable
-    return found is not None and not found.parts and found.excess_db < USUAL_DB and found.snr_db > 0
+    if found is None or found.excess_db >= BROKEN_DB or found.snr_db <= 0:
+        return False
+    return not any(part.factor < 0 for part in found.parts)
 
 
 def is_too_good(pair: Pair, done: ComparedWeight) -> bool:
