@@ -41,6 +41,7 @@ CAST = 0.01  # a norm that was only cast changes by less
 EXACTLY = 1.003  # times that the factors of a norm must bring weights nearer, all of them together: nothing is fitted
 NEARER = 1.02  # times that fitted factors must bring the next weight nearer
 CLEARLY = 1 / 0.7  # times nearer without them: a weight that lacks the factors of the others
+AGREEING = 0.5  # of a correlation: by chance that of 64 factors is 0.125
 DOUBTS, SCATTER = 4.0, 0.02  # from the median of rows' factors: standard errors, and beyond; of less no fold is sought
 HEADS = (128, 64, 256, 96, 80, 32, 16)  # rows of a head
 
@@ -155,7 +156,10 @@ def _undone_between(pairs: list[Pair], number: int, behind: int, workspaces: Wor
     best = min(errors, key=lambda head: errors[head], default=None)
     if best is None or not errors[best] * NEARER <= before:
         return
-    factors = _together(fitted, _fitted(second, 0, workspaces), best)
+    of_columns = _fitted(second, 0, workspaces)
+    if not _agree(fitted, of_columns, best):
+        return
+    factors = _together(fitted, of_columns, best)
     columns = scaled(second.quantized, _repeated(factors, best), 1)
     pairs[number] = replace(first, quantized=_with_evidence(scaled(first.quantized, 1 / factors, 0), second.name))
     pairs[behind] = replace(second, quantized=_with_evidence(columns, first.name))
@@ -189,6 +193,13 @@ def _heads(rows: int, cols: int) -> Iterator[Head]:
 def _repeated(factors: Tensor, head: Head) -> Tensor:
     """Factors of rows, as those of the columns that they feed."""
     return factors[-head.n :].view(-1, 1, head.rows).expand(-1, head.repeats, -1).reshape(-1)
+
+
+def _agree(of_rows: Fitted, of_columns: Fitted, head: Head) -> bool:
+    """Whether rows and the columns behind them tell of the same factors, and not each of its own rounding."""
+    columns = -of_columns.factors.view(-1, head.repeats, head.rows).log().mean(1).view(-1)
+    both = torch.stack((of_rows.factors[-head.n :].log(), columns))
+    return float(both.corrcoef()[0, 1].nan_to_num(0.0)) > AGREEING
 
 
 def _together(of_rows: Fitted, of_columns: Fitted, head: Head) -> Tensor:
