@@ -15,15 +15,16 @@ from functools import partial
 
 import torch
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.pre_quant_scale import PART, applied
 from quanterr.tensors.levels import INT4
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NEEDS = {
     "codes": Part(("{weight}",), frozenset({"U8"})),
     "scale": Part(("{weight}_scale",), FLOATS),
-    "pre_quant_scale": Part(("{module}.pre_quant_scale",), FLOATS, optional=True),
+    "pre_quant_scale": PART,
     "runtime_scale": Part(("{weight}_scale_2",), frozenset({"F32"}), optional=True),
 }
 
@@ -36,12 +37,9 @@ def fit(parts: Parts) -> Weight | None:
     shape = (*codes.shape[:-2], 2 * codes.shape[-2], codes.shape[-1])
     if scale.shape[:-1] != shape[:-1]:
         return None
-    pre_quant_scale = parts.get("pre_quant_scale")
-    if pre_quant_scale and pre_quant_scale.n != shape[-1]:
-        raise FormatMismatch(f"{pre_quant_scale} should have one for each of {shape[-1]} columns")
     size = parts.hints.config.get("group_size")
     blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
-    return parts.weight(
+    weight = parts.weight(
         shape,
         partial(dequantize, parts, blocks),
         block_size=blocks.edges,
@@ -52,6 +50,7 @@ def fit(parts: Parts) -> Weight | None:
         evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),
         warnings=blocks.warnings,
     )
+    return applied(parts, weight)
 
 
 def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
@@ -67,10 +66,7 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
     values[:, 1].copy_(torch.bitwise_right_shift(signed, 4, out=nibbles))
     codes = values.view(2 * rows, c)[chunk.row - 2 * top : chunk.stop_row - 2 * top]
     scale = workspace.read("scale", parts["scale"], chunk.row * blocks.n, (chunk.shape[0], blocks.n))
-    weight = blocks.dequantize(codes, 0.0, scale.float(), chunk, workspace)
-    if entry := parts.get("pre_quant_scale"):
-        weight.mul_(workspace.whole("pre_quant_scale", entry).view(-1)[chunk.col : chunk.stop_col].float())
-    return Values(weight)
+    return Values(blocks.dequantize(codes, 0.0, scale.float(), chunk, workspace))
 
 
 FORMATS = (Format("modelopt_int4", NEEDS, fit, usual_db=(17, 22)),)

@@ -21,6 +21,7 @@ which, and the dtype; where it does not, codes are interleaved, and signed if th
 Reference: amd-quark 0.13, quark/torch/utils/pack.py Pack_4_bits, quark/torch/export/nn/modules/realquantizer.py.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -62,6 +63,9 @@ class Coding(NamedTuple):
         return f"{'signed' if self.signed else 'unsigned'} 4-bit codes, {self.packing.name}"
 
 
+Dequantize = Callable[[Parts, Blocks, Coding, Chunk, Workspace], Values]
+
+
 def fit(parts: Parts) -> Weight:
     """The weight, as its scale and the configuration give; what they leave open as alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
@@ -79,21 +83,7 @@ def fit(parts: Parts) -> Weight:
     size = declared.get("group_size")
     blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
     dequantize = dequantize_blocks if transposed else dequantize_rows
-    alternatives = [
-        parts.weight(
-            (rows, cols),
-            partial(dequantize, parts, blocks, coding),
-            block_size=blocks.edges,
-            code_bits=4,
-            uniform_bits=4,
-            levels=INT4 if coding.signed else uniform(4),
-            scale=scale,
-            evidence=(f"{coding}, in {codes}, scale {scale}",),
-            warnings=blocks.warnings,
-        )
-        for coding in _codings(parts, declared.get("dtype"))
-    ]
-    return alternatives[0].or_else(alternatives[1:])
+    return _weight(parts, (rows, cols), blocks, dequantize, declared.get("dtype"))
 
 
 def fit_twice(parts: Parts) -> Weight:
@@ -104,19 +94,24 @@ def fit_twice(parts: Parts) -> Weight:
     rows, cols = codes.shape[0], _cols(parts, codes.shape[1])
     if zero_point is not None and zero_point.shape != (-(-rows // 8),):
         raise FormatMismatch(f"{zero_point} should have a word for each 8 rows of {codes}")
-    blocks = fit_blocks(1, cols, None)
+    return _weight(parts, (rows, cols), fit_blocks(1, cols), dequantize_twice, "int4")
+
+
+def _weight(parts: Parts, shape: tuple[int, int], blocks: Blocks, dequantize: Dequantize, dtype: object) -> Weight:
+    """The weight in the likeliest coding that the configuration leaves possible, the others as alternatives."""
     alternatives = [
         parts.weight(
-            (rows, cols),
-            partial(dequantize_twice, parts, blocks, coding),
+            shape,
+            partial(dequantize, parts, blocks, coding),
             block_size=blocks.edges,
             code_bits=4,
             uniform_bits=4,
             levels=INT4 if coding.signed else uniform(4),
-            scale=scale,
-            evidence=(f"{coding}, in {codes}, scales {scale} and {outer}",),
+            scale=parts["scale"],
+            evidence=(f"{coding}, in {parts.codes}, scale {parts['scale']}",),
+            warnings=blocks.warnings,
         )
-        for coding in _codings(parts, "int4")
+        for coding in _codings(parts, dtype)
     ]
     return alternatives[0].or_else(alternatives[1:])
 

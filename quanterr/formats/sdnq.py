@@ -86,17 +86,10 @@ class Coding(NamedTuple):
         return Levels(low, high, values[0], values[-1], tuple(values), at=ends)
 
 
-@cache
 def _numbers(coding: Coding) -> tuple[float, ...]:
     """What each code of a small float stands for."""
     mantissa = coding.bits - coding.exponent - (not coding.unsigned)
-    bias, one = 2 ** (coding.exponent - 1) - 1, 1 << mantissa
-    magnitudes = [
-        (m / one if e == 0 else 1 + m / one) * 2.0 ** (max(e, 1) - bias)
-        for e in range(1 << coding.exponent)
-        for m in range(one)
-    ]
-    return tuple(magnitudes if coding.unsigned else [*magnitudes, *(-value for value in magnitudes)])
+    return element_types.small_float(coding.exponent, mantissa, not coding.unsigned)
 
 
 def _coding(name: str) -> Coding | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
 LARGEST = 1 << 26  # bytes
 ROUNDED = 2.0**-7  # relative: numbers may have been cast to BF16
@@ -31,8 +31,8 @@ def is_computed(entry: Entry) -> bool:
     holds = next((holds for name, holds in BUFFERS if re.search(name, entry.name)), None)
     if holds is None or entry.dtype not in TORCH_DTYPES or not 0 < entry.nbytes <= LARGEST:
         return False
-    values = torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).double()
-    return values.numel() == entry.n and holds(values.view(entry.shape))
+    values = Workspace(torch.device("cpu")).read("buffer", entry, 0, (entry.n,)).double()
+    return holds(values.view(entry.shape))
 
 
 def _are_positions(values: Tensor) -> bool:

@@ -164,6 +164,7 @@ CONVENTIONS = (
 # Paths of the output layer, and of the embedding that stands for it where it is not stored (tied).
 HEADS = frozenset({"lm_head", "output"})
 EMBEDDINGS = frozenset({"embed_tokens", "token_embd", "wte", "shared", "embedding.word_embeddings", "embeddings"})
+
 # Last word of a norm's path, and the weights of the same block that it feeds: scales may be folded from these into it.
 _ATTENTION = r"(self_attn|self_attention|attn)\."
 FED_BY_NORM = (

@@ -74,9 +74,11 @@ def _measured(
 def _out_of_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> Iterator[Folded]:
     changed = {}  # (block, pattern of what the norm feeds) → the norm, its factors
     for (path, kind), number in places.items():
+        if kind or len(pairs[number].original.shape) != 1 or not pairs[number].original.n:
+            continue
         block, _, word = path.rpartition(".")
         for norms, fed in FED_BY_NORM:
-            if not kind and re.fullmatch(norms, word) and (factors := _norm_factors(pairs[number], workspaces)):
+            if re.fullmatch(norms, word) and (factors := _norm_factors(pairs[number], workspaces)):
                 changed[block, fed] = pairs[number].name, factors
     behind: dict[tuple[str, str], list[int]] = {}
     blocks = {block for block, _ in changed}
@@ -92,8 +94,6 @@ def _out_of_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> 
 
 def _norm_factors(norm: Pair, workspaces: Workspaces) -> list[Tensor] | None:
     """norm_q / norm, and the same of norms that are stored less one; None where it was not changed."""
-    if len(norm.original.shape) != 1 or not norm.original.n:
-        return None
     whole = Chunk(0, 1, 0, norm.original.n)
     x = norm.original.dequantize(whole, workspaces[0]).weight[0].float()
     y = norm.quantized.dequantize(whole, workspaces[1]).weight[0].float()

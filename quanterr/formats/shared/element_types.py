@@ -99,11 +99,25 @@ def e8m0(codes: Tensor) -> Tensor:
     return powers.float().masked_fill_(codes == 255, torch.nan)
 
 
+def small_float(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
+    """The values of a float of so many bits by code: bias 2^(exponent - 1) - 1, subnormals, every code a number."""
+    bias, one = 2 ** (exponent - 1) - 1, 1 << mantissa
+    magnitudes = [
+        (m / one if e == 0 else 1 + m / one) * 2.0 ** (max(e, 1) - bias)
+        for e in range(1 << exponent)
+        for m in range(one)
+    ]
+    return tuple([*magnitudes, *(-value for value in magnitudes)] if signed else magnitudes)
+
+
+@cache
+def _e5m3_table(device: torch.device) -> Tensor:
+    return torch.tensor([*small_float(5, 3, signed=False)[:-1], torch.nan], device=device)
+
+
 def e5m3(codes: Tensor) -> Tensor:
     """E5M3 numbers without a sign, uint8, as float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
-    exponent, mantissa = codes.long() >> 3, codes.long() & 7
-    normal = (8 + mantissa).float() * e8m0(exponent + (127 - 15 - 3))
-    return torch.where(exponent > 0, normal, mantissa.float() * 2.0**-17).masked_fill_(codes == 255, torch.nan)
+    return _e5m3_table(codes.device)[codes.int()]
 
 
 # E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
@@ -111,13 +125,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
 UINT4 = tuple(map(float, range(16)))
 
-# E2M3 values by code: sign, two exponent bits, three mantissa bits (the same, 5.3.2)
-_E2M3 = (*(m / 8 for m in range(8)), *(2.0**e * (1 + m / 8) for e in range(3) for m in range(8)))
-E2M3 = (*_E2M3, *(-value for value in _E2M3))
-
-# E3M2 values by code: sign, three exponent bits, two mantissa bits (the same)
-_E3M2 = (*(m / 16 for m in range(4)), *(2.0 ** (e - 2) * (1 + m / 4) for e in range(7) for m in range(4)))
-E3M2 = (*_E3M2, *(-value for value in _E3M2))
+# OCP Microscaling Formats 1.0, 5.3.2
+E2M3 = small_float(2, 3)
+E3M2 = small_float(3, 2)
 
 
 def nibble_pairs(values: Sequence[float], high_first: bool) -> Tensor:

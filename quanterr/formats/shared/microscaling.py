@@ -22,8 +22,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Part, Values
-from quanterr.formats.shared import bit_stream, element_types
-from quanterr.formats.shared.comfy_labels import FLOATS
+from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
 from quanterr.formats.shared.element_types import Codes
 from quanterr.formats.shared.padding import Padded
 from quanterr.formats.shared.scale_grid import multiply
@@ -51,7 +50,7 @@ NVFP4_PARTS = {  # of ModelOpt and ComfyUI
     "codes": Part(("{weight}",), frozenset({"U8", "F4"})),
     "scale": Part(("{weight}_scale", "{weight}_weight_scale"), frozenset({"F8_E4M3", "U8"})),
     "global_scale": Part(("{weight}_scale_2", "{weight}_weight_scale_2"), frozenset({"F32"})),
-    "pre_quant_scale": Part(("{module}.pre_quant_scale",), FLOATS, optional=True),
+    "pre_quant_scale": pre_quant_scale.PART,
 }
 
 
