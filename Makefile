@@ -16,7 +16,7 @@ help: ## this list
 install: $(VENV)/installed ## quanterr and its development tools, in .venv
 
 # torch first: which build of it is wanted is not this project's business, and the next line keeps it.
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml quanterr/native/kernel.c quanterr/native/build.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'

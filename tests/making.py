@@ -1,8 +1,9 @@
 """Tiny checkpoints for tests, and what quanterr makes of them."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from quanterr.comparison.worker import Worker
 from quanterr.formats import Values, Weight
 from quanterr.metrics import OUTLIER
 from quanterr.metrics.sums import Sums
+from quanterr.native import Kernel
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.plan import Pair, Plan
@@ -165,8 +167,16 @@ def summed_by_chunk(
         return [worker.compare([pair], [chunk])[0] for chunk in Cut(*pair.original.matrix, size)]
 
 
-def summed(x: Tensor, y: Tensor, size: int = CPU_CHUNK, wide: bool = False, outlier: float = OUTLIER) -> Sums:
-    """The same of all chunks at once."""
-    pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
+def summed(
+    x: Tensor,
+    y: Tensor,
+    size: int = CPU_CHUNK,
+    wide: bool = False,
+    outlier: float = OUTLIER,
+    kernel: Kernel | None = None,
+    importance: Callable[[Chunk], Tensor] | None = None,
+) -> Sums:
+    """The same of all chunks at once, by torch's kernel or the compiled one."""
+    pair, worker = replace(pair_of(x, y, wide), importance=importance), Worker(CPU, size, outlier, kernel=kernel)
     with torch.inference_mode():
         return worker.compare([pair], list(Cut(*pair.original.matrix, size)))[0]

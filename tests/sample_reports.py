@@ -303,6 +303,7 @@ def report_of(model: Model) -> Report:
             seconds=12.5,
             device="cpu",
             threads=8,
+            kernel="native (avx2)",
             torch="2.13.0",
             python="3.11.7",
             read_bytes=1 << 33,

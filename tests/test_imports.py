@@ -20,7 +20,7 @@ MODULES = {
 FLOORS = [
     {"version", "errors", "roles", "metrics"},
     {"util"},
-    {"selection", "checkpoints", "report"},
+    {"selection", "checkpoints", "native", "report"},
     {"gates", "tensors"},
     {"formats"},
     {"pairing"},
@@ -40,6 +40,7 @@ TORCH_FREE = {
     "report",
     "gates",
     "guide",
+    "native",
     "cli",
 }
 TORCH_FREE |= {"quanterr", "__main__"}

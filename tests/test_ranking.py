@@ -73,7 +73,8 @@ class TestOrder:
         report = quanterr.compare(x, tmp_path / "fp8.safetensors", device="cpu")
         n = 3 * 64 * 128
 
-        assert math.isclose(report.aggregate.overall_snr_db, found["fp8"].snr_db, rel_tol=1e-12)
+        # Energies of the original are summed in float32 or float64, as the errors beside them ask.
+        assert math.isclose(report.aggregate.overall_snr_db, found["fp8"].snr_db, rel_tol=1e-9)
         assert report.aggregate.overall_snr_db == found["fp8"].overall_snr_db
         assert math.isclose(n * report.aggregate.mean_squared_error, found["fp8"].squared_error, rel_tol=1e-12)
         assert report.aggregate.worst_layer_snr_db == found["fp8"].worst_layer.snr_db

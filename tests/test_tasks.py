@@ -12,6 +12,7 @@ from quanterr.checkpoints import StoredFile, open_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
+from quanterr.native import VARIABLE
 from quanterr.pairing import pair
 from quanterr.selection import CompareOptions, Selection
 
@@ -50,6 +51,7 @@ def without_run(report):
 @pytest.fixture
 def reads(monkeypatch):
     """(name of the file, offset, bytes) of whatever is read."""
+    monkeypatch.setenv(VARIABLE, "torch")  # whose reads Python sees
     seen = []
     read = StoredFile.read_into
     monkeypatch.setattr(

@@ -129,6 +129,11 @@ class StoredFile:
                 "Compare again when nothing writes to it"
             )
 
+    @property
+    def descriptor(self) -> int:
+        """The descriptor, for who reads the bytes without Python."""
+        return self._fd
+
     def utf8_path(self) -> str:
         """A path of this file for libraries that know only names in UTF-8: where it has none, its descriptor's."""
         try:

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from quanterr.errors import UsageError
+from quanterr.native import VARIABLE as KERNEL
 from quanterr.util.text import display, listed
 from quanterr.util.toml_file import read_toml
 
@@ -169,8 +170,10 @@ def _of_environment(
         for key, option in options.items()
     }
     for variable in sorted(name for name in os.environ if name.startswith(f"{PREFIX}_")):
+        if variable == KERNEL:
+            continue
         if variable not in known:
-            raise UsageError(f"in the environment {_unknown(variable, known, 'setting')}")
+            raise UsageError(f"in the environment {_unknown(variable, {**known, KERNEL: None}, 'setting')}")
         name, option = known[variable]
         value = os.environ[variable]
         if not value.strip():  # as of a variable of CI that is not set: a gate would be off

@@ -16,6 +16,7 @@ from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.scheduler import Scheduler, pick_device
 from quanterr.comparison.tasks import group_by_original
 from quanterr.metrics import METRICS_VERSION
+from quanterr.native import Choice, chosen
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import architecture_of, read_importance, with_importance
@@ -56,7 +57,7 @@ def compare_each(
 
     Errors are those of :func:`compare`; ``report.run`` is of the whole pass.
     """
-    started, clock = datetime.now(UTC), time.monotonic()
+    started, clock, choice = datetime.now(UTC), time.monotonic(), chosen()
     with ExitStack() as stack:
         before, *after = (_opened(side, options.lenient, stack) for side in (original, *candidates))
         selection = Selection(options.layers)
@@ -84,6 +85,7 @@ def compare_each(
             options.outlier_threshold,
             options.stop or threading.Event(),
             may_move=options.device == "auto",
+            kernel=choice.kernel,
         )
         complete = run.run(options.on_progress or (lambda progress: None))
         for checkpoint in (before, *after):
@@ -93,6 +95,7 @@ def compare_each(
             seconds=time.monotonic() - clock,
             device=_described(run),
             threads=run.threads,
+            kernel=str(Choice(None) if run.device.type == "cuda" else choice),
             torch=torch.__version__,
             python=platform.python_version(),
             read_bytes=run.progress.done_bytes,

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from quanterr.comparison.kernel import exact_sums, fast_sums
+from quanterr.comparison.native_sums import NativeSums
 from quanterr.metrics import METRICS, OUTLIER, Measured, Value, evaluate
 from quanterr.metrics.sums import Sums
+from quanterr.native import chosen
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -36,9 +38,14 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
         x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
         return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
 
+    kernel = None if wide or x.is_cuda else chosen().kernel
+    native = NativeSums(kernel, outlier_threshold) if kernel else None
     total = Sums()
     for chunk in Cut(rows, cols, CUDA_CHUNK if x.is_cuda else CPU_CHUNK):
-        sums = None if wide else fast_sums(load, [chunk], (rows, cols), workspace, outlier_threshold)
+        if native:
+            sums = native.of_values(*load(chunk)[:2], chunk, (rows, cols))
+        else:
+            sums = None if wide else fast_sums(load, [chunk], (rows, cols), workspace, outlier_threshold)
         total.add(sums or exact_sums(load, [chunk], cols, outlier_threshold))
     values, _ = evaluate(METRICS, Measured(total))
     return values | {"bits_per_weight": None}

@@ -22,6 +22,7 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import ResourceError, UsageError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
+from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
 from quanterr.util.text import display
@@ -32,7 +33,7 @@ Result = TypeVar("Result")
 CHUNKS_AT_ONCE = 8  # of one weight, that a thread takes in one go
 SMALL = 1 << 17  # elements; of smaller weights Python does most of the work, one thread at a time
 READ_AHEAD = 8  # goes
-MAX_CPU_THREADS = 16
+MAX_TORCH_THREADS = 12  # more would only wait for the interpreter
 CUDA_THREADS = 4
 LOOK_AGAIN = 0.02  # seconds between two looks at how far the workers are
 THREAD_ROOM = 10 * 2**20  # bytes: the usual stack of 8 MiB, and thread-local data
@@ -99,10 +100,12 @@ class Scheduler:
         outlier: float,
         stop: threading.Event,
         may_move: bool = False,
+        kernel: Kernel | None = None,
     ) -> None:
         """``finish`` is called with the candidate and its finished pair, by worker threads, one at a time.
 
-        ``may_move``: where the device has too little memory even for small chunks, the CPU goes on.
+        ``may_move``: where the device has too little memory even for small chunks, the CPU goes on. ``kernel`` is the
+        compiled one, of which only the CPU has any use; None for torch's.
         """
         self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
@@ -119,7 +122,9 @@ class Scheduler:
         self._error: BaseException | None = None
         self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
         self.progress = Progress(sum(self._nbytes))
-        self.threads = CUDA_THREADS if device.type == "cuda" else min(usable_cores(), MAX_CPU_THREADS)
+        self.kernel = kernel
+        cpu_threads = usable_cores() if kernel else min(usable_cores(), MAX_TORCH_THREADS)
+        self.threads = CUDA_THREADS if device.type == "cuda" else cpu_threads
         if not self._large:
             self.threads = 1
 
@@ -181,7 +186,8 @@ class Scheduler:
         """What a thread does. Small weights are one thread's: several would only wait for the interpreter."""
         try:
             torch.set_num_threads(1)  # of this thread: torch's own would only wait for each other
-            worker = Worker(self.device, self.size, self.outlier, max(map(len, self._tasks), default=1))
+            most = max(map(len, self._tasks), default=1)
+            worker = Worker(self.device, self.size, self.outlier, most, self.kernel)
             with torch.inference_mode(), worker.stream():
                 while (chunk_range := self._next_range(small_too)) is not None:
                     self._do(worker, chunk_range)

@@ -8,11 +8,13 @@ import torch
 
 from quanterr.comparison.attainable import WIDEST, Sampler, sampled
 from quanterr.comparison.kernel import exact_sums, fast_sums
-from quanterr.formats import Weight
+from quanterr.comparison.native_sums import NativeSums, Operand
+from quanterr.formats import Values, Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.attainable import Attainable, Part
 from quanterr.metrics.sums import Sums, as_float, worst_rows
+from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
 from quanterr.tensors.chunks import Chunk, divided
 from quanterr.tensors.levels import Scaling, rounding
@@ -35,9 +37,11 @@ class _Kept(NamedTuple):
 class Worker:
     """One thread's buffers, and what it does with them."""
 
-    def __init__(self, device: torch.device, size: int, outlier: float, candidates: int = 1) -> None:
-        """Start without any buffer; ``size`` is that of the chunks."""
-        self.outlier, self._candidates = outlier, candidates
+    def __init__(
+        self, device: torch.device, size: int, outlier: float, candidates: int = 1, kernel: Kernel | None = None
+    ) -> None:
+        """Start without any buffer; ``size`` is that of the chunks, ``kernel`` None for torch's."""
+        self.outlier, self._candidates, self._compiled = outlier, candidates, kernel
         self.start_over(device, size)
 
     def start_over(self, device: torch.device, size: int) -> None:
@@ -46,6 +50,8 @@ class Worker:
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
         self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts from go to go
         self._ends = FilledWorkspace(device), FilledWorkspace(device)
+        on_cpu = self._compiled is not None and device.type == "cpu"
+        self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._kept: dict[int, _Kept] = {}  # by the place of the pair
 
@@ -59,6 +65,7 @@ class Worker:
     def nbytes(self) -> int:
         """Bytes of all its buffers."""
         shared = 0 if self._sides is None else self._sides.numel()
+        shared += self._native.nbytes if self._native else 0
         return shared + sum(
             w.nbytes for w in (self._original, self._copies, self._kernel, *self._ends, *self._quantized)
         )
@@ -96,6 +103,30 @@ class Worker:
         return load
 
     def _compare(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
+        if not chunks:
+            return Sums()
+        if not pair.original.needs_float64 and not pair.quantized.needs_float64:
+            sums = self._native_sums(pair, chunks, load_original, place)
+            if sums is not None:
+                return sums
+        return self._torch_sums(pair, chunks, load_original, place)
+
+    def _native_sums(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums | None:
+        if self._native is None:
+            return None
+        workspace = self._quantized[place]
+        original = Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk)))
+        quantized = Operand(pair.quantized, workspace, lambda chunk: pair.quantized.dequantize(chunk, workspace))
+        kept = self._keep(pair, place) if _is_kept(pair, chunks[0]) else None
+        return self._native.sums((original, quantized), chunks, pair.importance, kept)
+
+    def _keep(self, pair: Pair, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the values of a small pair are kept."""
+        x, y = (self._kernel.buffer(f"kept_{side}{place}", pair.original.matrix, torch.float32) for side in "xy")
+        self._kept[place] = _Kept(pair, x, y)
+        return x, y
+
+    def _torch_sums(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
         saturated: list[torch.Tensor] = []
 
         def load(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -103,7 +134,7 @@ class Worker:
             y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized[place])
             if at_end is not None:
                 saturated.append(at_end)
-            if chunk.n == pair.original.n <= MOST_KEPT:
+            if _is_kept(pair, chunk):
                 keys = f"kept_x{place}", f"kept_y{place}"
                 buffers = (
                     self._kernel.buffer(key, tuple(v.shape), v.dtype) for key, v in zip(keys, (x, y), strict=True)
@@ -111,8 +142,6 @@ class Worker:
                 self._kept[place] = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
             return x, y, zeros
 
-        if not chunks:
-            return Sums()
         matrix, sums, matrix_rows = pair.original.matrix, None, pair.original.matrix_rows
         if not pair.original.needs_float64 and not pair.quantized.needs_float64:
             sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, pair.importance, matrix_rows)
@@ -220,6 +249,11 @@ class Worker:
             y = pair.quantized.dequantize(chunk, self._quantized[place]).weight[0].double()
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return Element(row, col + at, float(x[at]), float(y[at]))
+
+
+def _is_kept(pair: Pair, chunk: Chunk) -> bool:
+    """Whether a chunk is the whole of a pair that is so small that its values are kept."""
+    return chunk.n == pair.original.n <= MOST_KEPT
 
 
 def _scales(weight: Weight, workspace: Workspace) -> Scales | None:

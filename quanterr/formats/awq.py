@@ -35,7 +35,22 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Element,
+    Format,
+    FormatMismatch,
+    Native,
+    Order,
+    Part,
+    Parts,
+    Values,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
@@ -56,7 +71,6 @@ SIZES = (128, 64, 32)  # of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)
 ROWS, COLS = 4, 64  # that gemv_fast shuffles
 
-Dequantize = Callable[[Chunk, Workspace], Values]
 
 CODES = Part(("{module}.qweight",), WORDS)
 GEMM = {"codes": CODES, "scale": SCALE, "zero_point": Part(("{module}.qzeros",), WORDS, optional=True)}
@@ -79,7 +93,7 @@ def fit_gemm(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
     packing = Packing("interleaved" if bits == 4 else "dense", bits)
     blocks = fit_blocks(n_blocks, cols, configured_group_size(parts))
-    return _weight(parts, (rows, cols), blocks, packing, partial(dequantize_gemm, parts, blocks, packing))
+    return _weight(parts, (rows, cols), blocks, packing, _native_gemm(parts, cols, blocks, packing))
 
 
 def fit_gemv(parts: Parts) -> Weight | None:
@@ -89,7 +103,7 @@ def fit_gemv(parts: Parts) -> Weight | None:
     (rows, width), stored = parts.codes.shape, parts["scale"].shape[1]
     cols = 8 * width
     alternatives = [
-        _weight(parts, (rows, cols), blocks, NIBBLES, partial(dequantize_gemv, parts, blocks))
+        _weight(parts, (rows, cols), blocks, NIBBLES, _native_gemv(parts, cols, blocks))
         for blocks in _padded_blocks(parts, cols, stored)
     ]
     return alternatives[0].or_else(alternatives[1:])
@@ -153,23 +167,74 @@ def dequantize_gemm(parts: Parts, blocks: Blocks, packing: Packing, chunk: Chunk
     codes = unpack_transposed(stored, packing, rows, workspace, OUTPUT)
     zero_point: Tensor | float = 1 << packing.bits - 1
     if entry := parts.get("zero_point"):
-        zero_point = unpack_transposed(workspace.whole("zeros", entry), packing, rows, workspace, "zero_points")
+        zero_point = _zero_points(entry, packing, chunk, workspace)
     return Values(
         blocks.dequantize(codes, zero_point, turned_scale(parts["scale"], chunk, workspace), chunk, workspace)
     )
 
 
+def _zero_points(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Of the rows of a chunk, stored as (blocks, rows): (r, blocks) float32."""
+    rows = chunk.row, chunk.stop_row
+    return unpack_transposed(workspace.whole("zeros", entry), packing, rows, workspace, "zero_points")
+
+
+def _native_gemm(parts: Parts, cols: int, blocks: Blocks, packing: Packing) -> Dequantize:
+    """:func:`dequantize_gemm`, with the same as data where codes have 4 bits."""
+    plain, zero_point = partial(dequantize_gemm, parts, blocks, packing), parts.get("zero_point")
+    table = bit_stream.byte_table(8, 0 if zero_point else 1 << packing.bits - 1)  # of codes that are in order
+    if packing.name != "interleaved":
+        return plain
+    decoder = Decoder(
+        parts.codes,
+        cols,
+        Element.TABLE,
+        table,
+        scale=blocks.within(partial(turned_scale, parts["scale"])),
+        zero=blocks.within(partial(_zero_points, zero_point, packing)) if zero_point else None,
+        group=blocks.group,
+        order=Order.AWQ_WORDS,
+    )
+    return Native(plain, decoder)
+
+
 def dequantize_gemv(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
     """(code - zero point) · scale, (r, c)."""
-    r, width, w = chunk.shape[0], parts.codes.shape[1], parts["zero_point"].shape[1]
+    r, width = chunk.shape[0], parts.codes.shape[1]
     left, right = chunk.col // 8, -(-chunk.stop_col // 8)
     containers = workspace.read("containers", parts.codes, chunk.row * width + left, (r, right - left))
-    zero_containers = workspace.read("zero_containers", parts["zero_point"], chunk.row * w, (r, w))
-    zero_points = unpack_columns(zero_containers, NIBBLES, workspace, "zero_points")
-    scale = workspace.read("scale", parts["scale"], chunk.row * 8 * w, (r, 8 * w)).float()
     codes = unpack_columns(containers, NIBBLES, workspace)
     codes = cropped(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
+    zero_points = _zero_points_of_rows(parts["zero_point"], chunk, workspace)
+    scale = _scales_of_rows(parts["scale"], chunk, workspace)
     return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
+
+
+def _zero_points_of_rows(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Of the rows of a chunk, stored as (rows, w): (r, 8 · w) float32."""
+    r, w = chunk.shape[0], entry.shape[1]
+    containers = workspace.read("zero_containers", entry, chunk.row * w, (r, w))
+    return unpack_columns(containers, NIBBLES, workspace, "zero_points")
+
+
+def _scales_of_rows(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Of the rows of a chunk, stored as (rows, 8 · w): the same in float32."""
+    r, n = chunk.shape[0], entry.shape[1]
+    return workspace.read("scale", entry, chunk.row * n, (r, n)).float()
+
+
+def _native_gemv(parts: Parts, cols: int, blocks: Blocks) -> Dequantize:
+    """:func:`dequantize_gemv`, with the same as data."""
+    decoder = Decoder(
+        parts.codes,
+        cols,
+        Element.TABLE,
+        bit_stream.byte_table(NIBBLES.bits),
+        scale=blocks.within(partial(_scales_of_rows, parts["scale"])),
+        zero=blocks.within(partial(_zero_points_of_rows, parts["zero_point"])),
+        group=blocks.group,
+    )
+    return Native(partial(dequantize_gemv, parts, blocks), decoder)
 
 
 def dequantize_fast(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:

@@ -15,6 +15,7 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
 from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.decoder import Decoder, Element, Native, Order
 from quanterr.tensors.levels import Levels, Nearest, Scaling, nearest, scaling
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
@@ -23,10 +24,15 @@ __all__ = [
     "FUSED",
     "WEIGHT_SUFFIX",
     "Chunk",
+    "Decoder",
+    "Dequantize",
+    "Element",
     "Encoding",
     "Format",
     "FormatMismatch",
     "Hints",
+    "Native",
+    "Order",
     "Part",
     "Parts",
     "Rotated",
@@ -51,6 +57,9 @@ class Values(NamedTuple):
     weight: Tensor  # (r, c) float32, or float64 where float32 would lose something
     saturated: Tensor | None = None  # 0-d: how many codes are at the end of their range
     zeros: Tensor | None = None  # 0-d: how many elements are zero, where the codes give
+
+
+Dequantize = Callable[[Chunk, Workspace], Values]
 
 
 @dataclass(frozen=True, slots=True)

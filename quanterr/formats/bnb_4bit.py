@@ -29,7 +29,20 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Element,
+    Format,
+    FormatMismatch,
+    Native,
+    Part,
+    Parts,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import Blocks
 from quanterr.tensors.chunks import as_matrix
@@ -105,7 +118,7 @@ def fit(kind: str, parts: Parts) -> Weight:
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
     return parts.weight(
         state.shape,
-        partial(dequantize, parts, state),
+        _native(parts, state, table),
         code_bits=4,
         levels=nibbles(table.tolist()),
         block_size=(1, state.block),
@@ -157,6 +170,18 @@ def dequantize(parts: Parts, state: State, chunk: Chunk, workspace: Workspace) -
     values = element_types.unpack(stored, table, workspace)[0, :n]
     blocks.multiply(values, _absmax(parts, state, blocks, workspace))
     return Values(blocks.cut(values, chunk, matrix[1]))
+
+
+def _native(parts: Parts, state: State, table: Tensor) -> Dequantize:
+    """:func:`dequantize`, with the same as data where rows are whole blocks."""
+    plain, matrix = partial(dequantize, parts, state), as_matrix(state.shape)
+    if matrix[1] % state.block:
+        return plain
+
+    def absmax(chunk: Chunk, workspace: Workspace) -> Tensor:
+        return _absmax(parts, state, Blocks.of(chunk, matrix, state.block), workspace).view(chunk.shape[0], -1)
+
+    return Native(plain, Decoder(parts.codes, matrix[1], Element.TABLE, _pairs(table), absmax, group=state.block))
 
 
 def _pairs(table: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ quantization/lifecycle/forward.py.
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Dequantize, Format, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import Blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_config import configured
-from quanterr.formats.shared.ct_row_groups import fit_row_blocks, with_zero_points
+from quanterr.formats.shared.ct_row_groups import fit_row_blocks, of_rows, with_zero_points
 from quanterr.tensors.levels import signed_bytes
 
 NEEDS = {
@@ -39,7 +39,7 @@ def fit(parts: Parts) -> Weight | None:
     blocks, bits = fit_row_blocks(parts, shape), configured(parts, "num_bits") or 8
     return parts.weight(
         shape,
-        partial(dequantize, parts, blocks),
+        _native(parts, blocks),
         block_size=blocks.edges,
         code_bits=8,
         uniform_bits=bits,
@@ -54,6 +54,16 @@ def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace)
     """(code - zero point) · scale, (r, c)."""
     codes = element_types.read_int8(parts, chunk, workspace)
     return Values(with_zero_points(codes.values, parts, blocks, chunk, workspace), codes.saturated)
+
+
+def _native(parts: Parts, blocks: Blocks) -> Dequantize:
+    """:func:`dequantize`, with the same as data where columns are in order."""
+    plain, zero_point = partial(dequantize, parts, blocks), parts.get("zero_point")
+    if blocks.order:
+        return plain
+    scale = blocks.within(partial(of_rows, "scale", parts["scale"], blocks))
+    zero = blocks.within(partial(of_rows, "zero_point", zero_point, blocks)) if zero_point else None
+    return element_types.native(parts, plain, scale, blocks.group, zero)
 
 
 FORMATS = (Format("ct_int", NEEDS, fit, usual_db=(30, 42)),)

@@ -43,7 +43,7 @@ def fit(parts: Parts) -> Weight:
     padded = unpadded(parts, stored, BLOCK)
     return parts.weight(
         padded.shape,
-        Microscaled(codes, "e2m1", padded, layouts[0], divided_by(global_scale, padded.stored_rows)).dequantize,
+        Microscaled(codes, "e2m1", padded, layouts[0], divided_by(global_scale, padded.stored_rows)).native,
         code_bits=4,
         levels=E2M1.scaled,
         block_size=(1, BLOCK),

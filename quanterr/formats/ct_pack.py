@@ -27,10 +27,25 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Element,
+    Format,
+    FormatMismatch,
+    Native,
+    Part,
+    Parts,
+    Values,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_rows
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.ct_config import configured
+from quanterr.formats.shared.ct_row_groups import of_rows
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import whole
@@ -69,7 +84,7 @@ def fit(parts: Parts) -> Weight:
     alternatives = [
         parts.weight(
             shape,
-            partial(dequantize, parts, packing, blocks),
+            _native(parts, packing, blocks),
             block_size=blocks.edges,
             code_bits=packing.bits,
             uniform_bits=packing.bits,
@@ -132,18 +147,29 @@ def _version(config: Mapping[str, Any]) -> tuple[int, ...]:
 def dequantize(parts: Parts, packing: Packing, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
     """(code - zero point) · scale, (r, c)."""
     codes = _codes(parts.codes, packing, chunk, workspace)
-    entry = parts.get("zero_point")
     zero_point: Tensor | float = 1 << packing.bits - 1
-    if entry and entry.dtype == "I8":
-        zero_point = workspace.whole("zeros", entry).view(1, 1).float() + zero_point
-    elif entry:
-        zero_point = _zero_points(parts.codes, entry, packing, chunk, workspace)
-    scale, n = parts["scale"], blocks.n
-    if scale.n == 1:
-        stored = workspace.whole("scales", scale).view(1, 1)
-    else:
-        stored = workspace.read("scale", scale, chunk.row * n, (chunk.shape[0], n))
-    return Values(blocks.dequantize(codes, zero_point, stored.float(), chunk, workspace))
+    if parts.get("zero_point"):
+        zero_point = _zero_point(parts, packing, chunk, workspace)
+    scale = of_rows("scale", parts["scale"], blocks, chunk, workspace)
+    return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
+
+
+def _native(parts: Parts, packing: Packing, blocks: Blocks) -> Dequantize:
+    """:func:`dequantize`, with the same as data where bytes hold whole codes of columns in order."""
+    plain, zero_point = partial(dequantize, parts, packing, blocks), parts.get("zero_point")
+    table = bit_stream.byte_table(packing.bits, 0 if zero_point else 1 << packing.bits - 1)
+    if table is None or blocks.order:
+        return plain
+    decoder = Decoder(
+        parts.codes,
+        parts.codes.shape[-1] * WORD // packing.bits,
+        Element.TABLE,
+        table,
+        scale=blocks.within(partial(of_rows, "scale", parts["scale"], blocks)),
+        zero=blocks.within(partial(_zero_point, parts, packing)) if zero_point else None,
+        group=blocks.group,
+    )
+    return Native(plain, decoder)
 
 
 def _codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -154,6 +180,14 @@ def _codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -
     words = workspace.read("words", entry, chunk.row * width + left, (chunk.shape[0], right - left))
     start = first * len(run.codes)
     return cropped(unpack_columns(words, packing, workspace), chunk.col - start, chunk.stop_col - start, workspace)
+
+
+def _zero_point(parts: Parts, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Zero points of the rows of a chunk, or the one, float32, (r or 1, blocks)."""
+    entry = parts["zero_point"]
+    if entry.dtype == "I8":
+        return workspace.whole("zeros", entry).view(1, 1).float() + (1 << packing.bits - 1)
+    return _zero_points(parts.codes, entry, packing, chunk, workspace)
 
 
 def _zero_points(codes: Entry, entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:

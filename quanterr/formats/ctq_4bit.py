@@ -17,7 +17,21 @@ from math import prod
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Element,
+    Format,
+    FormatMismatch,
+    Native,
+    Part,
+    Parts,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.padding import labelled_shape
@@ -93,7 +107,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         )
     return parts.weight(
         shape,
-        partial(dequantize, parts, table, as_matrix(shape)[1], block),
+        _native(parts, table, as_matrix(shape)[1], block),
         code_bits=4,
         levels=nibbles(TABLES[table]),
         evidence=(f"{parts.hints.labels[0]}; flat codes in blocks of {block}",),
@@ -109,9 +123,28 @@ def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, wo
     codes = workspace.read("codes", parts.codes, start, (1, stop - start))
     values = element_types.unpack(codes, _pairs(table, workspace.device), workspace)
     values = values[:, first - 2 * start : first - 2 * start + chunk.n]
-    left, right = first // block, -(-(first + chunk.n) // block)
-    absmax = workspace.read("absmax", parts["absmax"], left, (1, right - left))
+    absmax = _absmax(parts["absmax"], first, first + chunk.n, block, workspace)
     return Values(multiply(values, absmax, first, block).view(chunk.shape))
+
+
+def _absmax(entry: Entry, first: int, stop: int, block: int, workspace: Workspace) -> Tensor:
+    """Of the blocks of a run of elements, (1, blocks) float32."""
+    left, right = first // block, -(-stop // block)
+    return workspace.read("absmax", entry, left, (1, right - left))
+
+
+def _native(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
+    """:func:`dequantize`, with the same as data where rows are whole blocks."""
+    plain = partial(dequantize, parts, table, cols, block)
+    if cols % block:
+        return plain
+
+    def absmax(chunk: Chunk, workspace: Workspace) -> Tensor:
+        first = chunk.row * cols + chunk.col
+        return _absmax(parts["absmax"], first, first + chunk.n, block, workspace).view(chunk.shape[0], -1)
+
+    pairs = _pairs(table, torch.device("cpu"))
+    return Native(plain, Decoder(parts.codes, cols, Element.TABLE, pairs, absmax, group=block))
 
 
 @cache

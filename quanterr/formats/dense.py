@@ -21,7 +21,7 @@ def fit(parts: Parts) -> Weight:
     )
     return parts.weight(
         codes.shape,
-        partial(dequantize, parts),
+        element_types.native(parts, partial(dequantize, parts)),
         encoding="floats",
         needs_float64=codes.dtype == "F64",
         warnings=warnings,

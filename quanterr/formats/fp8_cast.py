@@ -26,7 +26,7 @@ def fit(parts: Parts) -> Weight:
     codes = parts["codes"]
     return parts.weight(
         codes.shape,
-        partial(dequantize, parts),
+        element_types.native(parts, partial(dequantize, parts)),
         encoding="cast",
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,

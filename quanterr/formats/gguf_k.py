@@ -28,7 +28,7 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Workspace
+from quanterr.formats.base import Element, Workspace
 from quanterr.formats.shared.ggml_blocks import Layout, block_formats, codes_of, fields, half, nibbles
 
 
@@ -106,8 +106,20 @@ FORMATS = block_formats(
     (
         Layout("Q2_K", "2-bit codes, a scale and a minimum for 16", q2_k, 16, 2, (10, 12), (16, 80), uniform=True),
         Layout("Q3_K", "3-bit codes, a scale for 16", q3_k, 16, 3, (16, 18), (0, 96), uniform=True),
-        Layout("Q4_K", "4-bit codes, a scale and a minimum for 32", q4_k, 32, 4, (22, 24), (16, 144), uniform=True),
+        Layout(
+            "Q4_K",
+            "4-bit codes, a scale and a minimum for 32",
+            q4_k,
+            32,
+            4,
+            (22, 24),
+            (16, 144),
+            uniform=True,
+            element=Element.Q4_K,
+        ),
         Layout("Q5_K", "5-bit codes, a scale and a minimum for 32", q5_k, 32, 5, (28, 30), (16, 176), uniform=True),
-        Layout("Q6_K", "6-bit codes, a scale for 16", q6_k, 16, 6, (34, 36), (0, 192), uniform=True),
+        Layout(
+            "Q6_K", "6-bit codes, a scale for 16", q6_k, 16, 6, (34, 36), (0, 192), uniform=True, element=Element.Q6_K
+        ),
     ),
 )

@@ -32,7 +32,22 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Element,
+    Format,
+    FormatMismatch,
+    Native,
+    Order,
+    Part,
+    Parts,
+    Values,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import Blocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
@@ -109,7 +124,7 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             (rows, cols),
-            partial(dequantize, parts, blocks, variant),
+            _native(parts, blocks, variant),
             block_size=blocks.edges,
             code_bits=bits,
             uniform_bits=bits,
@@ -218,6 +233,25 @@ def dequantize(parts: Parts, blocks: Blocks, variant: Variant, chunk: Chunk, wor
     zero_points = _zero_points(parts["zero_point"], variant, chunk, workspace)
     scale = turned_scale(parts["scale"], chunk, workspace)
     return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
+
+
+def _native(parts: Parts, blocks: Blocks, variant: Variant) -> Dequantize:
+    """:func:`dequantize`, with the same as data where words hold whole codes of columns in order."""
+    plain, codes = partial(dequantize, parts, blocks, variant), parts.codes
+    table = bit_stream.byte_table(variant.packing.bits)
+    if table is None or blocks.order or codes.bits != WORD:
+        return plain
+    decoder = Decoder(
+        codes,
+        codes.shape[0] * WORD // variant.packing.bits,
+        Element.TABLE,
+        table,
+        scale=blocks.within(partial(turned_scale, parts["scale"])),
+        zero=blocks.within(partial(_zero_points, parts["zero_point"], variant)),
+        group=blocks.group,
+        order=Order.WORDS_DOWN,
+    )
+    return Native(plain, decoder)
 
 
 def _codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:

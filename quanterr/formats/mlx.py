@@ -25,9 +25,24 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from torch import Tensor
+
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Element,
+    Format,
+    FormatMismatch,
+    Native,
+    Part,
+    Parts,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import bit_stream
-from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Element, Microscaled, ScaleOf, e4m3, exponents
+from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Microscaled, ScaleOf, SmallFloat, e4m3, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.tensors.levels import uniform
@@ -58,7 +73,7 @@ def fit_affine(parts: Parts) -> Weight:
     warning = f"config.json declares no layer of {code_bits} bits in groups of {group}, which {source} implies"
     return parts.weight(
         shape,
-        partial(dequantize, parts, unpadded(parts, shape, group), code_bits),
+        _native(parts, unpadded(parts, shape, group), code_bits),
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=uniform(code_bits),
@@ -134,18 +149,29 @@ def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace
         values = workspace.output(chunk.shape).copy_(stored)
     else:
         values = bit_stream.unpack(stored, bit_stream.integers(code_bits, workspace.device), workspace)
-    scale, bias = (
-        workspace.read(role, parts[role], chunk.row * (cols // group), (chunk.shape[0], cols // group))
-        .narrow(1, chunk.col // group, chunk.shape[1] // group)
-        .float()
-        .unsqueeze(2)
-        for role in ("scale", "bias")
-    )
+    scale, bias = (_of_groups(parts, padded, role, chunk, workspace).unsqueeze(2) for role in ("scale", "bias"))
     values.view(chunk.shape[0], -1, group).mul_(scale).add_(bias)
     return Values(values)
 
 
-def fit_float(element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
+def _of_groups(parts: Parts, padded: Padded, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Scales or biases of a chunk of whole groups, (r, groups) float32."""
+    n, group = padded.stored_cols // padded.step, padded.step
+    stored = workspace.read(role, parts[role], chunk.row * n, (chunk.shape[0], n))
+    return stored.narrow(1, chunk.col // group, chunk.shape[1] // group).float()
+
+
+def _native(parts: Parts, padded: Padded, code_bits: int) -> Dequantize:
+    """:func:`dequantize`, with the same as data where bytes hold whole codes."""
+    plain, table = partial(dequantize, parts, padded, code_bits), bit_stream.byte_table(code_bits)
+    if table is None:
+        return plain
+    scale, bias = (partial(_of_groups, parts, padded, role) for role in ("scale", "bias"))
+    cols, group = padded.stored_cols, padded.step
+    return Native(plain, Decoder(parts.codes, cols, Element.TABLE, table, scale, shift=bias, group=group))
+
+
+def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
     """The weight, if it has codes of that kind."""
     codes, scale = parts.codes, parts["scale"]
     _check_rows(parts)
@@ -158,7 +184,7 @@ def fit_float(element: Element, group: int, scale_of: ScaleOf, parts: Parts) -> 
     scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
     return parts.weight(
         shape,
-        Microscaled(codes, element, unpadded(parts, shape, group), scales, scale_of).dequantize,
+        Microscaled(codes, element, unpadded(parts, shape, group), scales, scale_of).native,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, group),

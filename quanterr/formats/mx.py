@@ -32,13 +32,13 @@ from functools import partial
 from math import prod
 
 from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
-from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Element, Microscaled, exponents
+from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Microscaled, SmallFloat, exponents
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.formats.shared.quark_config import has_e5m3_scales, specifications
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 
 BLOCK = 32
-SIX_BIT_KINDS: tuple[Element, ...] = ("e2m3", "e3m2")  # the likelier first
+SIX_BIT_KINDS: tuple[SmallFloat, ...] = ("e2m3", "e3m2")  # the likelier first
 BYTES = frozenset({"U8"})
 EXPONENTS = frozenset({"U8", "F8_E8M0"})
 SCALES = ("{weight}_scale", "{weight}_weight_scale", "{module}.scale")
@@ -64,7 +64,7 @@ def fit_mxfp4(parts: Parts) -> Weight | None:
     return _fit(parts, "e2m1", (*codes.shape[:-1], cols))
 
 
-def fit_mxfp6(element: Element, parts: Parts) -> Weight | None:
+def fit_mxfp6(element: SmallFloat, parts: Parts) -> Weight | None:
     """The weight, if nothing says that its codes are of the other kind; that as an alternative where nothing does."""
     codes = parts.codes
     if len(codes.shape) not in (2, 3) or codes.shape[-1] % 24:
@@ -81,7 +81,7 @@ def fit_mxfp6(element: Element, parts: Parts) -> Weight | None:
     return replace(first.or_else(others), undeclared=True)
 
 
-def fit_packed(element: Element, parts: Parts) -> Weight | None:
+def fit_packed(element: SmallFloat, parts: Parts) -> Weight | None:
     """The weight of compressed-tensors, if it has codes of that kind."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
@@ -116,7 +116,7 @@ def fit_gpt_oss(parts: Parts) -> Weight:
     return _weight(parts, "e2m1", unpadded(parts, shape, BLOCK), scales)
 
 
-def _fit(parts: Parts, element: Element, stored: tuple[int, ...], warnings: tuple[str, ...] = ()) -> Weight:
+def _fit(parts: Parts, element: SmallFloat, stored: tuple[int, ...], warnings: tuple[str, ...] = ()) -> Weight:
     experts = stored[0] if len(stored) == 3 else 1
     layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // BLOCK), experts)
     if not layouts or layouts[0].tiled:
@@ -129,14 +129,14 @@ def _fit(parts: Parts, element: Element, stored: tuple[int, ...], warnings: tupl
 
 def _weight(
     parts: Parts,
-    element: Element,
+    element: SmallFloat,
     padded: Padded,
     scales: BlockScales,
     warnings: tuple[str, ...] = (),
 ) -> Weight:
     return parts.weight(
         padded.shape,
-        Microscaled(parts.codes, element, padded, scales, exponents).dequantize,
+        Microscaled(parts.codes, element, padded, scales, exponents).native,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, BLOCK),

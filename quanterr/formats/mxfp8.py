@@ -14,14 +14,11 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/float_utils.py; silvero
 formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors@ac8e2ba8 compressors/mxfp8/base.py.
 """
 
-from functools import partial
-
-from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared import element_types
+from quanterr.formats.base import Format, Part, Parts, Weight
 from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check_labels
-from quanterr.formats.shared.padding import Padded, fit_padded
-from quanterr.formats.shared.scale_grid import multiply
-from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.formats.shared.microscaling import Microscaled, exponents
+from quanterr.formats.shared.padding import fit_padded
+from quanterr.formats.shared.swizzled_scales import fit_block_scales
 from quanterr.tensors.levels import E4M3
 
 BLOCK = 32
@@ -48,7 +45,7 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             padded.shape,
-            partial(dequantize, parts, padded, layout),
+            Microscaled(codes, "e4m3", padded, layout, exponents).native,
             code_bits=8,
             levels=E4M3.scaled,
             block_size=(1, BLOCK),
@@ -59,21 +56,6 @@ def fit(parts: Parts) -> Weight | None:
         for layout in layouts
     ]
     return alternatives[0].or_else(alternatives[1:])
-
-
-def dequantize(parts: Parts, padded: Padded, scales: BlockScales, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · 2^(exponent - 127), (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_block, parts, scales))
-
-
-def _block(parts: Parts, scales: BlockScales, chunk: Chunk, workspace: Workspace) -> Values:
-    codes = element_types.e4m3(
-        workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape), workspace
-    )
-    exponents = scales.read(chunk.row, chunk.stop_row, workspace)
-    left, right = chunk.col // BLOCK, -(-chunk.stop_col // BLOCK)
-    scale = element_types.e8m0(exponents[:, left:right].contiguous())
-    return Values(multiply(codes.values.mul_(codes.unit), scale, chunk.col, BLOCK), codes.saturated)
 
 
 FORMATS = (Format("mxfp8", NEEDS, fit, usual_db=(30, 32)),)

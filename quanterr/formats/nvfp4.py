@@ -20,15 +20,12 @@ NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/quantization/qtensor/nvfp4_tensor
 comfy/ops.py for pre_quant_scale.
 """
 
-from functools import partial
-
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, Values, Weight, Workspace
-from quanterr.formats.shared import element_types
+from quanterr.formats.base import Format, FormatMismatch, Parts, Weight
 from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
-from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
-from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, Microscaled, times
+from quanterr.formats.shared.padding import fit_padded
+from quanterr.formats.shared.pre_quant_scale import applied
 from quanterr.formats.shared.quark_config import has_e5m3_scales
-from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 from quanterr.tensors.levels import E2M1
 
@@ -51,14 +48,12 @@ def fit(parts: Parts) -> Weight | None:
             f"its global scale {parts['global_scale']} should be one, or one for each of {experts} experts"
         )
     padded = fit_padded(parts, stored, block, MULTIPLE)
-    pre_quant_scale = parts.get("pre_quant_scale")
-    if pre_quant_scale and pre_quant_scale.n not in (padded.cols, padded.stored_cols):
-        raise FormatMismatch(f"{pre_quant_scale} should have one for each of {padded.cols} columns")
+    scale_of = times(parts["global_scale"], padded.stored_rows)
     tiled_first, high_first = _dialect(parts, comfy_format)
     alternatives = [
         parts.weight(
             padded.shape,
-            partial(dequantize, parts, padded, layout, high),
+            Microscaled(codes, "e2m1", padded, layout, scale_of, high_first=high).native,
             code_bits=4,
             levels=E2M1.scaled,
             block_size=(1, block),
@@ -69,7 +64,7 @@ def fit(parts: Parts) -> Weight | None:
         for layout in sorted(layouts, key=lambda layout: layout.tiled != tiled_first)
         for high in (high_first, not high_first)
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return applied(parts, alternatives[0].or_else(alternatives[1:]), padded.stored_cols)
 
 
 def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
@@ -95,31 +90,6 @@ def _dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
 def _described(layout: BlockScales, high_first: bool) -> str:
     nibble = "high" if high_first else "low"
     return f"NVFP4, first column in the {nibble} nibble, scales in {'tiles' if layout.tiled else 'rows'}"
-
-
-def dequantize(
-    parts: Parts, padded: Padded, scales: BlockScales, high_first: bool, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """e2m1(code) · (scale · global scale), (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, scales, high_first))
-
-
-def _block(
-    parts: Parts, padded: Padded, scales: BlockScales, high_first: bool, chunk: Chunk, workspace: Workspace
-) -> Values:
-    first = (chunk.row * padded.stored_cols + chunk.col) // 2
-    codes = workspace.read_bytes("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-    values = element_types.unpack(codes, element_types.e2m1_pairs(high_first, workspace.device), workspace)
-    block = padded.step
-    stored = scales.read(chunk.row, chunk.stop_row, workspace)
-    scale = element_types.e4m3_scales(stored[:, chunk.col // block : -(-chunk.stop_col // block)])
-    global_scale = of_rows(parts["global_scale"], padded.stored_rows, chunk, workspace)
-    multiply(values, scale.mul_(global_scale), chunk.col, block)
-    if pre_quant_scale := parts.get("pre_quant_scale"):
-        factors = workspace.whole("pre_quant_scale", pre_quant_scale).view(-1).float()
-        stop = min(chunk.stop_col, len(factors))
-        values[:, : stop - chunk.col].mul_(factors[chunk.col : stop])
-    return Values(values)
 
 
 FORMATS = (Format("nvfp4", NVFP4_PARTS, fit, usual_db=(19, 21)),)

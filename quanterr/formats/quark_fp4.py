@@ -45,7 +45,7 @@ def fit(parts: Parts) -> Weight | None:
     scale_of = times(global_scale, rows, e5m3) if global_scale else e5m3
     return parts.weight(
         shape,
-        Microscaled(codes, "e2m1", unpadded(parts, shape, block), scales, scale_of).dequantize,
+        Microscaled(codes, "e2m1", unpadded(parts, shape, block), scales, scale_of).native,
         code_bits=4,
         levels=E2M1.scaled,
         block_size=(1, block),

@@ -39,9 +39,9 @@ from quanterr.formats.shared.microscaling import (
     CODE_BITS,
     LEVELS,
     SIX_BITS,
-    Element,
     Microscaled,
     ScaleOf,
+    SmallFloat,
     e4m3,
     exponents,
     times,
@@ -193,7 +193,7 @@ def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Worksp
     return grid.multiply(cast(stored, workspace), chunk, workspace)
 
 
-MX_ELEMENTS: dict[str, Element] = {
+MX_ELEMENTS: dict[str, SmallFloat] = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
     "float4_e2m1fn_x2": "e2m1",
@@ -222,7 +222,7 @@ def _fit_nvfp4(parts: Parts, declared: Described) -> Weight:
     return _microscaled(parts, declared, "e2m1", 16, scale_of)
 
 
-def _microscaled(parts: Parts, declared: Described, element: Element, block: int, scale_of: ScaleOf) -> Weight:
+def _microscaled(parts: Parts, declared: Described, element: SmallFloat, block: int, scale_of: ScaleOf) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}.get(element, ("U8",))
     unpacked = element in SIX_BITS
@@ -243,7 +243,7 @@ def _microscaled(parts: Parts, declared: Described, element: Element, block: int
     scales = BlockScales(scale, rows, blocks, 1, tiled)
     return parts.weight(
         shape,
-        Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of, unpacked).dequantize,
+        Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of, unpacked).native,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, block),

@@ -274,6 +274,7 @@ class RunInfo(Model):
     seconds: FiniteFloat
     device: str
     threads: int
+    kernel: str | None = None  # that added up the errors: native (and its instructions) or torch
     torch: str
     python: str
     read_bytes: int

@@ -30,6 +30,13 @@ def unit_table(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values)[codes].to(device)
 
 
+def byte_table(code_bits: int, zero: int = 0) -> Tensor | None:
+    """What the codes of a byte stand for, integers less ``zero``; None where codes cross the ends of bytes."""
+    if 8 % code_bits:
+        return None
+    return unit_table(tuple(float(code - zero) for code in range(1 << code_bits)), torch.device("cpu"))
+
+
 def integers(code_bits: int, device: torch.device) -> Tensor:
     """The table of codes that are integers from 0 on."""
     return unit_table(tuple(map(float, range(1 << code_bits))), device)

@@ -17,6 +17,7 @@ from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.shared.scale_grid import by_block
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.decoder import OfBlocks
 from quanterr.tensors.workspace import Workspace
 
 SIZES = tuple(1 << n for n in range(3, 15))
@@ -40,6 +41,19 @@ class Blocks:
     def warnings(self) -> tuple[str, ...]:
         """What speaks against the size, in words."""
         return (self.warning,) if self.warning else ()
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale; 0 where the whole row does."""
+        return self.size if self.n > 1 else 0
+
+    def within(self, of_blocks: OfBlocks) -> OfBlocks:
+        """``of_blocks``, which gives those of whole rows, (1 or r, n or more), as those of a chunk alone."""
+
+        def cut(chunk: Chunk, workspace: Workspace) -> Tensor:
+            return of_blocks(chunk, workspace)[:, chunk.col // self.size : -(-chunk.stop_col // self.size)]
+
+        return cut
 
     def dequantize(
         self, codes: Tensor, zero_point: Tensor | float, scale: Tensor, chunk: Chunk, workspace: Workspace

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Parts
+from quanterr.formats.base import Decoder, Dequantize, Element, Native, Parts
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.decoder import OfBlocks
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
@@ -60,6 +61,35 @@ def e5m2(codes: Tensor, workspace: Workspace) -> Codes:
     workspace.buffer("half", shape, torch.int16).copy_(codes).mul_(256)
     values = workspace.output(shape).copy_(workspace.buffer("half", shape, torch.float16))
     return Codes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
+
+
+ELEMENTS = {
+    "F32": (Element.F32, ()),
+    "BF16": (Element.BF16, ()),
+    "F16": (Element.F16, ()),
+    "I8": (Element.I8, (0x7F, 0x80, 0x81)),
+    "F8_E4M3": (Element.E4M3, (0x7E, 0xFE)),
+    "F8_E5M2": (Element.TABLE, (0x7B, 0xFB)),
+}  # by dtype, with the bytes that are saturated codes
+
+
+def native(
+    parts: Parts, dequantize: Dequantize, scale: OfBlocks | None = None, group: int = 0, zero: OfBlocks | None = None
+) -> Dequantize:
+    """``dequantize`` with the same as data, of elements that are stored one by one; as it is, of other dtypes."""
+    codes = parts.codes
+    if codes.dtype not in ELEMENTS:
+        return dequantize
+    element, ends = ELEMENTS[codes.dtype]
+    table = e5m2_table() if element == Element.TABLE else None
+    decoder = Decoder(codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends)
+    return Native(dequantize, decoder)
+
+
+@cache
+def e5m2_table() -> Tensor:
+    """What each byte stands for, (256, 1) float32."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()[:, None]
 
 
 def read_floats(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:

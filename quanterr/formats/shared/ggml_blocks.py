@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Decoder, Dequantize, Element, Format, Native, Part, Parts, Values, Weight
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.levels import INT8, Levels, uniform
 from quanterr.tensors.workspace import Workspace
@@ -41,6 +41,7 @@ class Layout(NamedTuple):
     codes: tuple[int, int] = (0, 0)  # the bytes of a block that hold them
     levels: Levels | None = None  # of the codes
     uniform: bool = False  # the codes have equal steps, and no sign
+    element: Element | None = None  # what the compiled kernel decodes itself
 
     @property
     def format(self) -> str:
@@ -70,13 +71,18 @@ def fit(layout: Layout, parts: Parts) -> Weight:
     levels = uniform(layout.bits) if layout.uniform else layout.levels
     return parts.weight(
         parts.codes.shape,
-        partial(dequantize, parts, layout.unpack),
+        _native(parts, layout),
         block_size=(1, layout.shared),
         code_bits=layout.bits,
         uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
         levels=levels and levels.within(n_bytes, layout.codes),
         evidence=(f"type {layout.dtype}: blocks of {n} elements in {n_bytes} bytes",),
     )
+
+
+def _native(parts: Parts, layout: Layout) -> Dequantize:
+    plain, cols = partial(dequantize, parts, layout.unpack), parts.matrix[1]
+    return Native(plain, Decoder(parts.codes, cols, layout.element)) if layout.element is not None else plain
 
 
 def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace) -> Values:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Part, Values
+from quanterr.formats.base import Decoder, Dequantize, Element, Native, Part, Values
 from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
 from quanterr.formats.shared.element_types import Codes
 from quanterr.formats.shared.padding import Padded
@@ -31,17 +31,17 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
 from quanterr.tensors.workspace import Workspace
 
-Element = Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]
-CODE_BITS: dict[Element, int] = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
-LEVELS: dict[Element, Levels] = {
+SmallFloat = Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]
+CODE_BITS: dict[SmallFloat, int] = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
+LEVELS: dict[SmallFloat, Levels] = {
     "e2m1": E2M1.scaled,
     "e2m3": E2M3,
     "e3m2": E3M2,
     "e4m3": E4M3.scaled,
     "e5m2": E5M2.scaled,
 }
-SIX_BITS: dict[Element, tuple[float, ...]] = {"e2m3": element_types.E2M3, "e3m2": element_types.E3M2}
-ELEMENTS: dict[str, Element] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
+SIX_BITS: dict[SmallFloat, tuple[float, ...]] = {"e2m3": element_types.E2M3, "e3m2": element_types.E3M2}
+ELEMENTS: dict[str, SmallFloat] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
 ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # float32 of the bytes of a chunk's scales, (r, blocks)
 
@@ -59,24 +59,51 @@ class Microscaled:
     """Where codes and scales of a weight are, and what the scales' bytes mean."""
 
     codes: Entry
-    element: Element
+    element: SmallFloat
     padded: Padded
     scales: BlockScales
     scale_of: ScaleOf
     unpacked: bool = False  # codes of 6 bits have a byte each
+    high_first: bool = False  # of two codes in a byte
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
         """code · scale, (r, c)."""
         return self.padded.dequantize(chunk, workspace, self._block)
 
+    @property
+    def native(self) -> Dequantize:
+        """:meth:`dequantize`, with the same as data where bytes hold whole codes and no rows are padding."""
+        padded = self.padded
+        if self.element in SIX_BITS or padded.rows != padded.stored_rows:
+            return self.dequantize
+        kind: Element
+        table: Tensor | None
+        ends: tuple[int, ...]
+        if self.element == "e4m3":
+            (kind, ends), table = element_types.ELEMENTS["F8_E4M3"], None
+        elif self.element == "e5m2":
+            (kind, ends), table = element_types.ELEMENTS["F8_E5M2"], element_types.e5m2_table()
+        else:
+            kind, ends, table = Element.TABLE, (), self._pairs(torch.device("cpu"))
+        scale = self._scales
+        decoder = Decoder(self.codes, padded.stored_cols, kind, table, scale, group=padded.step, ends=ends)
+        return Native(self.dequantize, decoder)
+
+    def _pairs(self, device: torch.device) -> Tensor:
+        return element_types.e2m1_pairs(self.high_first, device)
+
     def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
         values, unit, saturated = self._codes(chunk, workspace)
-        block = self.padded.step
-        stored = self.scales.read(chunk.row, chunk.stop_row, workspace)
-        scale = stored[:, chunk.col // block : -(-chunk.stop_col // block)].contiguous()
         if unit != 1:
             values.mul_(unit)
-        return Values(multiply(values, self.scale_of(scale, chunk, workspace), chunk.col, block), saturated)
+        scales = self._scales(chunk, workspace)
+        return Values(multiply(values, scales, chunk.col, self.padded.step), saturated)
+
+    def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Of a chunk's blocks, (r, blocks) float32."""
+        block = self.padded.step
+        stored = self.scales.read(chunk.row, chunk.stop_row, workspace)
+        return self.scale_of(stored[:, chunk.col // block : -(-chunk.stop_col // block)].contiguous(), chunk, workspace)
 
     def _codes(self, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, float, Tensor | None]:
         """The codes' values, (r, c), a power of two to multiply them with, and how many are at the end."""
@@ -85,7 +112,7 @@ class Microscaled:
         shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
         stored = workspace.read_bytes("codes", self.codes, first, shape)
         if self.element == "e2m1":
-            return element_types.unpack(stored, element_types.e2m1_pairs(False, workspace.device), workspace), 1.0, None
+            return element_types.unpack(stored, self._pairs(workspace.device), workspace), 1.0, None
         if self.unpacked:
             return element_types.unpack(stored, _byte_table(self.element, workspace.device), workspace), 1.0, None
         if self.element in SIX_BITS:
@@ -97,7 +124,7 @@ class Microscaled:
 
 
 @cache
-def _byte_table(element: Element, device: torch.device) -> Tensor:
+def _byte_table(element: SmallFloat, device: torch.device) -> Tensor:
     """What the low six bits of each byte stand for, (256, 1) float32."""
     return torch.tensor(4 * SIX_BITS[element], device=device)[:, None]
 

@@ -18,8 +18,8 @@ from quanterr.formats.shared.comfy_labels import FLOATS
 PART = Part(("{module}.pre_quant_scale",), FLOATS, optional=True)
 
 
-def applied(parts: Parts, weight: Weight) -> Weight:
-    """The weight with its columns multiplied, if such factors are stored.
+def applied(parts: Parts, weight: Weight, stored_cols: int | None = None) -> Weight:
+    """The weight with its columns multiplied, if such factors are stored; of padded ones, ``stored_cols`` there are.
 
     Raises:
         FormatMismatch: they are not one for each column.
@@ -27,13 +27,13 @@ def applied(parts: Parts, weight: Weight) -> Weight:
     entry = parts.get("pre_quant_scale")
     if entry is None:
         return weight
-    if entry.n != weight.matrix[1]:
+    if entry.n not in (weight.matrix[1], stored_cols):
         raise FormatMismatch(f"{entry} should have one for each of {weight.matrix[1]} columns")
     return replace(
         weight,
         dequantize=partial(_multiplied, weight.dequantize, entry),
         unit=None,
-        alternatives=tuple(applied(parts, one) for one in weight.alternatives),
+        alternatives=tuple(applied(parts, one, stored_cols) for one in weight.alternatives),
     )
 
 

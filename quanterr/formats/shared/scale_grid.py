@@ -75,7 +75,7 @@ class Grid:
             scale = float(as_float(self.entry, workspace.whole("scale", self.entry)))
             smallest = largest = abs(scale * unit)
         else:
-            scale = self._scales(chunk, workspace)
+            scale = self.scales(chunk, workspace)
             smallest, largest = map(float, torch.aminmax((scale * unit).abs()))
         if not largest <= FLOAT32_MAX:  # else scale · unit is exact, as the unit is a power of two
             values.mul_(unit)
@@ -87,14 +87,10 @@ class Grid:
         # A product of codes that are not zero may underflow to zero only if the scale is tiny.
         return Values(values, codes.saturated, codes.zeros if smallest > TINY else None)
 
-    def of_rows(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Scales of the rows of a chunk, (r, 1) float32, or the one, (1, 1); not of blocks."""
+    def scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Scales of a chunk as float32, (1 or r, blocks of columns)."""
         if self.entry.n == 1:
             return as_float(self.entry, workspace.whole("scale", self.entry)).view(1, 1)
-        return self._scales(chunk, workspace)
-
-    def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Scales of a chunk as float32, (1 or r, blocks of columns)."""
         block_cols = self.block[1]
         first, last = self._grid_row(chunk.row), self._grid_row(chunk.stop_row - 1)
         left, right = chunk.col // block_cols, -(-chunk.stop_col // block_cols)
@@ -209,12 +205,12 @@ def fit_scaled(
     warnings += check_granularity(parts, comfy_format, grid.granularity)
     weight = parts.weight(
         codes.shape,
-        partial(dequantize, parts, grid),
+        _native(parts, grid, dequantize),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
         levels=OF_DTYPE[codes.dtype].scaled if codes.dtype in OF_DTYPE else None,
-        unit=None if grid.granularity == "block" else grid.of_rows,
+        unit=None if grid.granularity == "block" else grid.scales,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
         warnings=(*warnings, grid.warning) if grid.warning else warnings,
@@ -227,7 +223,7 @@ def fit_scaled(
         return weight
     alternative = replace(
         weight,
-        dequantize=partial(dequantize, parts, fit_grid(scale, codes.shape, [(other, "")])),
+        dequantize=_native(parts, fit_grid(scale, codes.shape, [(other, "")]), dequantize),
         unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
@@ -236,6 +232,11 @@ def fit_scaled(
         weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), close_alternatives=True
     )
     return first.or_else([alternative])
+
+
+def _native(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
+    group = grid.block[1] if grid.granularity == "block" else 0
+    return element_types.native(parts, partial(dequantize, parts, grid), grid.scales, group)
 
 
 def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:

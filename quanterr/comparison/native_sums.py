@@ -1,0 +1,220 @@
+"""Sums of chunks by the compiled kernel, whichever way the two sides are dequantized."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.comparison.kernel import Importance, add_matrices, add_rows
+from quanterr.formats import Values, Weight
+from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.sums import Sums
+from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, Run, Side
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.decoder import Decoder, Element, Order, decoder_of
+from quanterr.tensors.workspace import Workspace
+
+AT_ONCE = 1 << 16  # elements that are read, then added up: what a core's cache holds
+TILE = 32  # rows of transposed codes that are put in order at a time
+AWQ_ROWS = 8  # in a word
+PRECISE = 1 << 12  # elements; of smaller weights all sums are float64, as few roundings do not average out
+
+Dequantize = Callable[[Chunk], Values]
+
+
+class Operand(NamedTuple):
+    """One side of a pair: its weight, its buffers, and how its values come where the kernel cannot decode them."""
+
+    weight: Weight
+    workspace: Workspace
+    dequantize: Dequantize
+
+
+class NativeSums:
+    """One thread's buffers for the compiled kernel."""
+
+    def __init__(self, kernel: Kernel, outlier: float) -> None:
+        """Start with empty tables."""
+        self._kernel, self._outlier = kernel, outlier
+        self._workspace = Workspace(torch.device("cpu"))
+        self._counts = torch.zeros((2, ROOM), dtype=torch.int32)
+        self._histogram = torch.empty(ROOM, dtype=torch.int64)
+        self._sums = ctypes.create_string_buffer(len(SUMS) * SUM_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its buffers."""
+        return self._workspace.nbytes + self._counts.nbytes + self._histogram.nbytes
+
+    def sums(
+        self,
+        operands: tuple[Operand, Operand],
+        chunks: Sequence[Chunk],
+        importance: Importance | None,
+        kept: tuple[Tensor, Tensor] | None,
+    ) -> Sums | None:
+        """Sums of a few chunks, (rows, cols) of one weight; None where a file cannot be read to the end.
+
+        ``kept`` are two (r, c) float32, of a weight of one chunk, in which its values are left.
+        """
+        weight = operands[0].weight
+        direct = [_direct(operand.weight, chunks) for operand in operands]
+        whole = chunks[0].stop_col - chunks[0].col == weight.matrix[1]
+        if all(direct) and whole:
+            chunks = [Chunk(chunks[0].row, chunks[-1].stop_row, 0, weight.matrix[1])]
+        total: Sums | None = None
+        for chunk in chunks:
+            sums = self._chunk(operands, direct, chunk, importance, kept)
+            if sums is None:
+                return None
+            if total is None:
+                total = sums
+            else:
+                total.add(sums)
+        return total
+
+    def of_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
+        """Sums of two chunks of values, (r, c), of weights of (rows, cols)."""
+        alive: list[Tensor] = []
+        return self._add([_of_values(x, alive), _of_values(y, alive)], chunk, matrix, len(x))
+
+    def _chunk(
+        self,
+        operands: tuple[Operand, Operand],
+        direct: Sequence[Decoder | None],
+        chunk: Chunk,
+        importance: Importance | None,
+        kept: tuple[Tensor, Tensor] | None,
+    ) -> Sums | None:
+        weight = operands[0].weight
+        at_once = min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
+        if any(decoder and decoder.order != Order.ROWS for decoder in direct):
+            at_once = TILE
+        alive: list[Tensor] = []  # what the kernel reads
+        sides, saturated = [], 0
+        for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
+            if decoder is None:
+                values = operand.dequantize(chunk)
+                saturated += int(values.saturated) if values.saturated is not None else 0
+                side = _of_values(values.weight, alive)
+            else:
+                side = _of_codes(decoder, chunk, at_once, operand.workspace, alive)
+            if kept:
+                side.values = kept[place].data_ptr()
+            sides.append(side)
+        columns = importance(chunk).float().contiguous() if importance else None
+        sums = self._add(sides, chunk, weight.matrix, at_once, columns, weight.matrix_rows)
+        if sums is None:
+            return None
+        sums.saturated = saturated + sides[1].saturated
+        return sums
+
+    def _add(
+        self,
+        sides: Sequence[Side],
+        chunk: Chunk,
+        matrix: tuple[int, int],
+        at_once: int,
+        importance: Tensor | None = None,
+        matrix_rows: int = 0,
+    ) -> Sums | None:
+        r, c = chunk.shape
+        rows = self._workspace.buffer("rows", (3, r), torch.float64)
+        run = Run(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
+        if importance is not None:
+            run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
+        run.counts, run.row_sums = self._counts.data_ptr(), rows.data_ptr()
+        run.histogram, run.sums = self._histogram.data_ptr(), ctypes.addressof(self._sums)
+        if not self._kernel.compare(sides[0], sides[1], run):
+            return None
+        sums = self._taken(run, chunk.n)
+        add_rows(sums, [chunk], matrix[1], rows)
+        if matrix_rows:
+            add_matrices(sums, [chunk], matrix_rows, rows)
+        return sums
+
+    def _taken(self, run: Run, n: int) -> Sums:
+        """The sums that the kernel left, of ``n`` elements."""
+        sums = Sums(
+            elements=n,
+            n=run.n,
+            nonfinite_original=run.nonfinite_x,
+            nonfinite_quantized=run.nonfinite_y,
+            x_nonzero=run.n - run.x_zero,
+            zero_reference=run.zero_reference,
+            zeroed=run.y_zero - (run.x_zero - run.zero_reference),
+            outliers=run.outliers,
+            relative_outliers=run.relative_outliers,
+            e_max=run.e_max,
+            e_min=run.e_min,
+            relative_max=run.relative_max,
+        )
+        if run.n:
+            sums.histogram = Histogram(run.zero_errors, self._histogram[: run.n_bins].clone(), run.first_bin)
+        stored = memoryview(self._sums)
+        for place, name in enumerate(SUMS):
+            limbs = stored[place * SUM_BYTES : (place + 1) * SUM_BYTES]
+            setattr(sums, name, int.from_bytes(limbs, "little", signed=True))
+        return sums
+
+
+def _direct(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
+    """The weight's decoder, if the kernel can use it for these chunks."""
+    decoder = decoder_of(weight.dequantize)
+    if decoder is None:
+        return None
+    cols, (together, _) = weight.matrix[1], decoder.together
+    if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
+        return None
+    if chunks[0].stop_col - chunks[0].col == cols:
+        return decoder
+    begins_blocks = all(chunk.col % together == chunk.col % (decoder.group or 1) == 0 for chunk in chunks)
+    return decoder if begins_blocks and decoder.order == Order.ROWS else None
+
+
+def _of_values(values: Tensor, alive: list[Tensor]) -> Side:
+    """A side whose values are dequantized, (r, c)."""
+    stored = values.float().contiguous()
+    alive.append(stored)
+    return Side(element=Element.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
+
+
+def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]) -> Side:
+    """A side whose codes the kernel reads and decodes itself, ``at_once`` rows at a time."""
+    entry, (together, n_bytes) = decoder.codes, decoder.together
+    row_bytes = decoder.cols // together * n_bytes
+    side = Side(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
+    if decoder.ends:
+        side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
+    if decoder.order == Order.ROWS:
+        side.file = entry.file.descriptor
+        side.offset = entry.offset + chunk.row * row_bytes + chunk.col // together * n_bytes
+        side.stored = workspace.buffer("native", (at_once * row_bytes,), torch.uint8).data_ptr()
+    else:
+        _place_columns(side, decoder, chunk, workspace)
+    if decoder.table is not None:
+        side.table = decoder.table.data_ptr()
+        alive.append(decoder.table)
+    side.group = decoder.group or max(decoder.cols, 1)
+    for name in ("scale", "zero", "shift"):
+        of_blocks = getattr(decoder, name)
+        if of_blocks is not None:
+            factors = of_blocks(chunk, workspace).float().contiguous()
+            setattr(side, name, factors.data_ptr())
+            setattr(side, f"{name}_step", factors.shape[1] if factors.shape[0] > 1 else 0)
+            alive.append(factors)
+    return side
+
+
+def _place_columns(side: Side, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
+    """Codes of whole columns, which are held, from the first row of the chunk on."""
+    stored = workspace.whole("columns", decoder.codes)
+    side.file, side.words = -1, stored.shape[1]
+    first = chunk.row if decoder.order == Order.WORDS_DOWN else chunk.row // AWQ_ROWS
+    side.stored = stored.data_ptr() + 4 * first
+    if decoder.order == Order.AWQ_WORDS:
+        side.row_bytes = decoder.cols  # once in order, a byte each
+    side.tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8).data_ptr()

@@ -1,0 +1,577 @@
+/* One pass over the codes of two weights: read, decode, add up. C11, no dependency, no Python.
+ *
+ * Called through ctypes, which releases the interpreter lock for a whole range of rows. exact_sums in
+ * comparison/kernel.py is the specification of every sum, a format's own dequantize that of every value.
+ *
+ * Sums. A segment is SEGMENT columns of a row, from a multiple of SEGMENT on. It is added up in 16 float32 lanes,
+ * the same on every instruction set, and the lanes in float64. Segments add up to a strip of STRIP columns, in order,
+ * in float64; strips to the total in exact integers. So neither the cut into chunks nor the number of threads
+ * changes a digit. A segment that float32 cannot hold, or not well, is added up in float64 instead: not finite, too
+ * large or too small to square, dominated by one element, all elements alike, y far smaller than x.
+ *
+ * The order of the fields of every struct is that of quanterr/native/__init__.py.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#define VERSION 1
+#define SEGMENT 512
+#define LANES 16
+#define RUN 8
+#define STRIP 16384
+#define BINS 0x7F80 /* of a histogram: finite bfloat16 numbers that are not negative */
+#define ROOM 32768  /* bins of one table of counts */
+#define MAGNITUDE 0x7FFFFFFF
+#define RELATIVE_OUTLIER 0.01
+#define LIMBS 68 /* of 32 bits: float64 numbers in units of 2^-1074 */
+
+#if defined(__AVX512F__)
+#define WIDTH 16 /* lanes of a vector */
+#elif defined(__AVX2__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define APART static __attribute__((noinline)) /* a loop that has all registers to itself */
+
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+
+enum { X, Y, E, X_ABS, E_ABS, X_SQ, Y_SQ, E_SQ, XY, RELATIVE, WEIGHTED_X_SQ, WEIGHTED_E_SQ, N_SUMS };
+enum { F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K };            /* elements */
+enum { IN_ROWS, WORDS_DOWN, AWQ_WORDS };                                /* orders of the codes */
+enum { DONE = 1, TRUNCATED = -1 };                                     /* or -errno */
+
+typedef struct {
+    int32_t element, order;
+    int32_t file;         /* descriptor, or -1: `stored` holds the rows */
+    int32_t per_byte;     /* codes, of a TABLE */
+    int64_t offset;       /* in the file, of the first row */
+    int64_t row_bytes;    /* from one row to the next */
+    int64_t words;        /* of WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
+    void *stored;         /* the rows, or room for them */
+    void *tile;           /* room for rows in order */
+    const float *table;   /* (256, per_byte): what each byte stands for */
+    const float *scale;   /* (1 or rows, groups), or NULL */
+    const float *zero;    /* the same, taken from the codes before; or NULL */
+    const float *shift;   /* the same, added last; or NULL */
+    int64_t scale_step;   /* from the scales of a row to those of the next; 0 where there is one row of them */
+    int64_t zero_step;
+    int64_t shift_step;
+    int64_t group;        /* columns that share a scale */
+    float *values;        /* where decoded rows are kept, or NULL */
+    int32_t ends[3];      /* bytes that are saturated codes: fewer are given twice */
+    int32_t has_ends;
+    int64_t saturated;    /* out: how many */
+} Side;
+
+typedef struct {
+    int64_t rows, cols;
+    int64_t rows_at_once;
+    int64_t precise;           /* add all up in float64 */
+    double outlier;
+    const float *importance;   /* (1 or rows, cols), or NULL */
+    int64_t importance_step;
+    uint32_t *counts;          /* (2, ROOM), zero before and after */
+    double *row_sums;          /* out: (3, rows): x², e², max |e| */
+    int64_t *histogram;        /* out: room for ROOM counts */
+    uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074 */
+    int64_t first_bin, n_bins; /* out: of the histogram, without bin 0 */
+    int64_t zero_errors;       /* out: bin 0 */
+    int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
+    double e_max, e_min, relative_max;
+} Run;
+
+typedef struct { /* counts and extremes, by lane: comparisons give -1, so counts are negative */
+    int32_t x_zero[LANES], y_zero[LANES], zero_reference[LANES], outliers[LANES], relative_outliers[LANES];
+    int32_t relative_max[LANES], not_e_min[LANES]; /* bits of floats; of the least ~ */
+} Counts;
+
+typedef struct {
+    int64_t limbs[N_SUMS][LIMBS];
+    Counts counts; /* of a strip */
+    double strip[N_SUMS];
+    double x_sq, e_sq, e_max; /* of a row */
+    uint16_t bins[SEGMENT];
+} State;
+
+INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
+INLINE double most(double a, double b) { return a > b ? a : b; }
+INLINE double least_of(double a, double b) { return a < b ? a : b; }
+INLINE int32_t as_bits(float f) { int32_t bits; memcpy(&bits, &f, 4); return bits; }
+
+/* ---- exact sums ---- */
+
+static void add_exactly(int64_t *limbs, double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    uint64_t mantissa = bits & ((1ull << 52) - 1);
+    int exponent = (int)(bits >> 52 & 0x7FF);
+    if (exponent) mantissa |= 1ull << 52;
+    else exponent = 1;
+    int64_t sign = bits >> 63 ? -1 : 1;
+    int limb = (exponent - 1) >> 5, shift = (exponent - 1) & 31;
+    uint64_t low = mantissa & 0xFFFFFFFF, high = mantissa >> 32;
+    uint64_t a = low << shift, b = high << shift; /* b is worth 2^32 more; its 21 bits become at most 52 */
+    limbs[limb] += sign * (int64_t)(a & 0xFFFFFFFF);
+    limbs[limb + 1] += sign * (int64_t)((a >> 32) + (b & 0xFFFFFFFF));
+    limbs[limb + 2] += sign * (int64_t)(b >> 32);
+}
+
+static void carry(const int64_t *limbs, uint32_t *out) {
+    int64_t rest = 0;
+    for (int i = 0; i < LIMBS; i++) {
+        rest += limbs[i];
+        out[i] = (uint32_t)((uint64_t)rest & 0xFFFFFFFF);
+        rest = rest >= 0 ? rest >> 32 : -((-rest + 0xFFFFFFFF) >> 32);
+    }
+}
+
+/* ---- one segment ---- */
+
+INLINE int bin_of(float magnitude) { /* rounded to bfloat16, ties to even */
+    int32_t bits = as_bits(magnitude), bin = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return bin < BINS ? bin : BINS - 1;
+}
+
+/* In float64, whatever the values are. */
+APART void precise(const float *x, const float *y, int n, const float *weights, Run *run, State *s) {
+    for (int i = 0; i < n; i++) {
+        double a = x[i], b = y[i], e = b - a, a_abs = fabs(a), e_abs = fabs(e);
+        if (!isfinite(a) || !isfinite(b)) {
+            run->nonfinite_x += !isfinite(a);
+            run->nonfinite_y += !isfinite(b);
+            continue;
+        }
+        double terms[N_SUMS] = {a, b, e, a_abs, e_abs, a * a, b * b, e * e, a * b, 0, 0, 0};
+        run->n++;
+        run->y_zero += b == 0;
+        if (a == 0) {
+            run->x_zero++;
+            run->zero_reference += b != 0;
+        } else {
+            terms[RELATIVE] = e_abs / a_abs;
+            run->relative_max = most(run->relative_max, terms[RELATIVE]);
+        }
+        if (weights) {
+            terms[WEIGHTED_X_SQ] = a * a * weights[i];
+            terms[WEIGHTED_E_SQ] = e * e * weights[i];
+        }
+        for (int k = 0; k < N_SUMS; k++) s->strip[k] += terms[k];
+        run->outliers += e_abs > run->outlier;
+        run->relative_outliers += e_abs > RELATIVE_OUTLIER * a_abs;
+        s->e_max = most(s->e_max, e_abs);
+        run->e_min = least_of(run->e_min, e_abs);
+        run->counts[bin_of((float)e_abs)]++;
+    }
+}
+
+INLINE double sum_of(const double *lanes) {
+    double half[8], quarter[4];
+    for (int i = 0; i < 8; i++) half[i] = lanes[i] + lanes[i + 8];
+    for (int i = 0; i < 4; i++) quarter[i] = half[i] + half[i + 4];
+    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+INLINE int64_t count_of(const int32_t *lanes) {
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total -= lanes[i];
+    return total;
+}
+INLINE int32_t max_of(const int32_t *lanes) {
+    int32_t max = lanes[0];
+    for (int i = 1; i < LANES; i++) max = lanes[i] > max ? lanes[i] : max;
+    return max;
+}
+INLINE ints larger(ints a, ints b) { ints m = a > b; return (a & m) | (b & ~m); }
+INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
+INLINE int in_range(int32_t bits) { /* zero, or from 2^-40 to 2^40 */
+    return bits == 0 || (bits >= (127 - 40) << 23 && bits <= (127 + 40) << 23);
+}
+
+typedef struct { /* of a segment, by lane */
+    double x[LANES], e[LANES], x_abs[LANES], e_abs[LANES], x_sq[LANES], e_sq[LANES], xe[LANES], relative[LANES];
+    double weighted_x_sq[LANES], weighted_e_sq[LANES];
+    int32_t e_max[LANES], x_max[LANES];
+    Counts counts;
+} Lanes;
+
+#define STORE(to, name) memcpy((to)->name + lane, &name, sizeof name)
+
+#define FLUSH(to, lanes) for (int k = 0; k < WIDTH; k++) to[k] += (double)lanes[k]
+
+/* Lanes from `lane` on: what fits into registers. A lane is float32 for RUN elements, float64 beyond. */
+APART void add_products(const float *x, const float *y, int n, int lane, Lanes *t) {
+    double sums[7][WIDTH] = {{0}};
+    ints e_max = {0}, x_max = {0};
+    for (int begin = lane; begin < n; begin += RUN * LANES) {
+        floats x_sum = {0}, e_sum = {0}, x_abs = {0}, e_abs = {0}, x_sq = {0}, e_sq = {0}, xe = {0};
+        for (int i = begin; i < n && i < begin + RUN * LANES; i += LANES) {
+            floats a = load(x + i), e = load(y + i) - a;
+            ints xi = (ints)a & MAGNITUDE, ei = (ints)e & MAGNITUDE;
+            x_sum += a; e_sum += e; x_abs += (floats)xi; e_abs += (floats)ei;
+            x_sq += a * a; e_sq += e * e; xe += a * e;
+            e_max = larger(ei, e_max);
+            x_max = larger(xi, x_max);
+        }
+        FLUSH(sums[0], x_sum); FLUSH(sums[1], e_sum); FLUSH(sums[2], x_abs); FLUSH(sums[3], e_abs);
+        FLUSH(sums[4], x_sq); FLUSH(sums[5], e_sq); FLUSH(sums[6], xe);
+    }
+    double *to[7] = {t->x, t->e, t->x_abs, t->e_abs, t->x_sq, t->e_sq, t->xe};
+    for (int i = 0; i < 7; i++) memcpy(to[i] + lane, sums[i], sizeof sums[i]);
+    STORE(t, e_max); STORE(t, x_max);
+}
+
+APART void add_counts(const float *x, const float *y, int n, int lane, float outlier, Lanes *t, uint16_t *bins) {
+    ints relative_max = {0}, not_e_min = {0};
+    ints x_zero = {0}, y_zero = {0}, zero_reference = {0}, outliers = {0}, relative_outliers = {0};
+    double total[WIDTH] = {0};
+    not_e_min += INT32_MIN; /* ~MAGNITUDE */
+    for (int begin = lane; begin < n; begin += RUN * LANES) {
+        floats relative = {0};
+        for (int i = begin; i < n && i < begin + RUN * LANES; i += LANES) {
+            floats a = load(x + i), b = load(y + i), e = b - a;
+            ints xi = (ints)a & MAGNITUDE, ei = (ints)e & MAGNITUDE;
+            ints x0 = xi == 0, y0 = b == 0;
+            ints ri = (ints)((floats)ei / (floats)xi) & ~x0;
+            relative += (floats)ri;
+            relative_max = larger(ri, relative_max);
+            relative_outliers += (floats)ri > (float)RELATIVE_OUTLIER;
+            x_zero += x0; y_zero += y0; zero_reference += x0 & ~y0;
+            outliers += (floats)ei > outlier;
+            not_e_min = larger(~ei, not_e_min);
+            ints bin = (ei + 0x7FFF + (ei >> 16 & 1)) >> 16;
+            for (int k = 0; k < WIDTH; k++) bins[i + k] = (uint16_t)bin[k];
+        }
+        FLUSH(total, relative);
+    }
+    memcpy(t->relative + lane, total, sizeof total);
+    Counts *c = &t->counts;
+    STORE(c, relative_max); STORE(c, not_e_min); STORE(c, relative_outliers); STORE(c, outliers);
+    STORE(c, x_zero); STORE(c, y_zero); STORE(c, zero_reference);
+}
+
+/* Counts and extremes of a segment into those of the strip. */
+INLINE void join(Counts *restrict to, const Counts *restrict from) {
+    for (int i = 0; i < LANES; i++) {
+        to->x_zero[i] += from->x_zero[i];
+        to->y_zero[i] += from->y_zero[i];
+        to->zero_reference[i] += from->zero_reference[i];
+        to->outliers[i] += from->outliers[i];
+        to->relative_outliers[i] += from->relative_outliers[i];
+        to->relative_max[i] = to->relative_max[i] > from->relative_max[i] ? to->relative_max[i] : from->relative_max[i];
+        to->not_e_min[i] = to->not_e_min[i] > from->not_e_min[i] ? to->not_e_min[i] : from->not_e_min[i];
+    }
+}
+
+APART void add_weighted(const float *x, const float *y, int n, int lane, const float *weights, Lanes *t) {
+    double x_total[WIDTH] = {0}, e_total[WIDTH] = {0};
+    for (int i = lane; i < n; i += LANES) {
+        floats a = load(x + i), e = load(y + i) - a, w = load(weights + i), x_sq = a * a * w, e_sq = e * e * w;
+        FLUSH(x_total, x_sq); FLUSH(e_total, e_sq);
+    }
+    memcpy(t->weighted_x_sq + lane, x_total, sizeof x_total);
+    memcpy(t->weighted_e_sq + lane, e_total, sizeof e_total);
+}
+
+/* Whole vectors of a segment in float32; 0 where that is not good enough, and nothing is changed then. */
+APART int fast(const float *x, const float *y, int n, const float *weights, Run *run, State *s) {
+    Lanes t;
+    for (int lane = 0; lane < LANES; lane += WIDTH) add_products(x, y, n, lane, &t);
+    int32_t e_max = max_of(t.e_max), x_max = max_of(t.x_max);
+    if (!in_range(e_max) || !in_range(x_max)) return 0;
+    for (int lane = 0; lane < LANES; lane += WIDTH) add_counts(x, y, n, lane, (float)run->outlier, &t, s->bins);
+    double sum_x = sum_of(t.x), e = sum_of(t.e), e_abs = sum_of(t.e_abs), relative = sum_of(t.relative);
+    double x_sq = sum_of(t.x_sq), e_sq = sum_of(t.e_sq), xe = sum_of(t.xe), y_sq = x_sq + 2 * xe + e_sq;
+    double x_largest = as_float(x_max), e_largest = as_float(e_max);
+    if (!isfinite(relative) || 2 * x_largest * x_largest > x_sq || 2 * e_largest * e_largest > e_sq) return 0;
+    if (x_sq > 0 && sum_x * sum_x > 0.99 * n * x_sq) return 0;
+    if (e_sq > 0 && e_abs * e_abs > 0.99 * n * e_sq) return 0;
+    if (100 * y_sq < x_sq) return 0;
+    if (weights) {
+        for (int lane = 0; lane < LANES; lane += WIDTH) add_weighted(x, y, n, lane, weights, &t);
+        s->strip[WEIGHTED_X_SQ] += sum_of(t.weighted_x_sq);
+        s->strip[WEIGHTED_E_SQ] += sum_of(t.weighted_e_sq);
+    }
+    s->strip[X] += sum_x; s->strip[Y] += sum_x + e; s->strip[E] += e;
+    s->strip[X_ABS] += sum_of(t.x_abs); s->strip[E_ABS] += e_abs;
+    s->strip[X_SQ] += x_sq; s->strip[Y_SQ] += y_sq; s->strip[E_SQ] += e_sq; s->strip[XY] += x_sq + xe;
+    s->strip[RELATIVE] += relative;
+    run->n += n;
+    s->e_max = most(s->e_max, e_largest);
+    join(&s->counts, &t.counts);
+    uint32_t *even = run->counts, *odd = run->counts + ROOM; /* two tables: a count need not wait for the one before */
+    for (int i = 0; i < n; i += 4) {
+        uint64_t four;
+        memcpy(&four, s->bins + i, 8);
+        even[four & 0xFFFF]++; odd[four >> 16 & 0xFFFF]++; even[four >> 32 & 0xFFFF]++; odd[four >> 48]++;
+    }
+    return 1;
+}
+
+static void begin_strip(State *s) {
+    memset(&s->counts, 0, sizeof s->counts);
+    for (int i = 0; i < LANES; i++) s->counts.not_e_min[i] = ~0x7F800000; /* of infinity */
+}
+
+/* What a strip has come to into the sums of everything. */
+static void end_strip(Run *run, State *s) {
+    Counts *c = &s->counts;
+    int64_t zero_reference = count_of(c->zero_reference);
+    run->x_zero += count_of(c->x_zero);
+    run->y_zero += count_of(c->y_zero);
+    run->zero_reference += zero_reference;
+    run->outliers += count_of(c->outliers);
+    run->relative_outliers += count_of(c->relative_outliers) + zero_reference;
+    run->e_min = least_of(run->e_min, (double)as_float(~max_of(c->not_e_min)));
+    run->relative_max = most(run->relative_max, (double)as_float(max_of(c->relative_max)));
+    begin_strip(s);
+    s->x_sq += s->strip[X_SQ];
+    s->e_sq += s->strip[E_SQ];
+    for (int i = 0; i < N_SUMS; i++) {
+        if (s->strip[i] != 0) add_exactly(s->limbs[i], s->strip[i]);
+        s->strip[i] = 0;
+    }
+}
+
+INLINE void segment(const float *x, const float *y, int n, const float *weights, Run *run, State *s) {
+    int whole = run->precise ? 0 : n / LANES * LANES;
+    if (whole && !fast(x, y, whole, weights, run, s)) whole = 0;
+    if (whole < n) precise(x + whole, y + whole, n - whole, weights ? weights + whole : 0, run, s);
+}
+
+/* ---- decoding ---- */
+
+INLINE float half(uint16_t h) {
+    int32_t m = h & 0x7FFF, sign = (int32_t)((uint32_t)(h & 0x8000) << 16);
+    int32_t normal = (m << 13) + (112 << 23), below = as_bits((float)m * 0x1p-24f), special = (m << 13) | 0x7F800000;
+    return as_float((m < 0x400 ? below : m < 0x7C00 ? normal : special) | sign);
+}
+INLINE float half_at(const uint8_t *p) { uint16_t h; memcpy(&h, p, 2); return half(h); }
+
+INLINE void decode_e4m3(const uint8_t *restrict codes, float *restrict out, int n) {
+    for (int i = 0; i < n; i++) {
+        int32_t c = codes[i], m = c & 0x7F;
+        int32_t normal = (m << 20) + (120 << 23), below = as_bits((float)m * 0x1p-9f);
+        int32_t v = m < 8 ? below : m == 0x7F ? 0x7FC00000 : normal;
+        out[i] = as_float(v | (int32_t)((uint32_t)(c & 0x80) << 24));
+    }
+}
+
+/* ggml's block_q8_0: 32 elements in 34 bytes; n is a multiple of 32. */
+INLINE void decode_q8_0(const uint8_t *restrict block, float *restrict out, int n) {
+    for (int i = 0; i < n; i += 32, block += 34) {
+        float d = half_at(block);
+        for (int k = 0; k < 32; k++) out[i + k] = (float)(int8_t)block[2 + k] * d;
+    }
+}
+
+/* ggml's block_q4_K: 256 elements in 144 bytes. */
+INLINE void decode_q4_k(const uint8_t *restrict block, float *restrict out) {
+    const uint8_t *packed = block + 4, *q = block + 16;
+    float d = half_at(block), least = half_at(block + 2);
+    for (int j = 0; j < 8; j++) {
+        int scale = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+        int min = j < 4 ? packed[j + 4] & 63 : packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
+        float s = d * (float)scale, m = least * (float)min;
+        const uint8_t *codes = q + j / 2 * 32;
+        int shift = 4 * (j & 1);
+        for (int k = 0; k < 32; k++) out[32 * j + k] = (float)(codes[k] >> shift & 15) * s - m;
+    }
+}
+
+/* ggml's block_q6_K: 256 elements in 210 bytes. */
+INLINE void decode_q6_k(const uint8_t *restrict block, float *restrict out) {
+    const int8_t *scales = (const int8_t *)block + 192;
+    float d = half_at(block + 208), s[16];
+    for (int k = 0; k < 16; k++) s[k] = d * (float)scales[k];
+    for (int half_of = 0; half_of < 2; half_of++) {
+        const uint8_t *low = block + 64 * half_of, *high = block + 128 + 32 * half_of;
+        for (int part = 0; part < 4; part++) {
+            const uint8_t *codes = low + 32 * (part & 1);
+            for (int k = 0; k < 32; k++) {
+                int code = (codes[k] >> 4 * (part >> 1) & 15) | (high[k] >> 2 * part & 3) << 4;
+                out[128 * half_of + 32 * part + k] = (float)(code - 32) * s[8 * half_of + 2 * part + k / 16];
+            }
+        }
+    }
+}
+
+INLINE void look_up(const uint8_t *restrict codes, const float *restrict table, float *restrict out, int n, int per_byte) {
+    if (per_byte == 1)
+        for (int i = 0; i < n; i++) out[i] = table[codes[i]];
+    else if (per_byte == 2)
+        for (int i = 0; i < n / 2; i++) memcpy(out + 2 * i, table + 2 * codes[i], 8);
+    else
+        for (int i = 0; i < n / per_byte; i++)
+            for (int k = 0; k < per_byte; k++) out[i * per_byte + k] = table[codes[i] * per_byte + k];
+}
+
+INLINE void count_ends(Side *side, const uint8_t *codes, int n) {
+    uint8_t found[64] = {0}; /* at most SEGMENT / 64 each */
+    const uint8_t a = (uint8_t)side->ends[0], b = (uint8_t)side->ends[1], c = (uint8_t)side->ends[2];
+    int i = 0;
+    for (; i + 64 <= n; i += 64)
+        for (int k = 0; k < 64; k++) found[k] += (codes[i + k] == a) | (codes[i + k] == b) | (codes[i + k] == c);
+    for (; i < n; i++) found[0] += (codes[i] == a) | (codes[i] == b) | (codes[i] == c);
+    for (int k = 0; k < 64; k++) side->saturated += found[k];
+}
+
+/* Columns col to col + n of a row that begins at `codes`: into `out`, or where they are. */
+APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
+    switch (side->element) {
+    case F32:
+        if (!side->scale && !side->values && side->order == IN_ROWS) return (const float *)(codes + 4 * col);
+        memcpy(out, codes + 4 * col, 4 * (size_t)n);
+        break;
+    case BF16:
+        for (int i = 0; i < n; i++) {
+            uint16_t upper;
+            memcpy(&upper, codes + 2 * (col + i), 2);
+            out[i] = as_float((int32_t)((uint32_t)upper << 16));
+        }
+        break;
+    case F16:
+        for (int i = 0; i < n; i++) out[i] = half_at(codes + 2 * (col + i));
+        break;
+    case I8:
+        for (int i = 0; i < n; i++) out[i] = (float)(int8_t)codes[col + i];
+        break;
+    case E4M3: decode_e4m3(codes + col, out, n); break;
+    case TABLE: look_up(codes + col / side->per_byte, side->table, out, n, side->per_byte); break;
+    case Q8_0: decode_q8_0(codes + col / 32 * 34, out, n); break;
+    case Q4_K:
+        for (int i = 0; i < n; i += 256) decode_q4_k(codes + (col + i) / 256 * 144, out + i);
+        break;
+    case Q6_K:
+        for (int i = 0; i < n; i += 256) decode_q6_k(codes + (col + i) / 256 * 210, out + i);
+        break;
+    }
+    if (side->has_ends) count_ends(side, codes + col, n);
+    if (side->scale) {
+        const float *scale = side->scale + row * side->scale_step;
+        const float *zero = side->zero ? side->zero + row * side->zero_step : 0;
+        const float *shift = side->shift ? side->shift + row * side->shift_step : 0;
+        int64_t group = col / side->group;
+        for (int i = 0; i < n; group++) {
+            int64_t left = (group + 1) * side->group - col - i;
+            int stop = left < n - i ? i + (int)left : n;
+            float s = scale[group], z = zero ? zero[group] : 0, b = shift ? shift[group] : 0;
+            if (zero) for (int k = i; k < stop; k++) out[k] = (out[k] - z) * s;
+            else if (shift) for (int k = i; k < stop; k++) out[k] = out[k] * s + b;
+            else for (int k = i; k < stop; k++) out[k] *= s;
+            i = stop;
+        }
+    }
+    return out;
+}
+
+/* Words of rows, which are in columns, as rows of bytes of codes: (rows, cols). `stored` begins with the first row. */
+static void tile_words(const Side *side, int64_t row, int64_t rows, int64_t row_bytes) {
+    int64_t words = row_bytes / 4;
+    const uint32_t *stored = (const uint32_t *)side->stored + row;
+    uint32_t *tile = side->tile;
+    for (int64_t w = 0; w < words; w++)
+        for (int64_t k = 0; k < rows; k++) tile[k * words + w] = stored[w * side->words + k];
+}
+
+/* AWQ: a word holds a column of 8 rows, which are in the order 0 2 4 6 1 3 5 7. */
+static void tile_awq(const Side *side, int64_t row, int64_t rows, int64_t cols) {
+    const uint32_t *stored = (const uint32_t *)side->stored + row / 8;
+    uint8_t *tile = side->tile;
+    for (int64_t c = 0; c < cols; c++)
+        for (int64_t k = 0; k < rows; k += 8) {
+            uint32_t word = stored[c * side->words + k / 8];
+            for (int i = 0; i < 8; i++) {
+                int place = i / 2 + i % 2 * 4;
+                tile[(k + i) * cols + c] = word >> 4 * place & 15;
+            }
+        }
+}
+
+static int read_rows(Side *side, int64_t row, int64_t rows) {
+    char *to = side->stored;
+    int64_t n = rows * side->row_bytes, at = side->offset + row * side->row_bytes;
+    while (n) {
+        ssize_t done = pread(side->file, to, (size_t)n, at);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done ? -errno : TRUNCATED;
+        to += done, n -= done, at += done;
+    }
+    return DONE;
+}
+
+INLINE const uint8_t *row_of(const Side *side, int64_t row, int64_t first) {
+    if (side->order != IN_ROWS) return (const uint8_t *)side->tile + (row - first) * side->row_bytes;
+    return (const uint8_t *)side->stored + (side->file < 0 ? row : row - first) * side->row_bytes;
+}
+
+static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
+    float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
+    const float *weights = run->importance ? run->importance + row * run->importance_step : 0;
+    s->x_sq = s->e_sq = s->e_max = 0;
+    for (int64_t col = 0; col < run->cols; col += SEGMENT) {
+        int n = run->cols - col < SEGMENT ? (int)(run->cols - col) : SEGMENT;
+        const float *a = decode(x, x_codes, row, col, n, x->values ? x->values + row * run->cols + col : xs);
+        const float *b = decode(y, y_codes, row, col, n, y->values ? y->values + row * run->cols + col : ys);
+        segment(a, b, n, weights ? weights + col : 0, run, s);
+        if ((col + SEGMENT) % STRIP == 0) end_strip(run, s);
+    }
+    end_strip(run, s);
+    run->row_sums[row] = s->x_sq;
+    run->row_sums[run->rows + row] = s->e_sq;
+    run->row_sums[2 * run->rows + row] = s->e_max;
+    run->e_max = most(run->e_max, s->e_max);
+}
+
+/* The counts of both tables into the histogram; the tables are zero again. */
+static void take_counts(Run *run) {
+    uint32_t *even = run->counts, *odd = run->counts + ROOM;
+    int64_t last = bin_of((float)run->e_max), first = 1;
+    run->zero_errors = (int64_t)even[0] + odd[0];
+    while (first <= last && !(even[first] | odd[first])) first++;
+    run->first_bin = first;
+    run->n_bins = last - first + 1;
+    for (int64_t bin = first; bin <= last; bin++) run->histogram[bin - first] = (int64_t)even[bin] + odd[bin];
+    for (int64_t bin = 0; bin <= last; bin++) even[bin] = odd[bin] = 0;
+}
+
+int quanterr_compare(Side *x, Side *y, Run *run) {
+    State s;
+    memset(&s, 0, sizeof s);
+    begin_strip(&s);
+    run->e_min = INFINITY;
+    int status = DONE;
+    for (int64_t first = 0; first < run->rows && status == DONE; first += run->rows_at_once) {
+        int64_t rows = run->rows - first < run->rows_at_once ? run->rows - first : run->rows_at_once;
+        Side *sides[2] = {x, y};
+        for (int i = 0; i < 2 && status == DONE; i++) {
+            if (sides[i]->file >= 0) status = read_rows(sides[i], first, rows);
+            if (sides[i]->order == WORDS_DOWN) tile_words(sides[i], first, rows, sides[i]->row_bytes);
+            if (sides[i]->order == AWQ_WORDS) tile_awq(sides[i], first, rows, run->cols);
+        }
+        for (int64_t row = first; row < first + rows && status == DONE; row++)
+            add_row(x, y, row_of(x, row, first), row_of(y, row, first), row, run, &s);
+    }
+    take_counts(run);
+    for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
+    return status;
+}
+
+/* Version, and the sizes that quanterr/native/__init__.py must have as well. */
+int64_t quanterr_layout(void) { return VERSION * 1000000 + 1000 * (int64_t)sizeof(Side) + (int64_t)sizeof(Run); }
+
+/* The widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). */
+int quanterr_instructions(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq")) return 2;
+    if (__builtin_cpu_supports("avx2")) return 1;
+#endif
+    return 0;
+}

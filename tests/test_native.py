@@ -1,0 +1,327 @@
+"""The compiled kernel beside torch's: the same values bit for bit, sums as near as float32 allows."""
+
+import ctypes
+import subprocess
+from dataclasses import fields
+from math import isfinite
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from making import CPU, FP8, dequantized, label, planned, same_bits, store, summed
+from test_formats import NUMBERS, expected_of
+from test_kernel import TAME, normal, quantized
+
+import quanterr
+from quanterr import native
+from quanterr.comparison.native_sums import NativeSums, Operand
+from quanterr.comparison.worker import Worker
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.metrics import OUTLIER
+from quanterr.metrics.sums import ADDED, as_float, worst_rows
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.decoder import decoder_of
+from quanterr.tensors.workspace import Workspace
+
+BUILT = native.best().kernel
+needs_kernel = pytest.mark.skipif(BUILT is None, reason=f"no compiled kernel here: {native.best().reason}")
+WIDEST = native.INSTRUCTION_SETS.index(BUILT.instructions) if BUILT else -1
+HERE = [native.load(name).kernel for name in native.INSTRUCTION_SETS[: WIDEST + 1]]
+every_kernel = pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.instructions)
+
+AGREEMENT = 5e-8  # relative: what float32 lanes of a segment lose
+SUMS = [name for name in native.SUMS if name not in ("x", "y", "e", "xy")]
+SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # what cancels, and of what it is a part
+
+
+def decoded(weight, kernel=BUILT, size=1 << 22):
+    """A weight as the kernel decodes it, chunk by chunk."""
+    whole = torch.empty(weight.matrix)
+    workspaces = Workspace(CPU), Workspace(CPU)
+    sums = NativeSums(kernel, OUTLIER)
+    operands = tuple(Operand(weight, workspace, None) for workspace in workspaces)
+    for chunk in Cut(*weight.matrix, size):
+        kept = torch.empty(chunk.shape), torch.empty(chunk.shape)
+        with torch.inference_mode():
+            assert sums.sums(operands, [chunk], None, kept) is not None
+        assert same_bits(*kept)
+        whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = kept[1]
+    return whole
+
+
+@needs_kernel
+class TestValues:
+    @pytest.mark.parametrize("case", NUMBERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+    def test_of_golden_files_are_those_of_the_format_bit_for_bit(self, case):
+        with planned(expected_of(case), case) as plan:
+            for pair in plan.pairs:
+                for weight in (pair.original, pair.quantized):
+                    decoder = decoder_of(weight.dequantize)
+                    if decoder and weight.matrix[1] % decoder.together[0] == decoder.cols % decoder.together[0] == 0:
+                        assert same_bits(dequantized(weight), decoded(weight)), weight.name
+
+    @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "ct_pack", "gguf_q4_k", "nvfp4"])
+    def test_do_not_depend_on_the_cut(self, tmp_path, name):
+        with planned(*stored_as(tmp_path, name)) as plan:
+            weight = plan.pairs[0].quantized
+            sizes = [8 * weight.matrix[1], 24 * weight.matrix[1]]
+
+            assert decoder_of(weight.dequantize)
+            assert all(same_bits(dequantized(weight), decoded(weight, size=size)) for size in sizes)
+
+    @every_kernel
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+    @pytest.mark.parametrize("scale", [1.0, 0.1, 1e36, 3e38, 1e-38, 1e-45, -0.3, 0.0])
+    @pytest.mark.parametrize("shape", [(1,), (8, 1), (8, 4)])
+    def test_of_all_bytes_are_what_numpy_says(self, tmp_path, kernel, dtype, scale, shape):
+        codes = np.arange(256, dtype=np.uint8).reshape(8, 32)
+        numpy = {torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml_dtypes.float8_e5m2}
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = codes.view(numpy.get(dtype, np.int8)).astype(np.float32) * np.float32(scale)
+        tensors = {"a.weight": torch.from_numpy(codes).view(dtype), "a.weight_scale": torch.full(shape, scale)}
+        y = store(tmp_path / "y.safetensors", tensors)
+        with planned(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(8, 32)}), y) as plan:
+            assert same_bits(torch.from_numpy(expected), decoded(plan.pairs[0].quantized, kernel))
+
+    @every_kernel
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_of_all_16_bits_are_what_torch_says(self, tmp_path, kernel, dtype):
+        codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(256, 256).view(dtype)
+        x = store(tmp_path / "x.safetensors", {"a.weight": codes})
+        with planned(x, x) as plan:
+            assert same_bits(codes.float(), decoded(plan.pairs[0].original, kernel))
+
+
+def stored_as(folder, name):
+    """A large enough weight in a format, beside an original."""
+    m, k = 48, 2048
+    any_bits = torch.Generator().manual_seed(1)
+
+    def codes(*shape, dtype=torch.uint8):
+        n_bytes = torch.Size(shape).numel() * dtype.itemsize
+        return torch.randint(0, 256, (n_bytes,), dtype=torch.uint8, generator=any_bits).view(dtype).view(shape)
+
+    def scales(*shape):
+        return (0.001 + 0.01 * torch.rand(shape, generator=any_bits)).half()
+
+    fp8_scales = torch.randint(8, 0x7F, (m, k // 16), dtype=torch.uint8, generator=any_bits).view(FP8)
+    words = {"X.qweight": codes(k // 8, m, dtype=torch.int32), "X.scales": scales(k // 128, m)}
+    tensors = {
+        "bf16": {"X.weight": normal(m, k).bfloat16()},
+        "e4m3": {"X.weight": normal(m, k).to(FP8), "X.weight_scale": torch.rand(m, 1)},
+        "gptq": words | {"X.qzeros": torch.full((k // 128, m // 8), 0x77777777, dtype=torch.int32)},
+        "awq_gemm": {
+            "X.qweight": codes(k, m // 8, dtype=torch.int32),
+            "X.scales": scales(k // 128, m),
+            "X.qzeros": codes(k // 128, m // 8, dtype=torch.int32),
+        },
+        "ct_pack": {
+            "X.weight_packed": codes(m, k // 8, dtype=torch.int32),
+            "X.weight_scale": scales(m, k // 128),
+            "X.weight_shape": torch.tensor([m, k]),
+        },
+        "nvfp4": {
+            "X.weight": codes(m, k // 2),
+            "X.weight_scale": fp8_scales,
+            "X.weight_scale_2": torch.tensor(0.01),
+            "X.comfy_quant": label(format="nvfp4"),
+        },
+    }
+    x = store(folder / "x.safetensors", {"X.weight": normal(m, k)})
+    if name == "gguf_q4_k":
+        from gguf_stored import Stored, write_gguf
+
+        halves = scales(m * k // 256, 2).view(torch.uint8)
+        blocks = torch.cat([halves, codes(m * k // 256, 140)], 1)
+        return x, write_gguf(folder / "y.gguf", [Stored("X.weight", "Q4_K", (m, k), bytes(blocks.numpy().tobytes()))])
+    return x, store(folder / "y.safetensors", tensors[name])
+
+
+def assert_near(found, exact, tolerance=AGREEMENT):
+    """All counts equal, all sums near; what cancels is measured by the magnitudes of its terms."""
+    counts = [name for name in ADDED if name not in native.SUMS and "outliers" not in name]
+    assert {name: getattr(exact, name) for name in counts} == {name: getattr(found, name) for name in counts}
+    off = {}
+    for name in native.SUMS:
+        magnitude = abs(as_float(getattr(exact, SIGNED.get(name, name))))
+        if name == "y":
+            magnitude += as_float(exact.e_abs)
+        if name == "xy":
+            magnitude += as_float(exact.y_sq)
+        error = abs(as_float(getattr(found, name) - getattr(exact, name)))
+        if error > tolerance * magnitude:
+            off[name] = error / magnitude if magnitude else error
+    assert off == {}
+    for name in ("e_max", "e_min", "relative_max"):
+        assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=2**-22, abs=0)
+
+
+SHAPES = [(64, 512), (37, 129), (300, 7), (1, 1), (3, 17_000)]
+UNUSUAL = {
+    "all alike": lambda m, k: torch.full((m, k), 0.1),
+    "two values": lambda m, k: torch.where(torch.arange(m * k).view(m, k) % 3 == 0, 0.1, -0.7),
+    "zeros": lambda m, k: torch.zeros(m, k),
+    "tiny": lambda m, k: 1e-30 * normal(m, k),
+    "subnormal": lambda m, k: 1e-42 * normal(m, k),
+    "huge": lambda m, k: 1e30 * normal(m, k),
+    "one outlier per row": lambda m, k: normal(m, k).index_fill_(1, torch.tensor([0]), 1e4),
+    "very heavy tails": lambda m, k: normal(m, k) ** 9,
+}
+
+
+@needs_kernel
+class TestSums:
+    @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
+    @pytest.mark.parametrize("bits", [8, 3])
+    def test_are_those_of_float64(self, make, bits):
+        for shape in SHAPES:
+            x = make(*shape)
+            y = quantized(x, bits)
+
+            assert_near(summed(x, y, kernel=BUILT), summed(x, y, wide=True))
+
+    @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("side", [0, 1])
+    def test_what_is_not_finite_is_counted_and_left_out(self, special, side):
+        sides = [normal(40, 700), quantized(normal(40, 700))]
+        sides[side][7, 300], sides[side][8, 699] = special, special
+        found, exact = summed(*sides, kernel=BUILT), summed(*sides, wide=True)
+
+        assert_near(found, exact)
+        assert 2 in (found.nonfinite_original, found.nonfinite_quantized)
+
+    @given(st.data())
+    @settings(deadline=None, max_examples=60)
+    def test_of_any_numbers_are_those_of_float64(self, data):
+        single = st.one_of(st.floats(width=32), st.floats(-1, 1, width=32), st.sampled_from([0.0, -0.0, 1e-45, 3e38]))
+        few = data.draw(st.lists(st.tuples(single, single), min_size=1, max_size=40))
+        times, cols = data.draw(st.sampled_from([1, 3, 700])), data.draw(st.sampled_from([1, 5]))
+        x, y = (torch.tensor(side * times * cols).view(-1, cols * len(few)) for side in zip(*few, strict=True))
+
+        assert_near(summed(x, y, kernel=BUILT), summed(x, y, wide=True), 2e-7 if times > 1 else AGREEMENT)
+
+    @every_kernel
+    @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
+    def test_have_the_same_digits_on_every_instruction_set(self, kernel, make):
+        x = make(70, 1500)
+        y = quantized(x, 6)
+
+        assert summed(x, y, kernel=HERE[0]) == summed(x, y, kernel=kernel)
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_have_the_same_digits_in_every_cut(self, rows):
+        x = normal(50, 70_000) ** 3
+        y = quantized(x, 6)
+        whole, cut = (summed(x, y, size, kernel=BUILT) for size in (50 * 70_000, rows * 70_000))
+        pieces = summed(x, y, 1 << 14, kernel=BUILT)
+        apart = {field.name for field in fields(whole)} - {"rows", "worst", "dead_rows"}
+
+        assert worst_rows(whole.rows.items()) == worst_rows(cut.rows.items())
+        for other in (cut, pieces):
+            assert {name: getattr(whole, name) for name in apart} == {name: getattr(other, name) for name in apart}
+
+    def test_importance_weighs_columns_and_elements(self):
+        x = normal(60, 1000)
+        y = quantized(x, 5)
+        for weights in (torch.rand(1, 1000), torch.rand(60, 1000)):
+
+            def importance(chunk, weights=weights):
+                return weights if len(weights) == 1 else weights[chunk.row : chunk.stop_row]
+
+            found = summed(x, y, kernel=BUILT, importance=importance)
+
+            assert_near(found, summed(x, y, wide=True, importance=importance))
+
+    def test_a_file_that_ends_is_an_error_and_no_sum(self, tmp_path):
+        x, y = stored_as(tmp_path, "e4m3")
+        with planned(x, y) as plan:
+            y.write_bytes(y.read_bytes()[:-5000])
+            worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT)
+            with pytest.raises(CheckpointError, match="changed while being read"):
+                worker.compare(plan.pairs, [Chunk(0, 48, 0, 2048)])
+
+
+class TestChoice:
+    def test_a_misspelt_kernel_is_an_error(self, monkeypatch):
+        monkeypatch.setenv(native.VARIABLE, "nativ")
+        with pytest.raises(UsageError, match="QUANTERR_KERNEL=nativ: choose torch or native"):
+            native.chosen()
+
+    def test_torch_is_taken_where_it_is_asked_for(self, monkeypatch):
+        monkeypatch.setenv(native.VARIABLE, "torch")
+
+        assert str(native.chosen()) == "torch"
+
+    def test_native_where_none_was_compiled_is_an_error_that_says_what_to_do(self, monkeypatch):
+        monkeypatch.setenv(native.VARIABLE, "native")
+        monkeypatch.setattr(native, "best", lambda: native.Choice(None, "no kernel was compiled"))
+        with pytest.raises(UsageError, match="no kernel was compiled; install a C compiler, then quanterr again"):
+            native.chosen()
+
+    def test_without_one_torch_computes(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(native, "best", lambda: native.Choice(None, "no kernel was compiled"))
+        report = quanterr.compare(*stored_as(tmp_path, "e4m3"), device="cpu")
+
+        assert report.run.kernel == "torch"
+        assert isfinite(report.layers[0].snr_db)
+
+    @needs_kernel
+    def test_one_of_another_version_is_not_used(self, monkeypatch):
+        monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+        native.load.cache_clear()
+        try:
+            assert native.load("base").kernel is None
+            assert "is of another version of quanterr" in native.load("base").reason
+        finally:
+            native.load.cache_clear()
+
+    @needs_kernel
+    def test_both_kernels_make_the_same_report(self, monkeypatch, tmp_path):
+        sides, reports = stored_as(tmp_path, "e4m3"), []
+        for kernel in ("torch", "native"):
+            monkeypatch.setenv(native.VARIABLE, kernel)
+            reports.append(quanterr.compare(*sides, device="cpu").layers[0])
+
+        assert reports[0].snr_db == pytest.approx(reports[1].snr_db, rel=AGREEMENT)
+        assert reports[0].worst_element == reports[1].worst_element
+        assert reports[0].absolute_error_percentiles == reports[1].absolute_error_percentiles
+
+
+class TestBuild:
+    def test_without_a_compiler_nothing_is_built_and_nothing_fails(self, monkeypatch, tmp_path):
+        from quanterr.native import build
+
+        monkeypatch.setenv("CC", "no-such-compiler")
+
+        assert build.compile_kernels(tmp_path) == []
+
+    def test_a_compiler_that_fails_builds_nothing(self, monkeypatch, tmp_path):
+        from quanterr.native import build
+
+        monkeypatch.setattr(
+            build.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, b"", b"")
+        )
+        monkeypatch.setattr(build.shutil, "which", lambda _: "/usr/bin/cc")
+
+        assert build.compile_kernels(tmp_path) == []
+
+    def test_sides_and_runs_have_the_fields_of_the_c_file(self):
+        """By name and in order; the kernel itself tells their sizes."""
+        source = (native.library_path("base").parent / "kernel.c").read_text()
+        for struct in (native.Side, native.Run):
+            names = [name for name, _ in struct._fields_]
+            body = source[: source.index("} " + struct.__name__ + ";")].rpartition("typedef struct {")[2]
+            body = "\n".join(line.partition("/*")[0] for line in body.splitlines())
+            found = [name.strip(" *").partition("[")[0] for part in body.split(";") for name in words(part)]
+
+            assert names == found
+            assert ctypes.sizeof(struct) > 0
+
+
+def words(declaration):
+    """The names that a C declaration declares."""
+    first, *others = declaration.strip().split(",")
+    return [name for name in (first.split(" ")[-1], *others) if name.strip()]
