@@ -92,7 +92,7 @@ def fast_sums(
     if rows is None:
         return None
     rows = rows.cpu()
-    add_rows(sums, chunks, matrix[1], rows)
+    _add_rows(sums, chunks, matrix[1], rows)
     if matrix_rows:
         add_matrices(sums, chunks, matrix_rows, rows)
     return sums
@@ -344,13 +344,13 @@ def _exact_chunk(
         columns = importance(chunk).to(x.device).double()
         sums.weighted_x_sq = exact(float((x * x * columns).sum()))
         sums.weighted_e_sq = exact(float((e * e * columns).sum()))
-    add_rows(sums, [chunk], cols, rows)
+    _add_rows(sums, [chunk], cols, rows)
     if matrix_rows:
         add_matrices(sums, [chunk], matrix_rows, rows)
     return sums
 
 
-def add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> None:
+def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> None:
     """The row with the largest |e|, and the few with the lowest SNR; pieces of rows are all kept.
 
     ``rows``, (3 or more, r) float64 on the CPU, are Σx², Σe² and max |e| of each row of the chunks, in order.
@@ -372,7 +372,7 @@ def add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> No
 
 
 def add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: Tensor) -> None:
-    """Energies and the largest |e| of each matrix of a stack; ``rows`` are those of :func:`add_rows`."""
+    """Energies and the largest |e| of each matrix of a stack; ``rows`` are those of :func:`_add_rows`."""
     numbers = torch.cat([torch.arange(chunk.row, chunk.stop_row) for chunk in chunks]) // matrix_rows
     for number in sorted(set(numbers.tolist())):
         own = rows[:, numbers == number]

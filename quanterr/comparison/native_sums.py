@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.comparison.kernel import Importance, add_matrices, add_rows
+from quanterr.comparison.kernel import Importance, add_matrices
 from quanterr.formats import Values, Weight
 from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.sums import Sums
+from quanterr.metrics.sums import RowSums, Sums, WorstRow, exact
 from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, Run, Side
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, Element, Order, decoder_of
@@ -76,6 +76,17 @@ class NativeSums:
                 total.add(sums)
         return total
 
+    def values(self, weight: Weight, workspace: Workspace, chunk: Chunk, out: Tensor) -> bool:
+        """Decode a chunk into ``out``, (r, c) float32; False where only the format itself can."""
+        decoder = _direct(weight, [chunk])
+        if decoder is None:
+            return False
+        alive: list[Tensor] = []
+        at_once = TILE if decoder.order != Order.ROWS else min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
+        side = _of_codes(decoder, chunk, at_once, workspace, alive)
+        side.values = out.data_ptr()
+        return self._kernel.decode(side, chunk.shape, at_once)
+
     def of_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
         """Sums of two chunks of values, (r, c), of weights of (rows, cols)."""
         alive: list[Tensor] = []
@@ -122,17 +133,19 @@ class NativeSums:
         matrix_rows: int = 0,
     ) -> Sums | None:
         r, c = chunk.shape
-        rows = self._workspace.buffer("rows", (3, r), torch.float64)
         run = Run(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
         if importance is not None:
             run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
-        run.counts, run.row_sums = self._counts.data_ptr(), rows.data_ptr()
-        run.histogram, run.sums = self._histogram.data_ptr(), ctypes.addressof(self._sums)
+        run.counts, run.histogram = self._counts.data_ptr(), self._histogram.data_ptr()
+        run.sums = ctypes.addressof(self._sums)
+        rows = self._workspace.buffer("rows", (3, r), torch.float64) if matrix_rows else None
+        if rows is not None:
+            run.row_sums = rows.data_ptr()
         if not self._kernel.compare(sides[0], sides[1], run):
             return None
         sums = self._taken(run, chunk.n)
-        add_rows(sums, [chunk], matrix[1], rows)
-        if matrix_rows:
+        _add_rows(sums, run, chunk, matrix[1])
+        if rows is not None:
             add_matrices(sums, [chunk], matrix_rows, rows)
         return sums
 
@@ -159,6 +172,17 @@ class NativeSums:
             limbs = stored[place * SUM_BYTES : (place + 1) * SUM_BYTES]
             setattr(sums, name, int.from_bytes(limbs, "little", signed=True))
         return sums
+
+
+def _add_rows(sums: Sums, run: Run, chunk: Chunk, cols: int) -> None:
+    """The row with the largest |e|, and the few with the lowest SNR; a piece of a row is kept whatever it is."""
+    whole = chunk.shape[1] == cols
+    if sums.e_max:
+        sums.worst = WorstRow(sums.e_max, chunk.row + run.worst_row, chunk.col)
+    sums.dead_rows = run.dead_rows if whole else 0
+    for place in range(run.n_kept):
+        energies = exact(run.kept_x_sq[place]), exact(run.kept_e_sq[place])
+        sums.rows[chunk.row + run.kept_rows[place]] = RowSums(*energies, run.kept_e_max[place], whole)
 
 
 def _direct(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:

@@ -22,6 +22,7 @@ from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
 LEAST, MOST = 2.0**-80, 2.0**100  # between these energies squares in float32 are trusted
+STACK = 1 << 17  # elements of a sample that are looked at at once
 CONSPICUOUS = 2  # a row with that many times the relative error of its weight is looked at
 MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
 
@@ -114,11 +115,15 @@ class Worker:
     def _native_sums(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums | None:
         if self._native is None:
             return None
-        workspace = self._quantized[place]
-        original = Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk)))
-        quantized = Operand(pair.quantized, workspace, lambda chunk: pair.quantized.dequantize(chunk, workspace))
         kept = self._keep(pair, place) if _is_kept(pair, chunks[0]) else None
-        return self._native.sums((original, quantized), chunks, pair.importance, kept)
+        return self._native.sums(self._operands(pair, load_original, place), chunks, pair.importance, kept)
+
+    def _operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
+        workspace = self._quantized[place]
+        return (
+            Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk))),
+            Operand(pair.quantized, workspace, lambda chunk: pair.quantized.dequantize(chunk, workspace)),
+        )
 
     def _keep(self, pair: Pair, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the values of a small pair are kept."""
@@ -198,29 +203,54 @@ class Worker:
     def _plain(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> Attainable | None:
         """The same where each element of the sample is rounded to the nearest code; None where that is not sure."""
         weight, n, x_sq, e_sq, steps = pair.quantized, 0, 0.0, 0.0, 0.0
-        for chunk in chunks:
-            x, y = self._values(pair, chunk, place)
-            e = torch.sub(y, x, out=self._kernel.buffer("scratch", chunk.shape, torch.float32))
-            scales = self._scaling(weight, chunk, place)
+        for together in _stacks(chunks, min(self.size, STACK)):
+            scales = self._scaling(weight, together, place)
             if weight.levels is None or scales is None:
                 return None
+            x, y = self._sample(pair, together, place)
+            e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
             mean = rounding(weight.levels, x, e, scales, self._kernel)
             if mean is None:
                 return None
-            steps += mean * chunk.n
-            if chunk.n == sums.n:
+            steps += mean * x.numel()
+            if x.numel() == sums.n:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:
-                n, x_sq, e_sq = n + chunk.n, x_sq + self._energy(x), e_sq + self._energy(e)
+                n, x_sq, e_sq = n + x.numel(), x_sq + self._energy(x), e_sq + self._energy(e)
         if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
             return None
         return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
 
-    def _scaling(self, weight: Weight, chunk: Chunk, place: int) -> Scaling | None:
+    def _sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both sides of chunks of the same columns, one below the other, (r, c) float32."""
+        if len(chunks) == 1:
+            return self._values(pair, chunks[0], place)
+        return self._stacked(pair, "x", chunks, place), self._stacked(pair, "y", chunks, place)
+
+    def _stacked(self, pair: Pair, side: str, chunks: Sequence[Chunk], place: int) -> torch.Tensor:
+        shape, row = (sum(chunk.shape[0] for chunk in chunks), chunks[0].shape[1]), 0
+        values = self._kernel.buffer(f"sample_{side}", shape, torch.float32)
+        for chunk in chunks:
+            self._read(pair, side, chunk, place, values[row : row + chunk.shape[0]])
+            row += chunk.shape[0]
+        return values
+
+    def _scaling(self, weight: Weight, chunks: Sequence[Chunk], place: int) -> Scaling | None:
         """As of the weight; from what the workspace holds, where rows have one scale."""
-        if weight.unit is not None:
-            return Scaling(weight.unit(chunk, self._quantized[place]))
-        return weight.scaling(chunk, self._ends)
+        if weight.unit is None:
+            found = (weight.scaling(chunk, self._ends) for chunk in chunks)
+            scales = [
+                Scaling(one.unit.clone(), None if one.shift is None else one.shift.clone()) for one in found if one
+            ]
+        else:
+            scales = [Scaling(weight.unit(chunk, self._quantized[place]).clone()) for chunk in chunks]
+        if len(scales) < len(chunks):
+            return None
+        if len(chunks) == 1 or scales[0].unit.numel() == 1:
+            return scales[0]
+        units = [one.unit.expand(chunk.shape[0], -1) for one, chunk in zip(scales, chunks, strict=True)]
+        shifts = [one.shift for one in scales if one.shift is not None]
+        return Scaling(torch.cat(units), torch.cat(shifts) if shifts else None)
 
     def _energy(self, values: torch.Tensor) -> float:
         """Σ of squares of (r, c) float32, in float64 over rows."""
@@ -228,12 +258,22 @@ class Worker:
         return float(torch.mul(values, values, out=squares).sum(1).double().sum())
 
     def _values(self, pair: Pair, chunk: Chunk, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both sides of a chunk, (r, c) float32, read again if need be."""
+        """Both sides of a chunk, (r, c) float32 or, where it takes that, float64; read again if need be."""
         kept = self._kept.get(place)
         if kept is not None and kept.pair is pair and chunk.n == pair.original.n:
             return kept.x.float(), kept.y.float()
-        x = pair.original.dequantize(chunk, self._original).weight.float()
-        return x, pair.quantized.dequantize(chunk, self._quantized[place]).weight.float()
+        if pair.original.needs_float64 or pair.quantized.needs_float64:
+            x = pair.original.dequantize(chunk, self._original).weight
+            return x, pair.quantized.dequantize(chunk, self._quantized[place]).weight
+        x, y = (self._kernel.buffer(f"values_{side}", chunk.shape, torch.float32) for side in "xy")
+        return self._read(pair, "x", chunk, place, x), self._read(pair, "y", chunk, place, y)
+
+    def _read(self, pair: Pair, side: str, chunk: Chunk, place: int, out: torch.Tensor) -> torch.Tensor:
+        """One side of a chunk into ``out``, (r, c) float32."""
+        weight, workspace = (pair.original, self._original) if side == "x" else (pair.quantized, self._quantized[place])
+        if self._native is None or not self._native.values(weight, workspace, chunk, out):
+            out.copy_(weight.dequantize(chunk, workspace).weight)
+        return out
 
     def _worst(self, pair: Pair, sums: Sums, place: int) -> Element | None:
         """From the row with the largest |e|, read again if need be: its place costs more to remember."""
@@ -245,10 +285,22 @@ class Worker:
             x, y = kept.x[row].double(), kept.y[row].double()
         else:
             chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
-            x = pair.original.dequantize(chunk, self._original).weight[0].double()
-            y = pair.quantized.dequantize(chunk, self._quantized[place]).weight[0].double()
+            x, y = (side[0].double() for side in self._values(pair, chunk, place))
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return Element(row, col + at, float(x[at]), float(y[at]))
+
+
+def _stacks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
+    """Neighbours of the same columns together, up to ``size`` elements: what is looked at at once."""
+    stacks: list[list[Chunk]] = []
+    for chunk in chunks:
+        last = stacks[-1] if stacks else []
+        alike = last and (last[0].col, last[0].stop_col) == (chunk.col, chunk.stop_col)
+        if alike and sum(one.n for one in last) + chunk.n <= size:
+            last.append(chunk)
+        else:
+            stacks.append([chunk])
+    return stacks
 
 
 def _is_kept(pair: Pair, chunk: Chunk) -> bool:

@@ -15,7 +15,7 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.decoder import Decoder, Element, Native, Order
+from quanterr.tensors.decoder import Decoder, Element, Native, Order, decoder_of
 from quanterr.tensors.levels import Levels, Nearest, Scaling, nearest, scaling
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
@@ -240,12 +240,24 @@ class Weight:
             return None
         if self.unit is not None:
             return Scaling(self.unit(chunk, filled[0]))
+        if (units := self._units(chunk, filled[0])) is not None:
+            return Scaling(units)
         for workspace, byte in zip(filled, (self.levels.low, self.levels.high), strict=True):
             workspace.fill(self.coded or (self.codes,), byte, self.levels.block, self.levels.span)
         high = self.dequantize(chunk, filled[1]).weight
         if self.levels.centred:
             return Scaling(high.div_(self.levels.known[1]))
         return scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
+
+    def _units(self, chunk: Chunk, workspace: Workspace) -> Tensor | None:
+        """Of codes that are only multiplied, by scales of blocks of columns: the scale of each element, (1 or r, c)."""
+        decoder = decoder_of(self.dequantize)
+        if decoder is None or decoder.scale is None or not (self.levels and self.levels.centred):
+            return None
+        if decoder.zero or decoder.shift or not decoder.group or chunk.col % decoder.group:
+            return None
+        scales = decoder.scale(chunk, workspace).float()
+        return scales.repeat_interleave(decoder.group, 1)[:, : chunk.shape[1]]
 
     @property
     def has_codes(self) -> bool:

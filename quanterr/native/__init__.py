@@ -20,6 +20,7 @@ VERSION = 1
 ROOM = 1 << 15  # bins of a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # of a sum, a signed integer in units of 2^-1074
+KEPT = 5  # rows with the lowest SNR
 DONE = 1
 
 
@@ -102,6 +103,13 @@ class Run(ctypes.Structure):
         ("e_max", ctypes.c_double),
         ("e_min", ctypes.c_double),
         ("relative_max", ctypes.c_double),
+        ("worst_row", ctypes.c_int64),
+        ("dead_rows", ctypes.c_int64),
+        ("n_kept", ctypes.c_int64),
+        ("kept_rows", ctypes.c_int64 * KEPT),
+        ("kept_x_sq", ctypes.c_double * KEPT),
+        ("kept_e_sq", ctypes.c_double * KEPT),
+        ("kept_e_max", ctypes.c_double * KEPT),
     )
 
 
@@ -115,6 +123,11 @@ class Kernel(NamedTuple):
         """Carry out ``run``, without the interpreter lock; False where a file could not be read to the end."""
         sides = ctypes.byref(original), ctypes.byref(quantized)
         return int(self.library.quanterr_compare(*sides, ctypes.byref(run))) == DONE
+
+    def decode(self, side: Side, shape: tuple[int, int], rows_at_once: int) -> bool:
+        """Put the values of (rows, cols) where ``side.values`` says; False where a file could not be read."""
+        sizes = map(ctypes.c_int64, (*shape, rows_at_once))
+        return int(self.library.quanterr_decode(ctypes.byref(side), *sizes)) == DONE
 
 
 class Choice(NamedTuple):

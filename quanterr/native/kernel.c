@@ -22,6 +22,7 @@
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8
+#define KEPT 5
 #define STRIP 16384
 #define BINS 0x7F80 /* of a histogram: finite bfloat16 numbers that are not negative */
 #define ROOM 32768  /* bins of one table of counts */
@@ -78,13 +79,18 @@ typedef struct {
     const float *importance;   /* (1 or rows, cols), or NULL */
     int64_t importance_step;
     uint32_t *counts;          /* (2, ROOM), zero before and after */
-    double *row_sums;          /* out: (3, rows): x², e², max |e| */
+    double *row_sums;          /* out: (3, rows): x², e², max |e|; or NULL */
     int64_t *histogram;        /* out: room for ROOM counts */
     uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074 */
     int64_t first_bin, n_bins; /* out: of the histogram, without bin 0 */
     int64_t zero_errors;       /* out: bin 0 */
     int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
     double e_max, e_min, relative_max;
+    int64_t worst_row;         /* the first with e_max */
+    int64_t dead_rows;         /* of zeros, but not in x */
+    int64_t n_kept;            /* of the rows with the largest e² / x², the worst first */
+    int64_t kept_rows[KEPT];
+    double kept_x_sq[KEPT], kept_e_sq[KEPT], kept_e_max[KEPT];
 } Run;
 
 typedef struct { /* counts and extremes, by lane: comparisons give -1, so counts are negative */
@@ -510,6 +516,26 @@ INLINE const uint8_t *row_of(const Side *side, int64_t row, int64_t first) {
     return (const uint8_t *)side->stored + (side->file < 0 ? row : row - first) * side->row_bytes;
 }
 
+INLINE double ratio(double e_sq, double x_sq) { return x_sq > 0 ? e_sq / x_sq : INFINITY; }
+
+/* Among the worst rows, if it is one of them; of equal ones the first stays. */
+static void keep_row(Run *run, const State *s, int64_t row) {
+    double own = ratio(s->e_sq, s->x_sq);
+    int64_t at = run->n_kept;
+    while (at > 0 && own > ratio(run->kept_e_sq[at - 1], run->kept_x_sq[at - 1])) at--;
+    if (at == KEPT) return;
+    int64_t behind = (run->n_kept < KEPT ? run->n_kept : KEPT - 1) - at;
+    memmove(run->kept_rows + at + 1, run->kept_rows + at, (size_t)behind * sizeof *run->kept_rows);
+    memmove(run->kept_x_sq + at + 1, run->kept_x_sq + at, (size_t)behind * sizeof *run->kept_x_sq);
+    memmove(run->kept_e_sq + at + 1, run->kept_e_sq + at, (size_t)behind * sizeof *run->kept_e_sq);
+    memmove(run->kept_e_max + at + 1, run->kept_e_max + at, (size_t)behind * sizeof *run->kept_e_max);
+    run->kept_rows[at] = row;
+    run->kept_x_sq[at] = s->x_sq;
+    run->kept_e_sq[at] = s->e_sq;
+    run->kept_e_max[at] = s->e_max;
+    run->n_kept += run->n_kept < KEPT;
+}
+
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
     const float *weights = run->importance ? run->importance + row * run->importance_step : 0;
@@ -522,10 +548,23 @@ static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_c
         if ((col + SEGMENT) % STRIP == 0) end_strip(run, s);
     }
     end_strip(run, s);
-    run->row_sums[row] = s->x_sq;
-    run->row_sums[run->rows + row] = s->e_sq;
-    run->row_sums[2 * run->rows + row] = s->e_max;
-    run->e_max = most(run->e_max, s->e_max);
+    if (run->row_sums) {
+        run->row_sums[row] = s->x_sq;
+        run->row_sums[run->rows + row] = s->e_sq;
+        run->row_sums[2 * run->rows + row] = s->e_max;
+    }
+    run->dead_rows += s->x_sq > 0 && s->x_sq == s->e_sq;
+    if (s->e_max > run->e_max) {
+        run->e_max = s->e_max;
+        run->worst_row = row;
+    }
+    if (s->e_sq > 0 || run->rows == 1) keep_row(run, s, row); /* pieces of a row are put together later */
+}
+
+INLINE uint32_t used(const uint32_t *even, const uint32_t *odd) {
+    uint32_t any = 0;
+    for (int i = 0; i < 64; i++) any |= even[i] | odd[i];
+    return any;
 }
 
 /* The counts of both tables into the histogram; the tables are zero again. */
@@ -533,11 +572,35 @@ static void take_counts(Run *run) {
     uint32_t *even = run->counts, *odd = run->counts + ROOM;
     int64_t last = bin_of((float)run->e_max), first = 1;
     run->zero_errors = (int64_t)even[0] + odd[0];
+    while (first + 64 <= last && !used(even + first, odd + first)) first += 64;
     while (first <= last && !(even[first] | odd[first])) first++;
     run->first_bin = first;
     run->n_bins = last - first + 1;
     for (int64_t bin = first; bin <= last; bin++) run->histogram[bin - first] = (int64_t)even[bin] + odd[bin];
-    for (int64_t bin = 0; bin <= last; bin++) even[bin] = odd[bin] = 0;
+    even[0] = odd[0] = 0;
+    for (int64_t bin = first; bin <= last; bin++) even[bin] = odd[bin] = 0;
+}
+
+static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
+    int status = side->file >= 0 ? read_rows(side, first, rows) : DONE;
+    if (side->order == WORDS_DOWN) tile_words(side, first, rows, side->row_bytes);
+    if (side->order == AWQ_WORDS) tile_awq(side, first, rows, cols);
+    return status;
+}
+
+/* The values of some rows into side->values, and nothing else. */
+int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
+    for (int64_t first = 0; first < all_rows; first += rows_at_once) {
+        int64_t rows = all_rows - first < rows_at_once ? all_rows - first : rows_at_once;
+        int status = load_rows(side, first, rows, cols);
+        if (status != DONE) return status;
+        for (int64_t row = first; row < first + rows; row++)
+            for (int64_t col = 0; col < cols; col += SEGMENT) {
+                int n = cols - col < SEGMENT ? (int)(cols - col) : SEGMENT;
+                decode(side, row_of(side, row, first), row, col, n, side->values + row * cols + col);
+            }
+    }
+    return DONE;
 }
 
 int quanterr_compare(Side *x, Side *y, Run *run) {
@@ -548,12 +611,8 @@ int quanterr_compare(Side *x, Side *y, Run *run) {
     int status = DONE;
     for (int64_t first = 0; first < run->rows && status == DONE; first += run->rows_at_once) {
         int64_t rows = run->rows - first < run->rows_at_once ? run->rows - first : run->rows_at_once;
-        Side *sides[2] = {x, y};
-        for (int i = 0; i < 2 && status == DONE; i++) {
-            if (sides[i]->file >= 0) status = read_rows(sides[i], first, rows);
-            if (sides[i]->order == WORDS_DOWN) tile_words(sides[i], first, rows, sides[i]->row_bytes);
-            if (sides[i]->order == AWQ_WORDS) tile_awq(sides[i], first, rows, run->cols);
-        }
+        status = load_rows(x, first, rows, run->cols);
+        if (status == DONE) status = load_rows(y, first, rows, run->cols);
         for (int64_t row = first; row < first + rows && status == DONE; row++)
             add_row(x, y, row_of(x, row, first), row_of(y, row, first), row, run, &s);
     }
