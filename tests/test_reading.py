@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from zlib import crc32
 
+import jsonschema
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,8 @@ from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.errors import ReportError, Status
+from quanterr.report import model, reading
+from quanterr.report.model import json_schema
 from quanterr.report.reading import extract, read_extract, read_report
 
 METRICS = ["snr_db", "zero_reference_elements", "absolute_error_percentiles.p99"]
@@ -347,3 +350,42 @@ def test_a_report_that_was_cut_anywhere_is_refused(report, tmp_path_factory, dat
 
     with pytest.raises(ReportError):
         read_extract(path, METRICS)
+
+
+class TestColumns:
+    """Of a large report; what rules ask for most is read from them."""
+
+    @pytest.fixture
+    def stored(self, tmp_path, monkeypatch, report):
+        monkeypatch.setattr(model, "MANY_LAYERS", 1)
+        path = tmp_path / "report.json"
+        path.write_text(report.to_json())
+        return path
+
+    def test_rules_see_what_the_layers_hold(self, stored, tmp_path):
+        plain = tmp_path / "plain.json"
+        value = json.loads(stored.read_text())
+        del value["layer_columns"], value["checksum"]
+        plain.write_text(json.dumps(value))
+        for metrics in (["snr_db"], ["snr_db", "excess_db", "original_norm"], ["nmse"]):
+            assert read_extract(plain, metrics) == read_extract(stored, metrics)
+
+    def test_they_are_read_in_place_of_the_layers(self, stored):
+        raw = stored.read_bytes()
+        layer = reading._parts(["snr_db"], ())["layers"][0]
+        columns = reading._of_columns(raw, layer)
+
+        assert columns.layers == read_extract(stored, ["snr_db"])["layers"]
+        assert json.loads(columns.elsewhere)["layers"] == []
+        assert reading._of_columns(raw, layer | {"nmse": layer["snr_db"]}) is None
+
+    def test_the_schema_describes_them(self, stored):
+        jsonschema.validate(json.loads(stored.read_text()), json_schema())
+
+    def test_those_that_are_not_the_layers_own_are_refused(self, stored):
+        value = json.loads(stored.read_text())
+        value["layer_columns"]["snr_db"][0] = 99.0
+        stored.write_text(json.dumps(value))
+
+        with pytest.raises(ReportError, match="its layer_columns are not those of its layers: it was edited"):
+            read_report(stored)

@@ -276,6 +276,8 @@ def render(
     ] = None,
 ) -> None:
     """Write other outputs of a stored report."""
+    import gc
+
     from quanterr.report.files import STDOUT, output_named, targets, update
 
     if not to and not outputs and not document:
@@ -288,6 +290,7 @@ def render(
     from quanterr.report.as_table import brief
     from quanterr.report.reading import read_report
 
+    gc.disable()  # what is read is kept to the end, and the end is near
     report = read_report(stored)
     with printing():
         if document:

@@ -15,6 +15,22 @@ SCHEMA = "quanterr.report"
 LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 
+# Values of layers that a large report holds by column as well: what most rules ask for is read sooner there.
+COLUMNS = (
+    "layer_name",
+    "format",
+    "tensor_elements",
+    "finite",
+    "nonfinite",
+    "original_norm",
+    "snr_db",
+    "excess_db",
+    "relative_error",
+    "max_absolute_error",
+)
+MANY_LAYERS = 1000
+
+
 class Output(NamedTuple):
     """One rendering."""
 

@@ -9,9 +9,12 @@ A text that a spreadsheet would take for a formula gets an apostrophe before it 
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import fields
-from typing import IO, Any
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache, lru_cache
+from itertools import chain
+from operator import attrgetter
+from typing import IO, Any, cast
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
 from quanterr.report.formatting import worst_expert
@@ -19,6 +22,8 @@ from quanterr.report.model import Layer, Report
 from quanterr.util.text import display
 
 MAX_NAME = 4096  # characters
+UNUSUAL = frozenset(("elements", "absolute_error_percentiles", "worst_rows", "experts", "worst_element"))  # columns
+NUMBERS = frozenset((float, int, type(None)))  # which are written as they are
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
 
 # At the start, or after what a spreadsheet may take for the end of a cell; quotes and spaces it may take away.
@@ -27,17 +32,25 @@ _FORMULA = re.compile(r"(^|;)(?=[\s\"']*[=+\-@＝＋－＠])")
 
 def write(report: Report, file: IO[str]) -> None:
     """Write it; the verdict is in every line, so that no extract of them loses it."""
-    rows = csv.DictWriter(file, columns(), restval="", lineterminator="\n")
-    rows.writeheader()
+    names, rows = columns(), csv.writer(file, lineterminator="\n")
+    places = {name: place for place, name in enumerate(names)}
+
+    def write_row(of_row: Iterable[tuple[str, Any]]) -> None:
+        cells: list[Any] = [""] * len(names)
+        for name, value in of_row:
+            cells[places[name]] = value if value.__class__ in NUMBERS else cell(value)
+        rows.writerow(cells)
+
+    rows.writerow(names)
     whole = {"quanterr_verdict": report.verdict, "list": "report", "reason": "; ".join(report.reasons)}
-    rows.writerow({name: cell(value) for name, value in whole.items()})
+    write_row(whole.items())
     codes: dict[str | None, list[str]] = defaultdict(list)
     for found in report.findings:
         codes[found.layer].append(found.code)
     for key in LISTS:
         for entry in getattr(report, key):
             description = {"quanterr_verdict": report.verdict, "list": key, "findings": codes.get(entry.layer_name)}
-            rows.writerow({name: cell(value) for name, value in (description | dict(values(entry))).items()})
+            write_row(chain(description.items(), values(entry)))
 
 
 def columns() -> list[str]:
@@ -61,12 +74,12 @@ def columns() -> list[str]:
 
 def values(entry: Any) -> Iterator[tuple[str, Any]]:
     """Columns of one tensor with their values."""
-    known = vars(entry) if hasattr(entry, "__dict__") else {f.name: getattr(entry, f.name) for f in fields(entry)}
-    undefined = known.get("nonfinite", {})
-    for name, value in known.items():
-        if name in ("display_name", "nonfinite", "bytes"):
-            continue
-        if name == "elements":
+    names, get = _names_of(cast(Hashable, type(entry)))
+    undefined = getattr(entry, "nonfinite", {})
+    for name, value in zip(names, get(entry), strict=True):
+        if name not in UNUSUAL:
+            yield name, NONFINITE.get(undefined[name], value) if name in undefined else value
+        elif name == "elements":
             yield "tensor_elements", value
         elif name == "absolute_error_percentiles":
             yield from ((f"{name}_{key}", getattr(value, key)) for key in PERCENTILES)
@@ -76,11 +89,16 @@ def values(entry: Any) -> Iterator[tuple[str, Any]]:
             if value:
                 worst = worst_expert(value)
                 yield from (("worst_expert", worst.expert), ("worst_expert_snr_db", worst.snr_db))
-        elif name == "worst_element":
-            if value is not None:
-                yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))
-        else:
-            yield name, NONFINITE.get(undefined.get(name, ""), value)
+        elif name == "worst_element" and value is not None:
+            yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))
+
+
+@cache
+def _names_of(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    """The fields of an entry that are columns, and what gets their values."""
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
+    kept = [name for name in names if name not in ("display_name", "nonfinite", "bytes")]
+    return kept, attrgetter(*kept)
 
 
 def cell(value: Any) -> str | float | int | None:
@@ -89,4 +107,9 @@ def cell(value: Any) -> str | float | int | None:
         value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))
     if not isinstance(value, str):
         return str(value).lower() if isinstance(value, bool) else value
-    return _FORMULA.sub(r"\1'", display(value, MAX_NAME)) if value else value
+    return _text(value) if value else value
+
+
+@lru_cache(maxsize=1 << 12)  # most texts are those of many layers
+def _text(value: str) -> str:
+    return _FORMULA.sub(r"\1'", display(value, MAX_NAME))

@@ -46,7 +46,7 @@ class Words:
 def packed(report: Report) -> str:
     """All that the page needs of the layers: JSON, deflated, in base64, as a JSON string."""
     text = json.dumps(page_data(report), allow_nan=False, separators=(",", ":"))
-    return json.dumps(base64.b64encode(zlib.compress(text.encode(), 9)).decode())
+    return json.dumps(base64.b64encode(zlib.compress(text.encode(), 6)).decode())
 
 
 def page_data(report: Report) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import LISTS, SCHEMA
+from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
@@ -328,11 +328,21 @@ class Report(Model):
                 crc = zlib.crc32(counts.encode("ascii"), crc)
                 yield counts
                 yield f'{separator}"checksum": "{crc:08x}"'
+            if name == "layers" and len(self.layers) >= MANY_LAYERS:
+                own = (f'\n  "{key}": {dumps(values)}' for key, values in columns_of(self.layers).items())
+                columns = f'{separator}"layer_columns": {{{",".join(own)}\n}}'
+                crc = zlib.crc32(columns.encode("ascii"), crc)
+                yield columns
             for piece in _pieces(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
                 crc = zlib.crc32(piece.encode("ascii"), crc)
                 yield piece
             separator = ",\n"
         yield "\n}\n"
+
+
+def columns_of(layers: list[Layer]) -> dict[str, list[Any]]:
+    """Some of their values by name, in the order of the layers."""
+    return {name: [getattr(layer, name) for layer in layers] for name in COLUMNS}
 
 
 def _pieces(start: str, value: Any) -> Iterator[str]:
@@ -367,6 +377,13 @@ def json_schema() -> dict[str, Any]:
         "required": list(LISTS),
     }
     schema["required"].append("records")
+    layer = schema["$defs"]["Layer"]["properties"]
+    schema["properties"]["layer_columns"] = {
+        "type": "object",
+        "description": f"Values of layers, in their order, again by column; of {MANY_LAYERS:,} layers and more",
+        "properties": {name: {"type": "array", "items": layer[name]} for name in COLUMNS},
+        "required": list(COLUMNS),
+    }
     schema["properties"]["checksum"] = {
         "type": "string",
         "description": "CRC-32 of everything before it: reveals a report that was edited",

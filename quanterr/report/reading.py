@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError
@@ -23,7 +23,7 @@ from pydantic_core import core_schema as core
 
 from quanterr.errors import ReportError
 from quanterr.metrics import AGGREGATES, METRICS, Metric
-from quanterr.report import LISTS, SCHEMA
+from quanterr.report import COLUMNS, LISTS, SCHEMA
 from quanterr.util import strict_json
 from quanterr.util.text import display
 
@@ -48,6 +48,12 @@ _OPTIONAL_NUMBER = core.nullable_schema(_NUMBER)
 _LATER_NUMBER = core.with_default_schema(_OPTIONAL_NUMBER, default=None)
 _LATER_VERSION = core.with_default_schema(_COUNT, default=1)
 
+LAYER_COLUMNS = {
+    "layer_columns": core.with_default_schema(
+        core.nullable_schema(core.dict_schema(_TEXT, core.list_schema(core.any_schema()))), default=None
+    )
+}
+LAYERS, BEHIND_LAYERS, LAYER_COLUMNS_KEY = b'\n"layers": [', b'\n"other_changes": ', b'\n"layer_columns": '
 RECORDS = {"records": dict.fromkeys(LISTS, _COUNT)}
 
 
@@ -61,11 +67,15 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
     from quanterr.report.model import Report
 
     where = display(os.fspath(path))
-    raw, _ = _read(path, where)
+    raw, as_written = _read(path, where)
     report = _validated(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
-    counted = _validated(raw, where, SchemaValidator(_schema(RECORDS)).validate_json)
     found = extract(report)
-    _check(found, counted["records"], where)
+    if as_written:  # so what it says twice agrees
+        _check(found, {}, where)
+    else:
+        stored = _validated(raw, where, SchemaValidator(_schema(RECORDS | LAYER_COLUMNS)).validate_json)
+        _check(found, stored["records"], where)
+        _check_columns(report, stored["layer_columns"], where)
     _check_verdict(found, where)
     return report
 
@@ -220,7 +230,8 @@ def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
     readers = {key: (SchemaValidator(schema).validate_json, items[key].append) for key, schema in lists.items()}
     rest, key = [], ""
     try:
-        for line in BytesIO(raw):
+        columns = _of_columns(raw, parts["layers"][0])
+        for line in BytesIO(columns.elsewhere if columns else raw):
             if not line.startswith(b"  "):
                 rest.append(line)  # of a list without its items: an empty one
                 key = line[1:].partition(b'"')[0].decode()
@@ -230,7 +241,39 @@ def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
         found: Extract = SchemaValidator(_schema(parts)).validate_json(b"".join(rest))
     except ValidationError:
         return None
-    return found | items
+    return found | items | ({} if columns is None else {"layers": columns.layers})
+
+
+class _Columns(NamedTuple):
+    """The layers of a report by its columns, and its other bytes."""
+
+    layers: list[dict[str, Any]]
+    elsewhere: bytes
+
+
+def _of_columns(raw: bytes, layer: dict[str, Any]) -> _Columns | None:
+    """The layers by columns; None where these are not stored or do not hold all that is asked for."""
+    begin = raw.find(LAYERS)
+    first, last = raw.rfind(LAYER_COLUMNS_KEY, 0, max(begin, 0)), raw.rfind(BEHIND_LAYERS)
+    if first < 0 or last < begin or not layer.keys() <= set(COLUMNS):
+        return None
+    columns = {}
+    for line in BytesIO(raw[first + len(LAYER_COLUMNS_KEY) : begin]):  # a column each
+        name, _, values = line.partition(b": ")
+        key = name.decode().strip().strip('"')
+        if key in layer:
+            schema = core.list_schema(layer[key], strict=True)
+            columns[key] = SchemaValidator(schema).validate_json(values.rstrip(b",\n"))
+    layers = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return _Columns(layers, raw[:first] + LAYERS + b"]" + raw[last - 1 :])
+
+
+def _check_columns(report: "Report", stored: dict[str, list[Any]] | None, where: str) -> None:
+    """Columns have to agree with the layers."""
+    from quanterr.report.model import columns_of
+
+    if stored not in (None, columns_of(report.layers)):
+        raise ReportError(f"{where}: its layer_columns are not those of its layers: it was edited; compare again")
 
 
 def _as_written(raw: bytes) -> bool:
