@@ -8,7 +8,7 @@ DEMO = .demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz bench clean
+.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz sanitize bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ TARGETS ?=
 
 fuzz: install ## N damaged inputs (1000000) for each of the TARGETS (all); hours
 	PYTHONPATH=tests $(BIN)/python -m fuzz -n $(N) $(TARGETS)
+
+sanitize: install ## the compiled kernel under sanitizers: golden files, a million made-up weights (15 minutes)
+	$(BIN)/python tests/sanitize.py
 
 bench: install ## weights/s of each format; speed and memory next to a plain script and plain reading (minutes)
 	$(BIN)/python tests/bench/formats.py

@@ -15,6 +15,7 @@ from forked import call, in_terminal
 from stored import original, pair, quantized, write
 
 import quanterr
+from quanterr import native
 from quanterr.errors import Status, UsageError
 from quanterr.report.as_table import NARROWEST
 
@@ -381,6 +382,14 @@ class TestInterrupt:
             with contextlib.suppress(OSError):  # closed meanwhile
                 found.add(os.readlink(f"{folder}/{number}"))
         return found
+
+
+def test_version_names_the_kernel_where_that_is_asked_for():
+    for words in (("--version", "-v"), ("-v", "--version")):
+        assert call(*words).stdout.splitlines()[:2] == [
+            f"quanterr {quanterr.__version__}",
+            f"kernel: {native.chosen()}",
+        ]
 
 
 def test_version_and_schema():

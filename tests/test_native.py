@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 from dataclasses import fields
 from math import isfinite
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -310,7 +311,7 @@ class TestBuild:
 
     def test_sides_and_runs_have_the_fields_of_the_c_file(self):
         """By name and in order; the kernel itself tells their sizes."""
-        source = (native.library_path("base").parent / "kernel.c").read_text()
+        source = (Path(native.__file__).parent / "kernel.c").read_text()
         for struct in (native.Side, native.Run):
             names = [name for name, _ in struct._fields_]
             body = source[: source.index("} " + struct.__name__ + ";")].rpartition("typedef struct {")[2]

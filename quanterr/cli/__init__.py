@@ -4,6 +4,7 @@ import errno
 import gc
 import io
 import os
+import platform
 import sys
 import traceback
 from dataclasses import replace
@@ -39,6 +40,7 @@ from quanterr.cli.common import (
 from quanterr.cli.gate import BaselineReport, FailFast, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.metrics import OUTLIER
+from quanterr.native import chosen
 from quanterr.selection import CompareOptions
 from quanterr.util.text import display, harmless
 from quanterr.version import __version__
@@ -71,9 +73,14 @@ Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an 
 
 
 def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"quanterr {__version__}")
-        raise typer.Exit
+    if not wanted:
+        return
+    typer.echo(f"quanterr {__version__}")
+    if {"-v", "--verbose"} & set(sys.argv):  # whichever of the two options comes first
+        choice = chosen()
+        typer.echo(f"kernel: {choice}{f' ({choice.reason})' if choice.reason else ''}")
+        typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    raise typer.Exit
 
 
 @app.callback()
@@ -82,6 +89,7 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --version: name the kernel as well.")] = False,
 ) -> None:
     context.default_map = settings.defaults(context)
 
@@ -276,8 +284,6 @@ def render(
     ] = None,
 ) -> None:
     """Write other outputs of a stored report."""
-    import gc
-
     from quanterr.report.files import STDOUT, output_named, targets, update
 
     if not to and not outputs and not document:

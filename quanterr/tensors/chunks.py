@@ -61,7 +61,8 @@ class Cut(Sequence[Chunk]):
     def __init__(self, rows: int, cols: int, size: int) -> None:
         """Cut ``rows`` × ``cols``."""
         self._rows, self._cols = rows, cols
-        self._row_step = max(size // cols, 1) if cols else 1
+        most = max(size // cols, 1) if cols else 1
+        self._row_step = -(-rows // -(-rows // most)) if rows else 1  # all of nearly the same height
         self._col_step = min(cols, size)
         self._across = -(-cols // size)
 

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from quanterr.native import VARIABLE
+
 HERE = Path(__file__).parent
 ROWS, COLS = 4096, 8192
 SMALL = 64, 128
@@ -75,41 +77,59 @@ def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: 
     report = options.folder / "report.json"
     pair = str(paths["original"]), str(paths[version])
     ours = [sys.executable, "-m", "quanterr", "compare", *pair, "-q", "--device", options.device, "-o", str(report)]
+    of_torch = ["env", f"{VARIABLE}=torch", *ours]
     script = [sys.executable, str(HERE / "naive.py"), *pair]
-    taken: dict[str, list[Taken]] = {"quanterr": [], "script": [], "basic": []}
-    loops = []
+    taken: dict[str, list[Taken]] = {"quanterr": [], "torch": [], "script": [], "basic": []}
+    loops, torch_loops, reading, kernel = [], [], [], ""
     read_plainly(paths["original"], paths[version])  # warms the cache
     for _ in range(options.runs):
         taken["quanterr"].append(run(*ours))
         loops.append(json.loads(report.read_text())["run"]["seconds"])
+        kernel = json.loads(report.read_text())["run"]["kernel"]
+        taken["torch"].append(run(*of_torch))
+        torch_loops.append(json.loads(report.read_text())["run"]["seconds"])
         taken["basic"].append(run(*script, "--basic"))
+        reading.append(read_plainly(paths["original"], paths[version]))
     for _ in range(min(options.runs, 2)):  # it takes long
         taken["script"].append(run(*script))
     n = options.layers * ROWS * COLS
     loop = statistics.median(loops)
     n_bytes = paths["original"].stat().st_size + paths[version].stat().st_size
-    reading = min(read_plainly(paths["original"], paths[version]) for _ in range(3))
-    mine = median(taken["quanterr"])
+    mine, theirs = median(taken["quanterr"]), median(taken["torch"])
     print(f"\n{version}: {n / 1e6:.0f} M weights, {n_bytes / 1e9:.2f} GB")
-    print(f"  quanterr           {mine.seconds:6.2f} s ({spread(taken['quanterr'])}), peak {mine.peak_mb:.0f} MB")
-    print(f"    in the loop      {loop:6.2f} s, {n / loop / 1e9:.2f} G weights/s, {n_bytes / loop / 1e9:.2f} GB/s")
+    print(f"  {kernel:18} {mine.seconds:6.2f} s ({spread(taken['quanterr'])}), peak {mine.peak_mb:.0f} MB")
+    print(
+        f"    in the loop      {loop:6.2f} s, {n / loop / 1e9:.2f} G weights/s, {n_bytes / loop / 1e9:.2f} GB/s",
+        end=" ",
+    )
+    print(f"      each run       {' '.join(f'{seconds:.2f}' for seconds in loops)} s")
+    print(f"  torch              {theirs.seconds:6.2f} s ({spread(taken['torch'])}), peak {theirs.peak_mb:.0f} MB")
+    of_torch_loop = statistics.median(torch_loops)
+    print(f"    in the loop      {of_torch_loop:6.2f} s, {of_torch_loop / loop:.1f} times as long", end=" ")
+    print(f"({' '.join(f'{seconds:.2f}' for seconds in torch_loops)})")
     for name, told in (("script", "script, same metrics"), ("basic", "script, few metrics ")):
         theirs = median(taken[name])
         ratio = theirs.seconds / mine.seconds
         print(f"  {told} {theirs.seconds:4.1f} s ({spread(taken[name])}), peak {theirs.peak_mb:.0f} MB:", end=" ")
         print(f"{ratio:.1f} times as long")
-    print(f"  plain reading      {reading:6.2f} s, {n_bytes / reading / 1e9:.2f} GB/s on one thread")
+    print(f"  plain reading      {min(reading):6.2f} s, {n_bytes / min(reading) / 1e9:.2f} GB/s on one thread")
 
 
 def compare_small(options: argparse.Namespace) -> None:
     """Very many small matrices."""
     paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
-    command = [sys.executable, "-m", "quanterr", "compare", str(paths["original"]), str(paths["fp8_tensor"]), "-q"]
+    quanterr, report = [sys.executable, "-m", "quanterr"], options.folder / "small.json"
+    command = [*quanterr, "compare", str(paths["original"]), str(paths["fp8_tensor"]), "-q", "-o", str(report)]
     taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
     each = median(taken).seconds / options.small
     print(f"\n{options.small} matrices of {SMALL[0]} x {SMALL[1]}, fp8_tensor")
     print(f"  quanterr           {median(taken).seconds:6.2f} s ({spread(taken)}), {1000 * each:.2f} ms each,", end=" ")
     print(f"peak {median(taken).peak_mb:.0f} MB")
+    print(f"  its report         {report.stat().st_size / 1e6:6.0f} MB")
+    for words in (["gate", "--require", "snr_db >= 20"], ["render", "--to", "html"], ["render", "--to", "csv"]):
+        taken = [run(*quanterr, words[0], str(report), *words[1:]) for _ in range(options.runs)]
+        print(f"  {' '.join(words[:3]):18} {median(taken).seconds:6.2f} s ({spread(taken)}), ", end="")
+        print(f"peak {median(taken).peak_mb:.0f} MB")
 
 
 def start_up(options: argparse.Namespace) -> None:

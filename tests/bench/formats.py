@@ -1,4 +1,4 @@
-"""How many weights a second each format dequantizes: synthetic codes, warm cache, one thread and all of them.
+"""How many weights a second each format dequantizes, and compares with a BF16 original: any codes, warm cache.
 
 python tests/bench/formats.py [--rows 4096] [--cols 4096] [--only nvfp4]
 """
@@ -9,7 +9,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,8 +20,12 @@ from torch import Tensor
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.comparison.scheduler import usable_cores
+from quanterr.comparison.scheduler import CHUNKS_AT_ONCE, usable_cores
+from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
+from quanterr.metrics import OUTLIER
+from quanterr.native import Kernel, best
+from quanterr.pairing.plan import Pair
 from quanterr.pairing.side import Side
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
@@ -30,6 +36,7 @@ from gguf_stored import Stored, write_gguf
 Tensors = dict[str, Tensor]
 FP8, E8M0 = torch.float8_e4m3fn, torch.uint8
 ROUNDS = 3
+CPU = torch.device("cpu")
 
 
 def codes(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -174,26 +181,28 @@ def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
     yield int4 | {"X._weight_zero_point": scales(k // 128, m)}, kind("Int4Tensor", block_size=[1, 128], shape=[m, k])
 
 
+def stored_bytes(n: int) -> bytes:
+    """Any bytes whose pairs are float16 numbers between 0.03 and 0.12."""
+    return torch.randint(0x28, 0x30, (n,), dtype=torch.uint8).numpy().tobytes()
+
+
 def in_gguf(m: int, k: int) -> Iterator[Stored]:
     for name, (n, n_bytes) in BLOCKS.items():
-        yield Stored("X.weight", name, (m, k), bytes(m * k // n * n_bytes))
+        yield Stored("X.weight", name, (m, k), stored_bytes(m * k // n * n_bytes))
 
 
-def seconds(weight: Weight, threads: int) -> float:
-    """To dequantize it once on each of this many threads, the best of a few rounds."""
-    chunks = list(Cut(*weight.matrix, CPU_CHUNK))
+def best_of(work: Callable[[], None], threads: int) -> float:
+    """Seconds until each of this many threads has done the work, the best of a few rounds."""
 
-    def work() -> None:
-        workspace = Workspace(torch.device("cpu"))
+    def alone() -> None:
         torch.set_num_threads(1)
         with torch.inference_mode():
-            for chunk in chunks:
-                weight.dequantize(chunk, workspace)
+            work()
 
     taken = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
-        workers = [threading.Thread(target=work) for _ in range(threads)]
+        workers = [threading.Thread(target=alone) for _ in range(threads)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -202,15 +211,33 @@ def seconds(weight: Weight, threads: int) -> float:
     return min(taken)
 
 
-def show(path: Path, shape: tuple[int, int], only: str) -> None:
+def rates(original: Weight, weight: Weight) -> list[float]:
+    """G weights/s: dequantized on one thread, then compared on all of them by torch and by the compiled kernel."""
+    chunks, cores = list(Cut(*weight.matrix, CPU_CHUNK)), usable_cores()
+    pair = Pair("X.weight", original, weight, ((), ()), ((), ()))
+
+    def dequantize() -> None:
+        workspace = Workspace(CPU)
+        for chunk in chunks:
+            weight.dequantize(chunk, workspace)
+
+    def compare(kernel: Kernel | None) -> None:
+        worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=kernel)
+        for first in range(0, len(chunks), CHUNKS_AT_ONCE):
+            worker.compare([pair], chunks[first : first + CHUNKS_AT_ONCE])
+
+    kernels = [None, best().kernel] if best().kernel else [None]
+    compared = [cores * weight.n / best_of(partial(compare, kernel), cores) / 1e9 for kernel in kernels]
+    return [weight.n / best_of(dequantize, 1) / 1e9, *compared]
+
+
+def show(path: Path, shape: tuple[int, int], only: str, original: Weight) -> None:
     with open_checkpoint(path) as checkpoint:
         side = Side("bench", checkpoint)
         side.attach_siblings()
         weight = side.recognized("X.weight", shape)
         if only in weight.format:
-            n, cores = shape[0] * shape[1], usable_cores()
-            rates = [threads * n / seconds(weight, threads) / 1e9 for threads in (1, cores)]
-            print(f"{weight.format:20} {rates[0]:6.2f} {rates[1]:6.2f}", flush=True)
+            print(f"{weight.format:20}", *(f"{rate:6.2f}" for rate in rates(original, weight)), flush=True)
 
 
 def main() -> None:
@@ -220,18 +247,22 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of a format's name")
     options = parser.parse_args()
     shape = options.rows, options.cols
-    print(f"G weights/s of {shape[0]} x {shape[1]}: one thread, {usable_cores()} threads")
-    with tempfile.TemporaryDirectory() as folder:
+    print(f"G weights/s of {shape[0]} x {shape[1]}: dequantized on one thread; compared on {usable_cores()} by torch,")
+    print(f"then by the compiled kernel ({best()})")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        save_file({"X.weight": scales(*shape, dtype=torch.bfloat16)}, Path(folder) / "original.safetensors")
+        checkpoint = stack.enter_context(open_checkpoint(Path(folder) / "original.safetensors"))
+        original = Side("original", checkpoint).recognized("X.weight", shape)
         for tensors in made(*shape):
             save_file(tensors, Path(folder) / "x.safetensors")
-            show(Path(folder) / "x.safetensors", shape, options.only)
+            show(Path(folder) / "x.safetensors", shape, options.only, original)
         for tensors, told in described(*shape):
             names = sorted(name.removeprefix("X._weight_") for name in tensors)
             metadata = {"X.weight": json.dumps(told | {"_tensor_data_names": names}), "tensor_names": '["X.weight"]'}
             save_file(tensors, Path(folder) / "x.safetensors", metadata)
-            show(Path(folder) / "x.safetensors", shape, options.only)
+            show(Path(folder) / "x.safetensors", shape, options.only, original)
         for stored in in_gguf(*shape):
-            show(write_gguf(Path(folder) / "x.gguf", [stored]), shape, options.only)
+            show(write_gguf(Path(folder) / "x.gguf", [stored]), shape, options.only, original)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+/* Random weights through the compiled kernel, each buffer exactly as large as it has to be, for sanitizers to watch.
+ *
+ *     fuzz N [SEED]
+ *
+ * What is checked besides: all sums are those of every cut into single rows, and no count is larger than the weight.
+ */
+#include "kernel.c"
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint64_t state;
+static uint64_t next(void) { /* xorshift64* */
+    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+    return state * 2685821657736338717ull;
+}
+static int64_t below(int64_t n) { return (int64_t)(next() % (uint64_t)n); }
+
+static void *filled(size_t n) { /* any bytes, or few kinds of them */
+    uint8_t *bytes = malloc(n ? n : 1), mask = below(3) ? 0xFF : (uint8_t)next();
+    for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(next() >> 33) & mask;
+    return bytes;
+}
+
+static float *factors(int64_t n) {
+    float *values = filled(4 * (size_t)n);
+    for (int64_t i = 0; i < n && below(4); i++) values[i] = (float)(below(2000) - 1000) / 512;
+    return values;
+}
+
+typedef struct { void *owned[8]; int n; } Owner;
+static void *own(Owner *owner, void *memory) { return owner->owned[owner->n++] = memory; }
+
+static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, Owner *owner) {
+    static const int together[] = {1, 1, 1, 1, 1, 1, 32, 256, 256}, bytes[] = {4, 2, 2, 1, 1, 1, 34, 144, 210};
+    Side side = {.element = (int32_t)below(9), .order = order, .file = -1, .per_byte = 1};
+    if (order == WORDS_DOWN) side.element = TABLE, side.per_byte = cols % 8 ? 1 : 2;
+    if (order == AWQ_WORDS || cols % together[side.element]) side.element = order ? TABLE : I8;
+    if (side.element == TABLE && !order && cols % 8 == 0) side.per_byte = 1 << below(4);
+    side.row_bytes = cols / together[side.element] * bytes[side.element];
+    if (side.element == TABLE) {
+        side.row_bytes = cols / side.per_byte;
+        side.table = own(owner, factors(256 * side.per_byte));
+    }
+    if (order == IN_ROWS) side.stored = own(owner, filled((size_t)(rows * side.row_bytes)));
+    if (order == WORDS_DOWN) {
+        side.words = rows;
+        side.stored = own(owner, filled((size_t)(rows * side.row_bytes)));
+    }
+    if (order == AWQ_WORDS) {
+        side.words = rows / 8;
+        side.stored = own(owner, filled((size_t)(cols * rows / 2)));
+    }
+    if (order) side.tile = own(owner, malloc((size_t)(at_once * side.row_bytes)));
+    side.group = 1 + below(cols);
+    int64_t groups = (cols + side.group - 1) / side.group;
+    if (below(3)) {
+        int64_t of_rows = below(2) ? rows : 1;
+        side.scale = own(owner, factors(of_rows * groups));
+        side.scale_step = of_rows > 1 ? groups : 0;
+        if (!below(3)) side.zero = own(owner, factors(of_rows * groups)), side.zero_step = side.scale_step;
+        else if (!below(3)) side.shift = own(owner, factors(of_rows * groups)), side.shift_step = side.scale_step;
+    }
+    if (side.row_bytes == cols && !below(3)) side.has_ends = 1, side.ends[0] = 0x7E, side.ends[1] = 0xFE;
+    if (!below(3)) side.values = own(owner, malloc((size_t)(4 * rows * cols)));
+    return side;
+}
+
+int main(int argc, char **argv) {
+    long n = argc > 1 ? atol(argv[1]) : 1000;
+    state = argc > 2 ? strtoull(argv[2], 0, 0) : 88172645463325252ull;
+    uint32_t *counts = calloc(2 * ROOM, 4), sums[2][N_SUMS * LIMBS];
+    int64_t *histogram = malloc(ROOM * 8);
+    for (long turn = 0; turn < n; turn++) {
+        Owner owner = {.n = 0}, other = {.n = 0};
+        int order = below(4) ? IN_ROWS : (int)below(3);
+        int64_t rows = 1 + below(below(8) ? 6 : 70), cols = 1 + below(below(8) ? 70 : 1300);
+        if (!below(4)) cols = 256 * (1 + below(3));
+        if (order == WORDS_DOWN) cols = 4 * (1 + cols / 4);
+        if (order == AWQ_WORDS) rows = 8 * (1 + rows / 8);
+        Run run = {.rows = rows, .cols = cols, .rows_at_once = order ? 32 : 1 + below(rows), .outlier = 0.01};
+        Side x = random_side(rows, cols, run.rows_at_once, IN_ROWS, &owner);
+        Side y = random_side(rows, cols, run.rows_at_once, order, &other);
+        run.precise = !below(8), run.counts = counts, run.histogram = histogram, run.sums = sums[0];
+        if (!below(3)) run.importance = own(&owner, factors(cols));
+        if (below(2)) run.row_sums = own(&owner, malloc((size_t)(24 * rows)));
+        if (quanterr_compare(&x, &y, &run) != DONE || run.n > rows * cols || run.n_kept > KEPT) return 1;
+        int64_t counted = run.zero_errors;
+        for (int64_t bin = 0; bin < run.n_bins; bin++) counted += histogram[bin];
+        if (run.n && counted != run.n) return 2;
+        Run again = run;
+        again.n = again.nonfinite_x = again.nonfinite_y = again.n_kept = again.e_max = again.relative_max = 0;
+        again.sums = sums[1], again.rows_at_once = order ? 32 : rows;
+        if (quanterr_compare(&x, &y, &again) != DONE || again.n != run.n) return 3;
+        if (memcmp(sums[0], sums[1], sizeof sums[0])) return 4;
+        if (x.values && quanterr_decode(&x, rows, cols, rows) != DONE) return 5;
+        while (owner.n) free(owner.owned[--owner.n]);
+        while (other.n) free(other.owned[--other.n]);
+    }
+    for (int bin = 0; bin < 2 * ROOM; bin++)
+        if (counts[bin]) return 6;
+    free(counts), free(histogram);
+    printf("%ld weights\n", n);
+    return 0;
+}

@@ -1,0 +1,60 @@
+"""The compiled kernel under AddressSanitizer and UndefinedBehaviorSanitizer: golden files, then random weights.
+
+python tests/sanitize.py [-n 1000000]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from quanterr import native
+from quanterr.native import build
+
+HERE = Path(__file__).parent
+FLAGS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+FOLDER = "QUANTERR_SANITIZED"  # where a child finds the kernels; it is not a setting of the command
+
+
+def golden_files(folder: Path) -> int:
+    """The tests of the kernel in a process that loads the sanitizers first; its status."""
+    compiler = os.environ.get("CC", "cc")
+    runtime = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = os.environ | {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", FOLDER: str(folder)}
+    return subprocess.run([sys.executable, __file__], env=environment).returncode
+
+
+def random_weights(folder: Path, n: int) -> int:
+    """The same of so many made-up weights; its status."""
+    program = folder / "fuzz"
+    instructions = build.INSTRUCTION_SETS[native.INSTRUCTION_SETS[-1] if len(list(folder.glob("*.so"))) > 2 else "base"]
+    flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
+    source = HERE / "fuzz" / "kernel_fuzz.c"
+    command = ["cc", *flags, "-O2", *FLAGS, *instructions, f"-I{build.HERE}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True)
+    return subprocess.run([program, str(n)]).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-n", type=int, default=1_000_000, help="random weights (half a millisecond each)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if not build.compile_kernels(folder, FLAGS):
+            sys.exit("no C compiler")
+        return golden_files(folder) or random_weights(folder, options.n)
+
+
+if __name__ == "__main__":
+    if FOLDER in os.environ:
+        sanitized = Path(os.environ.pop(FOLDER))
+        native.library_path = lambda instructions, folder=sanitized: folder / f"kernel_{instructions}.so"
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(HERE / "test_native.py")]))
+    sys.exit(main())
