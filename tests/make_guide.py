@@ -52,7 +52,7 @@ def first_session() -> str:
     """The first and the last lines of a comparison, and its worst layers."""
     lines = sessions()["session"].splitlines()
     worst = next(n for n, line in enumerate(lines) if "worst layers" in line)
-    end = next(n for n, line in enumerate(lines) if line.startswith("distance:"))
+    end = next(n for n, line in enumerate(lines) if "distance: " in line)
     return "\n".join([*lines[:3], "…", *lines[worst:end], "…", *lines[-3:]])
 
 

@@ -77,8 +77,8 @@ class TestApart:
         to = io.StringIO()
         show(apart, console(to))
 
-        assert f"{PLACE}.2.up_proj.weight (the worst of 4 experts)" in to.getvalue()
-        assert f"| {PLACE}.1.up_proj" not in to.getvalue()
+        assert f"| {PLACE.removeprefix('model.layers.')}.2.up_proj (the worst of 4 experts)" in to.getvalue()
+        assert f"| {PLACE.removeprefix('model.layers.')}.1.up_proj" not in to.getvalue()
 
     def test_as_many_rows_as_asked_for(self, apart):
         assert 1 == len(worst_layers(apart.layers, 1))

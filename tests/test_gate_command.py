@@ -18,6 +18,7 @@ from quanterr.errors import Status
 from quanterr.gates.github import MAX_SUMMARY, annotations, summary
 from quanterr.gates.judging import Verdict
 from quanterr.report.gate_results import Gate, Violation
+from quanterr.util.text import decisive
 
 UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 HOSTILE = [
@@ -172,15 +173,16 @@ class TestStatus:
 
 
 class TestWhatIsTold:
-    def test_of_a_layer_is_its_value_the_limit_and_the_margin_unrounded(self, stored, report):
+    def test_of_a_layer_is_its_value_with_as_many_digits_as_it_takes_the_limit_and_the_margin(self, stored, report):
         lower, higher = sorted(layer.snr_db for layer in report.layers)
         limit = lower + 1e-12
         one = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
         both = gate(stored, "--require", "snr_db >= 99").stderr
 
         assert f"gate snr_db >= {limit!r} does not hold" in one
-        assert f"{lower!r} (margin {lower - limit!r})" in one
-        assert f"{higher!r}, limit 99, margin {higher - 99!r}" in both
+        assert f"{decisive(lower, limit)} (margin {decisive(lower - limit, 0)})" in one
+        assert float(decisive(lower, limit)) < limit
+        assert f"{higher:.5g}, limit 99, margin {higher - 99:.5g}" in both
 
     def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):
         path = tmp_path / "thresholds.toml"
@@ -299,7 +301,7 @@ class TestCompare:
         fields = json.loads(path.read_text())
 
         assert Status.GATE_FAILED == done.returncode
-        assert "verdict: fail" in done.stdout
+        assert "FAIL (exit 1): 1 of 5 gates does not hold. Wrote " in done.stdout
         assert "gates: 4 of 5 hold\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
         assert (["layers", "model", "codes", "coverage", "snr_db >= 99"], "fail") == (
             [found["id"] for found in fields["gates"]],
@@ -536,12 +538,19 @@ class TestLimitsOfGitHub:
         assert ["::error title=quanterr::inconclusive: 100 %25 why\\x0d", "::warning title=quanterr::gate1"] == lines
 
     def test_a_summary_is_never_too_large_and_says_so(self):
-        violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20_000)]
-        text = summary(Verdict("fail", [], [failed(1, violations=violations)]))
+        violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20)]
+        text = summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
 
         assert MAX_SUMMARY - 1000 < len(text.encode()) <= MAX_SUMMARY
         assert "The rest is omitted" in text[-200:]
         assert "" == summary(Verdict("fail", [], [failed(1)]), limit=10)
+
+    def test_of_the_layers_of_a_gate_the_20_worst_are_named(self):
+        violations = [Violation(f"layer{n}", 0.1, -0.9, None) for n in range(6000)]
+        text = summary(Verdict("fail", [], [failed(1, violations=violations)]))
+
+        assert 20 == sum(line.startswith("- `layer") for line in text.splitlines())
+        assert "- and 5,980 more" in text
 
 
 class TestLibrary:

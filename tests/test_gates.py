@@ -16,6 +16,7 @@ from quanterr.gates.expression import FUNCTIONS, OPERATORS, parse
 from quanterr.gates.judging import exit_status, judge_values
 from quanterr.gates.rules import Rule
 from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, Values
+from quanterr.util.text import decisive
 
 
 def judge(report, *rules, baseline=None):
@@ -91,13 +92,14 @@ class TestEveryFunction:
         assert expected == {rule: gate(whole(), rule, baseline_for(value)).status for rule in expected}
 
     @pytest.mark.parametrize("value", TABLE)
-    def test_tells_the_value_and_the_margin_without_rounding(self, value):
+    def test_shows_the_value_with_as_many_digits_as_decide(self, value):
         lowest, limit = TABLE[value][0], nextafter(TABLE[value][0], inf)
         found = gate(whole(), f"{value} >= {limit!r}", baseline_for(value))
 
         assert (lowest, limit, lowest - limit) == (found.observed, found.limit, found.margin)
         assert found.margin < 0
-        assert repr(lowest).removesuffix(".0") in found.message
+        assert decisive(lowest, limit) in found.message
+        assert float(decisive(lowest, limit)) < limit
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("sign", OPERATORS)

@@ -17,7 +17,7 @@ from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, as_csv, as_jsonl, as_junit, as_md
 from quanterr.report.as_table import console, show
 from quanterr.report.model import Report
-from quanterr.util.text import display, unrounded
+from quanterr.util.text import decisive, display
 
 NAMES = [output.name for output in OUTPUTS]
 
@@ -271,8 +271,15 @@ class TestMarkdown:
         for found in ("@e", "#1", "://", "www.", "@b"):
             assert found not in told
 
-    def test_gates_show_all_digits(self, report):
-        assert unrounded(report.gates[0].margin) in rendered(report, "md")
+    def test_gates_show_five_digits_and_more_where_these_would_hide_the_decision(self, report):
+        gate = report.gates[0]
+
+        assert f"{gate.margin:.5g}" in rendered(report, "md")
+        assert ("31.545", "29.999999", "30.000001") == (
+            decisive(31.545435637647685),
+            decisive(29.999999, 30),
+            decisive(30.000001, 30),
+        )
 
 
 class TestUpdating:

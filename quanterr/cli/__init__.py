@@ -177,9 +177,9 @@ def compare(
         try:
             report = rules.judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _print(gate.not_judged(report, error), to, shown)
+            _print(gate.not_judged(report, error), to, shown, Status.USAGE)
             raise
-        _print(report, to, shown)
+        _print(report, to, shown, _status(report, allow_partial, interrupt))
         gate.report_verdict(report)
     raise typer.Exit(_status(report, allow_partial, interrupt))
 
@@ -205,18 +205,22 @@ def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "
         return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
 
 
-def _print(report: "Report", to: "list[Target]", display: Display) -> None:
+def _print(report: "Report", to: "list[Target]", display: Display, status: Status) -> None:
     """Files first: no reader that leaves the table early costs a report, and no full disk costs the table."""
+    wrote: list[str] = []
     with printing():
         try:
-            _write(report, [target for target in to if target.path is not None])
+            for target in to:
+                if target.path is not None:
+                    _write(report, [target])
+                    wrote.append(str(target.path))
         finally:
-            _show(report, to, display)
+            _show(report, to, display, status, wrote)
         _write(report, [target for target in to if target.path is None])
 
 
-def _show(report: "Report", to: "list[Target]", display: Display) -> None:
-    from quanterr.report.as_table import brief, console, show
+def _show(report: "Report", to: "list[Target]", display: Display, status: Status, wrote: list[str]) -> None:
+    from quanterr.report.as_table import answer, brief, console, show
 
     if display.quiet:
         print(brief(report), file=sys.stderr)
@@ -224,7 +228,8 @@ def _show(report: "Report", to: "list[Target]", display: Display) -> None:
     # Standard output carries one thing: the document, if one is to go there.
     stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
     table = console(stream, display.color)
-    show(report, table, display.top_layers, display.sort_by, display.verbose, display.plot)
+    ending = answer(report, status, wrote)
+    show(report, table, display.top_layers, display.sort_by, display.verbose, display.plot, ending)
     stream.flush()
 
 

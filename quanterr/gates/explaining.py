@@ -7,7 +7,7 @@ from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import decider, selector
 from quanterr.report.values import Values, Weight
-from quanterr.util.text import display, unrounded
+from quanterr.util.text import decisive, display
 
 
 def explain(values: Values, rules: list[Rule], name: str, baseline: Values | None = None) -> list[str]:
@@ -41,5 +41,5 @@ def _explained(weight: Weight, rules: list[Rule], n: int, before: dict[str, Weig
         return f"does not hold: {display(numbers.missing[0].reason or '', 2000)}"
     value = numbers.known[0][1]
     if not condition.per_layer:
-        return f"includes it with {unrounded(value)}"
+        return f"includes it with {decisive(value)}"
     return f"{'holds' if condition.holds(value) else 'does not hold'}: {value_text(rule, value)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quanterr.report.formatting import LONG, sentence, violation_line
 from quanterr.report.gate_results import Gate
 from quanterr.report.markdown import code
-from quanterr.util.text import no_command, unrounded
+from quanterr.util.text import decisive, no_command, unrounded
 
 if TYPE_CHECKING:
     from quanterr.gates.judging import Verdict
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_SUMMARY = 900 << 10  # bytes, with what other commands of the step have written
 MAX_ANNOTATIONS = 10
+MOST_LAYERS = 20  # of a gate, the worst
 LEFT_OUT = "\n_The rest is omitted: a summary may not be larger. The report has it._\n"
 
 
@@ -78,11 +79,14 @@ def _summary(judged: "Verdict | Report") -> Iterator[str]:
         return
     yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
     for gate in judged.gates:
-        yield _row([_code(gate.id), _holds(gate), _code(gate.require), *map(_number, _numbers(gate))])
+        yield _row([_code(gate.id), _holds(gate), _code(gate.require), *_numbers(gate)])
     for gate in judged.gates:
         if gate.status == "fail":
             yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
-            yield from (f"- {_code(violation_line(v, gate.limit))}\n" for v in gate.violations if v.layer is not None)
+            layers = [violation for violation in gate.violations if violation.layer is not None]
+            yield from (f"- {_code(violation_line(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
+            if len(layers) > MOST_LAYERS:
+                yield f"- and {len(layers) - MOST_LAYERS:,} more\n"
     yield "\n"
 
 
@@ -90,12 +94,9 @@ def _holds(gate: Gate) -> str:
     return "yes" if gate.status == "pass" else "**no**" if gate.severity == "error" else "no (warns)"
 
 
-def _numbers(gate: Gate) -> tuple[float | None, float, float | None]:
-    return gate.observed, gate.limit, gate.margin
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else unrounded(value)
+def _numbers(gate: Gate) -> tuple[str, str, str]:
+    observed = "" if gate.observed is None else decisive(gate.observed, gate.limit)
+    return observed, unrounded(gate.limit), "" if gate.margin is None else decisive(gate.margin, 0)
 
 
 def _row(cells: Iterable[str]) -> str:

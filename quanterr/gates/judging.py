@@ -7,7 +7,7 @@ never rounded.
 """
 
 from collections.abc import Callable
-from math import isfinite, isinf, isnan
+from math import inf, isfinite, isinf, isnan
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quanterr.errors import Status
@@ -17,7 +17,7 @@ from quanterr.gates.selecting import check_patterns, dead_pattern, decider, sele
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.same_original import NORM, change, check_baseline
 from quanterr.report.values import Values, Weight
-from quanterr.util.text import count, display, unrounded
+from quanterr.util.text import count, decisive, display
 
 if TYPE_CHECKING:
     from quanterr.report.model import Report
@@ -185,6 +185,7 @@ def _gone(values: Values, before: dict[str, Weight], takes: Callable[[Weight], b
 def numbers_of(weights: list[Weight], rule: Rule, before: dict[str, Weight]) -> Numbers:
     """The values of layers that a rule looks at; ``before`` are those of the baseline by name."""
     found = Numbers([], [], [])
+    badness: dict[str, float] = {}
     metric, function = rule.condition.metric, rule.condition.function
     for weight in weights:
         value = weight.number(metric)
@@ -201,6 +202,9 @@ def numbers_of(weights: list[Weight], rule: Rule, before: dict[str, Weight]) -> 
         else:
             to = found.skipped if skips and trouble is None else found.missing
             to.append(Violation(weight.name, None, None, trouble or undefined))
+            if value is not None and isfinite(value):
+                badness[weight.name] = rule.condition.margin(value)
+    found.missing.sort(key=lambda violation: badness.get(violation.layer or "", -inf))
     return found
 
 
@@ -328,6 +332,7 @@ def _over(outcome: _Outcome) -> str:
 
 
 def value_text(rule: Rule, value: float) -> str:
-    """A value and its margin, nothing rounded."""
+    """A value and its margin, with as many digits as it takes to see on which side of the limit it is."""
     margin = _margin(rule.condition, value)
-    return unrounded(value) + ("" if margin is None else f" (margin {unrounded(margin)})")
+    shown = decisive(value, rule.condition.limit)
+    return shown + ("" if margin is None else f" (margin {decisive(margin, 0)})")

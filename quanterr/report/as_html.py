@@ -22,8 +22,8 @@ from quanterr.report.formatting import (
     cosine,
     coverage_line,
     db,
-    exactly,
     gate_words,
+    judged,
     number,
     of_scales,
     percent,
@@ -32,7 +32,7 @@ from quanterr.report.formatting import (
 )
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Aggregate, BucketSize, Finding, NotCompared, Report, Side
-from quanterr.util.text import count, display, size
+from quanterr.util.text import count, display, size, unrounded
 
 FOLDER = Path(__file__).parent / "html"
 SCRIPTS = ("data", "dom", "scale", "heatmap", "histogram", "table", "details", "main")
@@ -299,7 +299,9 @@ def _gate(gate: Gate) -> list[Markup]:
         tag("td", tag("span", word, class_=f"tag {tone}")),
         tag("th", display(gate.id) if gate.id != gate.require else "", scope="row"),
         tag("td", tag("code", sentence(gate.require)), patterns),
-        *(tag("td", exactly(value), class_="number") for value in (gate.observed, gate.limit, gate.margin)),
+        tag("td", judged(gate.observed, gate.limit), class_="number"),
+        tag("td", unrounded(gate.limit), class_="number"),
+        tag("td", judged(gate.margin, 0), class_="number"),
     )
     if gate.status == "pass":
         return [row]

@@ -9,10 +9,10 @@ from typing import IO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from quanterr.report.formatting import BUCKETS, LONG, coverage_line, exactly, gate_words, sentence, violation_line
+from quanterr.report.formatting import BUCKETS, LONG, coverage_line, gate_words, judged, sentence, violation_line
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Report
-from quanterr.util.text import count, display
+from quanterr.util.text import count, display, unrounded
 
 MAX_CASES = 1000  # of a kind
 MAX_VIOLATIONS = 100  # of a gate
@@ -73,9 +73,8 @@ def _gates(report: Report) -> Element:
                 case, "system-err"
             ).text = f"{gate_words(gate)[0]}: {sentence(gate.message)}\n{_violations(gate)}"
         else:
-            description = (
-                f"observed {exactly(gate.observed)}, limit {exactly(gate.limit)}, margin {exactly(gate.margin)}"
-            )
+            limits = f"limit {unrounded(gate.limit)}, margin {judged(gate.margin, 0)}"
+            description = f"observed {judged(gate.observed, gate.limit)}, {limits}"
             SubElement(case, "system-out").text = description
     return suite
 

@@ -12,8 +12,8 @@ from quanterr.report.formatting import (
     cosine,
     coverage_line,
     db,
-    exactly,
     gate_words,
+    judged,
     number,
     of_scales,
     percent,
@@ -142,8 +142,8 @@ def _gates(report: Report) -> Iterator[str]:
             prose(gate.id) if gate.id != gate.require else "",
             code(gate.require),
             gate_words(gate)[0],
-            exactly(gate.observed),
-            exactly(gate.margin),
+            judged(gate.observed, gate.limit),
+            judged(gate.margin, 0),
         ]
         for gate in sorted(report.gates, key=lambda gate: gate.status)
     ]

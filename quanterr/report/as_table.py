@@ -6,6 +6,8 @@ terminal columns are left out, the least telling first; a name or a number is ne
 
 import os
 from collections.abc import Sequence
+from itertools import takewhile
+from math import inf, log10
 from typing import IO, NamedTuple, NoReturn
 
 from rich import box
@@ -25,7 +27,7 @@ from quanterr.report.formatting import (
     sentence,
     worst_layers,
 )
-from quanterr.report.model import Aggregate, Finding, Report
+from quanterr.report.model import Aggregate, Finding, Layer, Report
 from quanterr.util.text import count, display, size
 
 BAR = 12  # characters
@@ -36,6 +38,7 @@ STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow
 SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MAX_FINDINGS = 10
 NAME_WIDTH = 24  # that a name has at least, folded
+WEIGHT = ".weight"
 
 
 class Column(NamedTuple):
@@ -78,9 +81,15 @@ def _colored(file: IO[str], color: str) -> bool:
 
 
 def show(
-    report: Report, to: Console, top: int = 10, sort_by: str = "snr", verbose: bool = False, plot: bool = True
+    report: Report,
+    to: Console,
+    top: int = 10,
+    sort_by: str = "snr",
+    verbose: bool = False,
+    plot: bool = True,
+    ending: str = "",
 ) -> None:
-    """Print the whole report; maps and curves only in a terminal."""
+    """Print the whole report; maps and curves only in a terminal. ``ending`` is the last line: see :func:`answer`."""
     unicode = "utf" in (to.encoding or "").lower()
     plain = not to.file.isatty() or not unicode
     to.print(Text(coverage_line(report)), soft_wrap=not to.is_terminal)
@@ -97,16 +106,44 @@ def show(
                 to.print()
                 to.print(picture)
         if top:
-            to.print()
-            table = _worst(report, top, sort_by, plain, to)
-            to.print(table)
-            if any(column.header == "distance" for column in table.columns):
-                to.print(Text(f"distance: full at 0 dB, empty at {BAR_DB} dB", style="dim"))
+            _print_worst(report, top, sort_by, plain, to)
     if verbose:
         _print_evidence(report, to)
     print_findings(report.findings, to, verbose)
     to.print()
-    _print_verdict(report, to)
+    _print_reasons(report, to)
+    to.print(Text(ending or answer(report), style=STYLES[report.verdict]), soft_wrap=not to.is_terminal)
+
+
+def answer(report: Report, status: int | None = None, wrote: Sequence[str] = ()) -> str:
+    """Verdict, exit status and what decided, and which files were written, on one line."""
+    exit_with = "" if status is None else f" (exit {int(status)})"
+    files = f". Wrote {', '.join(display(_from_here(path)) for path in wrote)}" if wrote else ""
+    return f"{report.verdict.upper()}{exit_with}: {_decided(report)}{files}"
+
+
+def _from_here(path: str) -> str:
+    """A path as seen from the current folder, where it is in there."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative
+
+
+def _decided(report: Report) -> str:
+    """What made the verdict, counted."""
+    if report.verdict == "pass":
+        return sentence("; ".join(report.reasons))
+    if report.verdict == "fail":
+        failed = sum(gate.status == "fail" and gate.severity == "error" for gate in report.gates)
+        return f"{failed} of {count(len(report.gates), 'gate')} {'does' if failed == 1 else 'do'} not hold"
+    damaged, missing = len(_damaged(report)), len({row.layer_name for row in report.not_compared})
+    parts = [f"{count(damaged, 'layer')} damaged"] if damaged else []
+    parts += [f"{missing:,} not compared"] if missing else []
+    return ", ".join(parts) or sentence(report.reasons[0] if report.reasons else "no reason given")
+
+
+def _damaged(report: Report) -> set[str]:
+    """Layers with an error."""
+    return {found.layer for found in report.findings if found.severity == "error" and found.layer is not None}
 
 
 def brief(report: Report) -> str:
@@ -127,7 +164,7 @@ def _aggregate(report: Report, plain: bool) -> Table:
     table = _table(f"{a.total_layers:,} {differ}, {a.total_elements:,} elements", plain)
     table.show_header = False
     cells = [
-        ("SNR, pooled", db(a.overall_snr_db, " dB")),
+        ("SNR, pooled", db(a.overall_snr_db, " dB") + _of_finite(report)),
         ("its scales allow", _allowed(a)),
         ("worst layer", db(a.worst_layer_snr_db, " dB")),
         ("relative error", percent(a.mean_relative_error)),
@@ -143,6 +180,19 @@ def _aggregate(report: Report, plain: bool) -> Table:
     for cell in cells:
         table.add_row(*cell)
     return table
+
+
+def _of_finite(report: Report) -> str:
+    """What the pooled SNR is without layers whose own is undefined, where these make it so."""
+    finite = [layer for layer in report.layers if layer.snr_db is not None and layer.error_norm]
+    if report.aggregate.overall_snr_db is not None or not finite:
+        return ""
+    signal = sum((layer.original_norm or 0.0) ** 2 for layer in finite)
+    error = sum((layer.error_norm or 0.0) ** 2 for layer in finite)
+    if not 0 < error < inf or not 0 < signal < inf:
+        return ""
+    left_out = count(len(report.layers) - len(finite), "layer")
+    return f"; {db(10 * log10(signal / error), ' dB')} without {left_out}"
 
 
 def _allowed(a: Aggregate) -> str:
@@ -222,15 +272,44 @@ LAYER_COLUMNS = (
 )
 
 
-def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> Table:
-    layers = worst_layers(report.layers, top, sort_by)
-    if len(layers) < len(report.layers):
-        title = f"The {len(layers)} worst layers" if len(layers) > 1 else "The worst layer"
+def _print_worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> None:
+    """The worst layers, but for those with an error: findings report them."""
+    damaged = _damaged(report)
+    others = [layer for layer in report.layers if layer.layer_name not in damaged]
+    layers = worst_layers(others, top, sort_by)
+    if not layers:
+        return
+    of = "of the other layers" if damaged else "layers"
+    if len(layers) < len(others):
+        title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of.removesuffix('s')}"
     else:
-        title = "All layers, the worst first"
+        title = f"All {'other ' if damaged else ''}layers, the worst first"
+    table, left_out = _worst(f"{title}, by {SORTS[sort_by][1]}", layers, plain, to)
+    to.print()
+    to.print(table)
+    notes = [f"names without {left_out}"] if left_out else []
+    if any(column.header == "distance" for column in table.columns):
+        notes.append(f"distance: full at 0 dB, empty at {BAR_DB} dB")
+    if notes:
+        to.print(Text("; ".join(notes), style="dim"), soft_wrap=not to.is_terminal)
+
+
+def _common(names: Sequence[str]) -> tuple[str, str]:
+    """What all names begin and end with: words before any number, and .weight; each keeps a word of its own."""
+    suffix = WEIGHT if len(names) > 1 and all(name.endswith(WEIGHT) for name in names) else ""
+    words = [name.removesuffix(suffix).split(".")[:-1] for name in names]
+    if len(names) < 2:
+        return "", ""
+    alike = takewhile(lambda same: len(set(same)) == 1 and not same[0].isdecimal(), zip(*words, strict=False))
+    return "".join(f"{same[0]}." for same in alike), suffix
+
+
+def _worst(title: str, layers: Sequence[tuple[str, Layer]], plain: bool, to: Console) -> tuple[Table, str]:
+    """The table, and what was left out of its names."""
+    prefix, suffix = _common([layer.layer_name for _, layer in layers])
     rows = [
         (
-            name,
+            layer.layer_name.removeprefix(prefix).removesuffix(suffix) + name.removeprefix(layer.layer_name),
             (
                 db(layer.snr_db),
                 _bar(layer.snr_db, plain),
@@ -243,7 +322,8 @@ def _worst(report: Report, top: int, sort_by: str, plain: bool, to: Console) -> 
         )
         for name, layer in layers
     ]
-    return fitted(f"{title}, by {SORTS[sort_by][1]}", "layer", LAYER_COLUMNS, rows, plain, to)
+    left_out = " and ".join(display(part) for part in (prefix, suffix) if part)
+    return fitted(title, "layer", LAYER_COLUMNS, rows, plain, to), left_out
 
 
 def _bar(snr_db: float | None, plain: bool) -> Text:
@@ -265,22 +345,38 @@ def _print_evidence(report: Report, to: Console) -> None:
 
 
 def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:
-    """The first few findings, or all."""
-    shown = findings if verbose else findings[:MAX_FINDINGS]
+    """The first few findings, or all: each layer once, with all that is found of it."""
+    groups = _by_layer(findings)
+    shown = groups if verbose else groups[:MAX_FINDINGS]
     if shown:
         to.print()
-    for item in shown:
-        to.print(_finding(item), soft_wrap=not to.is_terminal)
-    if len(shown) < len(findings):
-        to.print(Text(f"and {count(len(findings) - len(shown), 'more finding')} (-v shows all)"))
+    for first, *others in shown:
+        to.print(_finding(first, first.message), soft_wrap=not to.is_terminal)
+        for item in others:
+            message = item.message.removeprefix(f"{display(item.layer or '')}: ")
+            to.print(Text("  and ") + _finding(item, message), soft_wrap=not to.is_terminal)
+    left = sum(map(len, groups[len(shown) :]))
+    if left:
+        to.print(Text(f"and {count(left, 'more finding')} (-v shows all)"))
     if shown:
-        codes = ", ".join(dict.fromkeys(display(item.code) for item in shown))
+        codes = ", ".join(dict.fromkeys(display(item.code) for group in shown for item in group))
         to.print(Text(f"quanterr explain NAME says more: {codes}", style="dim"), soft_wrap=not to.is_terminal)
 
 
-def _finding(item: Finding) -> Text:
+def _by_layer(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Those of one layer together, the worst first; groups by the worst that is in them."""
+    severities = list(SEVERITIES)
+    groups: dict[object, list[Finding]] = {}
+    for n, item in enumerate(findings):
+        groups.setdefault(n if item.layer is None else item.layer, []).append(item)
+    for group in groups.values():
+        group.sort(key=lambda item: severities.index(item.severity))
+    return sorted(groups.values(), key=lambda group: severities.index(group[0].severity))
+
+
+def _finding(item: Finding, message: str) -> Text:
     text = Text(f"{item.severity}: ", style=SEVERITIES[item.severity])
-    text.append(sentence(item.message), style="default not bold")
+    text.append(sentence(message), style="default not bold")
     if item.remedy:
         remedy = sentence(item.remedy)
         end = "" if item.message.endswith("?") else "."
@@ -288,7 +384,11 @@ def _finding(item: Finding) -> Text:
     return text
 
 
-def _print_verdict(report: Report, to: Console) -> None:
-    to.print(Text(f"verdict: {report.verdict}", style=STYLES[report.verdict]))
+def _print_reasons(report: Report, to: Console) -> None:
+    """Those that neither a finding nor the answer gives."""
+    if report.verdict == "pass":
+        return
+    found = [item.message for item in report.findings]
     for reason in report.reasons:
-        to.print(Text(f"  {sentence(reason)}"), soft_wrap=not to.is_terminal)
+        if not any(reason.startswith(message) for message in found):
+            to.print(Text(sentence(reason)), soft_wrap=not to.is_terminal)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.roles import Place, place_of
-from quanterr.util.text import count, display, unrounded
+from quanterr.util.text import count, decisive, display, unrounded
 
 if TYPE_CHECKING:
     from quanterr.report.model import Aggregate, Expert, Layer, Report
@@ -68,9 +68,9 @@ def of_scales(values: "Layer | Aggregate", key: str, none: str = "-") -> str:
     return db(value)
 
 
-def exactly(value: float | None) -> str:
-    """All digits: a rounded value may seem to be inside of a limit when it is not."""
-    return UNDEFINED if value is None else unrounded(value)
+def judged(value: float | None, limit: float | None = None) -> str:
+    """Five digits, or as many as show on which side of the limit it is."""
+    return UNDEFINED if value is None else decisive(value, limit)
 
 
 def gate_words(gate: Gate) -> tuple[str, str]:
@@ -85,9 +85,9 @@ def violation_line(violation: Violation, limit: float | None = None) -> str:
     where = "the whole" if violation.layer is None else display(violation.layer)
     if violation.observed is None:
         return f"{where}: {sentence(violation.reason or UNDEFINED)}"
-    description = "" if limit is None else f", limit {exactly(limit)}"
-    description += "" if violation.margin is None else f", margin {exactly(violation.margin)}"
-    return f"{where}: {exactly(violation.observed)}{description}"
+    description = "" if limit is None else f", limit {unrounded(limit)}"
+    description += "" if violation.margin is None else f", margin {decisive(violation.margin, 0)}"
+    return f"{where}: {decisive(violation.observed, limit)}{description}"
 
 
 def sentence(text: str) -> str:

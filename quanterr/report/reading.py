@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -96,9 +97,13 @@ def read_extract(
     """
     where = display(os.fspath(path))
     parts = _parts(metrics, aggregates) | RECORDS
-    raw, as_written = _read(path, where)
-    found = _by_line(raw, parts) if as_written else None
-    if found is None:
+    raw = _bytes(path, where)
+    found = None
+    with _Checked(raw) as checked:  # while the checksum is computed
+        if raw.startswith(HEAD):
+            found = _by_line(raw, parts)
+    _search_if_edited(raw, checked.as_written, where)
+    if found is None or not checked.as_written:
         found = _validated(raw, where, SchemaValidator(_schema(parts)).validate_json)
     _check(found, found.pop("records"), where)
     if verdict:
@@ -190,10 +195,33 @@ def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
     """The bytes of a report, and whether they are as they were written; if not, they hold nothing that none may."""
     raw = _bytes(path, where)
     as_written = _as_written(raw)
+    _search_if_edited(raw, as_written, where)
+    return raw, as_written
+
+
+def _search_if_edited(raw: bytes, as_written: bool, where: str) -> None:
     if not as_written:
         _search(raw, where)
         _tell_changed(where)
-    return raw, as_written
+
+
+class _Checked:
+    """A context in which a thread finds out whether a report is as it was written; afterwards it says so."""
+
+    def __init__(self, raw: bytes) -> None:
+        """Of these bytes."""
+        self._raw, self.as_written = raw, False
+        self._thread = Thread(target=self._check)
+
+    def _check(self) -> None:
+        self.as_written = _as_written(self._raw)
+
+    def __enter__(self) -> "_Checked":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
 
 
 @cache  # a report that is read twice is reported once
@@ -239,7 +267,7 @@ def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
                 validate, add = readers[key]
                 add(validate(line.rstrip(b",\n")))
         found: Extract = SchemaValidator(_schema(parts)).validate_json(b"".join(rest))
-    except ValidationError:
+    except ValueError:  # as ValidationError is, and columns of several lengths
         return None
     return found | items | ({} if columns is None else {"layers": columns.layers})
 

@@ -77,6 +77,15 @@ def count(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
+def decisive(value: float, limit: float | None = None) -> str:
+    """A number with five digits: ``31.545``; with more where these would put it on the other side of ``limit``."""
+    for digits in range(5, 18):
+        shown = float(f"{value:.{digits}g}")
+        if limit is None or (shown > limit, shown < limit) == (value > limit, value < limit):
+            break
+    return unrounded(shown)
+
+
 def unrounded(value: float) -> str:
     """A number with all its digits: ``30``, ``29.999999999999996``."""
     return repr(float(value)).removesuffix(".0")
