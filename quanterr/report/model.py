@@ -8,12 +8,13 @@ names are still read; 1.2 adds the metrics that are ``later``, null in what is r
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from os import PathLike, fspath
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA
+from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA, notebook
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
@@ -310,6 +311,37 @@ class Report(Model):
     lossless: list[LosslessLayer]
     not_compared: list[NotCompared]
     run: RunInfo
+
+    def __repr__(self) -> str:
+        return notebook.line_of(self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return notebook.html_of(self)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row per tensor, compared or not, and the columns of the CSV output.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        from quanterr.report.as_csv import LISTS, values
+
+        rows = ({"list": key} | dict(values(entry)) for key in LISTS for entry in getattr(self, key))
+        return notebook.frame(rows)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, as ``-o`` does: the suffix chooses JSON, HTML, CSV, Markdown or JUnit XML.
+
+        Raises:
+            UsageError: an unknown suffix.
+            ResourceError: the file cannot be written.
+        """
+        from quanterr.report.files import targets, write
+
+        for target in targets([fspath(path)], []):
+            write(target, lambda file, target=target: target.output.write(self, file), "save()")  # type: ignore[misc]
 
     def write_json(self, file: IO[str]) -> None:
         """Strict, ASCII JSON, a layer per line; written piece by piece."""

@@ -1,10 +1,11 @@
 """Several candidates for one original: data with a schema version, made from their reports."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
+from quanterr.report import notebook
 from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.ranking"
@@ -115,7 +116,27 @@ class Ranking(Model):
     layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
     run: RunInfo
 
+    def __repr__(self) -> str:
+        return notebook.line_of_ranking(self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return notebook.html_of_ranking(self)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row per candidate.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        plain = [field.name for field in fields(Candidate) if field.name not in ("reasons", "formats", "findings")]
+        rows = ({name: getattr(candidate, name) for name in plain} for candidate in self.candidates)
+        return notebook.frame(
+            row | {"worst_layer": row["worst_layer"] and row["worst_layer"].layer_name} for row in rows
+        )
+
     def to_json(self) -> str:
         """Strict, ASCII JSON."""
-        fields = type(self).model_fields.items()
-        return dumps({info.alias or name: getattr(self, name) for name, info in fields}) + "\n"
+        own = type(self).model_fields.items()
+        return dumps({info.alias or name: getattr(self, name) for name, info in own}) + "\n"

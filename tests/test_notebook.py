@@ -1,0 +1,90 @@
+"""What a notebook shows of a report and a ranking."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from sample_reports import hostile, report_of, tiny
+from stored import original, pair, quantized, write
+
+import quanterr
+from quanterr.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_of(tiny())
+
+
+@pytest.fixture(scope="module")
+def ranking(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranking")
+    x, y = pair(folder)
+    return quanterr.rank(x, [y, write(folder / "again.safetensors", quantized(original()))], device="cpu")
+
+
+def test_a_report_is_one_line(report):
+    assert "<quanterr.Report inconclusive: 6 layers, " in repr(report) == str(report)
+    assert "\n" not in repr(report)
+    assert len(repr(report)) < 200
+
+
+def test_a_ranking_is_one_line(ranking):
+    assert repr(ranking).startswith("<quanterr.Ranking pass: ")
+    assert "\n" not in repr(ranking)
+    assert len(repr(ranking)) < 200
+
+
+def test_a_report_is_a_table_of_its_worst_layers(report):
+    shown = report._repr_html_()
+    worst = min(report.layers, key=lambda layer: layer.snr_db)
+
+    assert shown.startswith(f"<p><b>{report.verdict}</b>: ")
+    assert f"<tbody><tr><td>{worst.layer_name}</td>" in shown
+    assert len(report.layers) + 1 == shown.count("<tr>")
+
+
+def test_no_name_is_markup():
+    shown = hostile()._repr_html_()
+
+    assert "<script" not in shown.lower()
+    assert "<img" not in shown.lower()
+
+
+def test_a_ranking_is_a_table_of_its_candidates(ranking):
+    assert len(ranking.candidates) + 1 == ranking._repr_html_().count("<tr>")
+
+
+def test_without_pandas_it_is_named(report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match=r"to_pandas\(\) needs pandas: pip install pandas"):
+        report.to_pandas()
+
+
+def test_a_data_frame_has_a_row_per_tensor(report, ranking, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    rows = report.to_pandas()
+    tensors = report.not_compared + report.layers + report.other_changes + report.lossless
+
+    assert [entry.layer_name for entry in tensors] == [row["layer_name"] for row in rows]
+    assert report.layers[0].snr_db == rows[len(report.not_compared)]["snr_db"]
+    assert [c.name for c in ranking.candidates] == [row["name"] for row in ranking.to_pandas()]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "begins"), [("html", "<!doctype html>"), ("csv", "quanterr_verdict,"), ("json", "{")]
+)
+def test_is_saved_by_its_suffix(report, tmp_path, suffix, begins):
+    report.save(tmp_path / f"report.{suffix}")
+
+    assert (tmp_path / f"report.{suffix}").read_text().lower().startswith(begins)
+
+
+def test_an_unknown_suffix_is_an_error(report, tmp_path):
+    with pytest.raises(UsageError, match="report.xyz"):
+        report.save(tmp_path / "report.xyz")
+
+
+def test_dir_names_what_is_public_and_nothing_else():
+    assert quanterr.__all__ == sorted(quanterr.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
+    assert set(quanterr.__all__) == {name for name in dir(quanterr) if not name.startswith("_")}
