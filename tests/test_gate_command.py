@@ -591,3 +591,28 @@ def test_judging_a_stored_report_needs_no_torch_and_no_model_of_the_report(store
     )
 
     assert 0 == subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
+
+
+class TestBaselineAlone:
+    """Without any rule a baseline asks that no layer is clearly worse than there."""
+
+    def lowered(self, stored, by):
+        """The same report with one layer's SNR lower."""
+        fields = json.loads(stored.read_text())
+        fields["layers"][0]["snr_db"] -= by
+        path = stored.with_name(f"lowered{by}.json")
+        path.write_text(json.dumps(fields))
+        return path
+
+    @pytest.mark.parametrize(("by", "status"), [(0.4, Status.OK), (0.6, Status.GATE_FAILED)])
+    def test_half_a_decibel_is_the_limit_and_the_rule_is_named(self, stored, by, status):
+        done = gate(self.lowered(stored, by), "--baseline", stored)
+
+        assert status == done.returncode
+        assert "baseline: delta(snr_db) >= -0.5" in done.stderr
+
+    def test_rules_that_do_not_compare_with_it_are_still_an_error(self, stored):
+        done = gate(self.lowered(stored, 0.1), "--baseline", stored, "--require", "snr_db >= 1")
+
+        assert Status.USAGE == done.returncode
+        assert "no rule compares with the baseline" in done.stderr

@@ -81,7 +81,7 @@ def test_is_saved_by_its_suffix(report, tmp_path, suffix, begins):
 
 
 def test_an_unknown_suffix_is_an_error(report, tmp_path):
-    with pytest.raises(UsageError, match="report.xyz"):
+    with pytest.raises(UsageError, match=r"report\.xyz"):
         report.save(tmp_path / "report.xyz")
 
 

@@ -65,7 +65,7 @@ BaselineReport = Annotated[
     str | None,
     typer.Option(
         "--baseline",
-        help="An older report, for rules such as 'delta(snr_db) >= -0.5'.",
+        help="An older report, for rules such as 'delta(snr_db) >= -0.5', which is the rule where no other is given.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
@@ -139,7 +139,7 @@ def gate(
     gc.disable()  # what is read is kept to the end, and the end is near
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
-    rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings)
+    rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings, baseline is not None)
     check_baseline_use(rules, baseline is not None, update_baseline)
     if baseline is not None and _same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
@@ -196,7 +196,7 @@ def prepared(
     from quanterr.report.same_original import check_usable
     from quanterr.report.values import Values
 
-    rules = read_rules(thresholds, require, fail_if, strict_warnings)
+    rules = read_rules(thresholds, require, fail_if, strict_warnings, baseline is not None)
     check_baseline_use(rules, baseline is not None)
     before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
     if before is not None:

@@ -42,13 +42,13 @@ def judge(
         thresholds: a thresholds file, or the name of a preset.
         require: conditions that have to hold, such as ``snr_db >= 30``.
         fail_if: conditions that must not hold; what is undefined fails these too.
-        baseline: an older report, for rules with ``delta`` or ``rel_delta``.
+        baseline: an older report, for rules with ``delta`` or ``rel_delta``; alone it asks for delta(snr_db) >= -0.5.
 
     Raises:
         UsageError: no rule, one that cannot be understood, a pattern that matches nothing, a baseline that cannot be
             relied on, is of another original or selection, that no rule compares with, or is not given and needed.
     """
-    rules = read_rules(thresholds, require, fail_if)
+    rules = read_rules(thresholds, require, fail_if, baseline=baseline is not None)
     check_baseline_use(rules, baseline is not None)
     return judged(report, rules, Values(extract(baseline, *needed(rules))) if baseline else None)
 

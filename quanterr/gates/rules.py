@@ -28,6 +28,7 @@ SCHEMA = 1
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
 KEYS = ("id", "require", "layers", "severity", "undefined", "reason")
 CHOICES = {"severity": ("error", "warn"), "undefined": ("fail", "skip")}
+NO_WORSE = "delta(snr_db) >= -0.5"  # what a baseline alone asks for
 _RULE = re.compile(r"^[ \t]*\[\[[ \t]*[\"']?rule[\"']?[ \t]*\]\]", re.MULTILINE)
 
 
@@ -48,11 +49,13 @@ def read_rules(
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
     strict_warnings: bool = False,
+    baseline: bool = False,
 ) -> list[Rule]:
     """The rules of a thresholds file or preset, then those of ``--require`` and ``--fail-if``.
 
     ``--fail-if`` is the same as requiring the opposite, so what is undefined fails there too. With
-    ``strict_warnings`` all rules are of severity error.
+    ``strict_warnings`` all rules are of severity error. Where a ``baseline`` is all that is given, no layer may be
+    clearly worse than there.
 
     Raises:
         UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
@@ -65,6 +68,8 @@ def read_rules(
     for text in fail_if:
         condition = _parsed(text, "--fail-if").negated()
         rules.append(Rule(condition.text, condition))
+    if not rules and baseline and thresholds is None:
+        rules = [Rule("baseline", _parsed(NO_WORSE, "--baseline"), reason="no layer may be clearly worse than there")]
     if not rules:
         where = f"{_shown(thresholds)}: has no [[rule]]" if thresholds is not None else "no rules given"
         raise UsageError(f"{where}; give --thresholds FILE, or --require 'snr_db >= 30'")
