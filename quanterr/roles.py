@@ -13,6 +13,13 @@ ROLES: tuple[tuple[str, str], ...] = (
     ("vae", r"vae|first_stage_model"),
     ("text_encoder", r"text_encoders?(_\d)?|cond_stage_model|conditioner|t5xxl|clip_[lg]"),
     ("experts", r"experts?|.*_experts?|block_sparse_moe|ffn_\w+_(exps|shexp)"),
+    # of diffusion models: what the time and the pooled text become, and what they do to each block
+    ("modulation", r".*modulation|((img|txt|x|context)_)?mod|adaln_.*|scale_shift_table|time_projection"),
+    (
+        "conditioning",
+        r"[ty]_embedder|(time|vector|guidance)_in|time_embed(ding)?|time_text_embed|label_emb|emb_layers|"
+        r"(timestep|guidance|text)_embedder|text_embedding|caption_projection",
+    ),
     ("norm", r".*norm\d?(_[a-z]+)?|.*layernorm.*|ln_?(\d|f|pre|post|attn|mlp)?|rms.*|norm_.*"),
     (
         "mlp",
@@ -22,8 +29,10 @@ ROLES: tuple[tuple[str, str], ...] = (
         "attention",
         r".*attn\d?.*|.*attention|[qkv]_proj|o_proj|qkv|to_[qkv]|to_out|qkv_proj|wqkv|selfattention|encdecattention",
     ),
+    ("single_block", r"(?!)"),  # attention and MLP in one: see role_of
+    ("convolution", r"conv(_in|_out|_shortcut|\d)?|(in|out)_layers|skip_connection|resnets|(down|up)samplers?"),
     ("head", r"lm_head|head|output|classifier|score|final_layer|proj_out"),
-    ("embedding", r".*embe?d.*|wte|wpe|shared|.*embedder|patch_in|img_in|txt_in|time_in|vector_in|guidance_in"),
+    ("embedding", r".*embe?d.*|wte|wpe|shared|.*embedder|patch_in|img_in|txt_in"),
 )
 OTHER = "other"
 
@@ -39,6 +48,8 @@ ALIASES = {
 MAX_DIGITS = 9  # of a block's number
 
 _COMPILED = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES)
+_SINGLE = re.compile(r"(^|\.)single_blocks\.\d+\.linear[12]\.")
+_ADAPTIVE = re.compile(r"\.norm\w*\.linear\.(weight|bias)$")
 _INDEXED = re.compile(r"(?:^|\.)([^.]+)\.(\d+)(?:\.|$)")
 
 
@@ -52,6 +63,10 @@ def role_of(name: str) -> str:
     words = (part for part in name.split(".") if not part.isdecimal())  # the number of an expert says nothing
     found = frozenset[str]().union(*map(_roles_of_component, words))
     role = next((role for role, _ in ROLES if role in found), OTHER)
+    if role == OTHER and _SINGLE.search(name):
+        return "single_block"
+    if role == "norm" and _ADAPTIVE.search(name):  # the layer of an adaptive norm, as diffusers calls it
+        return "modulation"
     # A block's own output (BERT's output.dense, Flux's proj_out) is the second half of its MLP.
     return "mlp" if role == "head" and block_of(name) else role
 

@@ -10,6 +10,7 @@ in the page's head lets a browser run no other script and fetch nothing.
 import base64
 import hashlib
 import re
+import shlex
 from html import escape
 from pathlib import Path
 from string import Template
@@ -337,7 +338,7 @@ def _groups(report: Report, kind: str) -> Markup:
 def _run(report: Report) -> Markup:
     run, tool = report.run, report.tool
     facts = [
-        ("Command", sentence(" ".join(run.command)) if run.command else "from a library"),
+        ("Command", sentence(shlex.join(run.command)) if run.command else "from a library"),
         ("Made by", f"{display(tool.name)} {display(tool.version)}, schema {display(report.schema_version)}"),
         ("Selected", sentence(", ".join(report.selection.patterns) or "everything")),
         ("Outliers", f"elements with |e| above {number(report.settings.outlier_threshold)}"),
