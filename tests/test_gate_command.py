@@ -352,6 +352,8 @@ class TestCompare:
             assert re.search(rf"quanterr: stopped by --fail-fast: gate .* does not hold for {first}: ", done.stderr)
             assert ("inconclusive", Status.GATE_FAILED) == (fields["verdict"], done.returncode)
             assert "interrupted: 2 of 3 weights were compared" == fields["reasons"][0]
+            assert 1 == fields["coverage"]["original"]["not_reached"]["tensors"]
+            assert "error" not in fields["coverage"]["original"]
             assert quanterr.read_report(path).to_json() == path.read_text()
 
     def test_tells_what_the_layers_of_an_interrupted_run_violate(self, tmp_path):

@@ -69,7 +69,15 @@ NOT_COMPARED = (
     Bucket.ONLY_IN_ORIGINAL,
     Bucket.ONLY_IN_QUANTIZED,
 )
-WORST_FIRST = (*NOT_COMPARED, Bucket.NON_FINITE, Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.FILTERED_OUT)
+WORST_FIRST = (
+    *NOT_COMPARED,
+    Bucket.NOT_REACHED,
+    Bucket.NON_FINITE,
+    Bucket.COMPARED,
+    Bucket.LOSSLESS,
+    Bucket.CONSUMED,
+    Bucket.FILTERED_OUT,
+)
 COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
 
 NO_GROUPS: tuple[str | None, str | None, str | None] = None, None, None  # role, format, block
@@ -269,7 +277,7 @@ class ReportBuilder:
         for leftover in self._leftovers:
             put(leftover.side, leftover.bucket, leftover.entries)
         for number, pair in enumerate(self._plan.pairs):
-            bucket = self._buckets.get(number, Bucket.ERROR)  # not reached: the run was interrupted
+            bucket = self._buckets.get(number, Bucket.NOT_REACHED)
             for side, codes, parts in zip(SIDES, pair.codes, pair.consumed, strict=True):
                 put(side, bucket, codes if number not in self._refused else ())
                 put(side, Bucket.CONSUMED, parts)

@@ -29,6 +29,7 @@ class Bucket(StrEnum):
     ONLY_IN_QUANTIZED = "only_in_quantized"
     UNSUPPORTED = "unsupported"
     ERROR = "error"
+    NOT_REACHED = "not_reached"  # the run was interrupted before
     FILTERED_OUT = "filtered_out"
 
 

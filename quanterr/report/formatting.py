@@ -25,6 +25,7 @@ BUCKETS = {
     "shape_mismatch": "of another shape",
     "only_in_original": "only in original",
     "only_in_quantized": "only in quantized",
+    "not_reached": "not reached",
     "filtered_out": "not selected",
 }
 COVERED = ("compared", "lossless", "non_finite")  # weights whose values were looked at
@@ -105,7 +106,7 @@ def coverage_line(report: "Report") -> str:
     share = "" if fraction is None else f" ({100 * fraction:.4g} % of bytes)"
     parts = [f"{compared:,} of {count(weights, 'original tensor')} compared{share}"]
     parts.append(f"{len(report.lossless):,} of them identical")
-    left = ("only_in_original", "shape_mismatch", "unsupported", "error", "filtered_out")
+    left = ("only_in_original", "shape_mismatch", "unsupported", "error", "not_reached", "filtered_out")
     parts += [f"{n[bucket]:,} {BUCKETS[bucket]}" for bucket in left if bucket in n]
     if "only_in_quantized" in report.coverage.quantized:
         parts.append(f"{report.coverage.quantized['only_in_quantized'].tensors:,} only in quantized")
