@@ -56,13 +56,16 @@ def test_a_line_says_how_far_how_fast_how_long_and_where(clock, capsys):
 
 def test_the_bar_shows_bytes_rate_and_layer(monkeypatch, capsys):
     monkeypatch.setattr(progress, "DELAY", 0)
+    monkeypatch.setenv("COLUMNS", "120")
     bar = Bar()
-    bar(Progress(4 * GIB, GIB, "layers.0.weight"))
+    bar(Progress(4 * GIB, GIB, "layers.0.weight", total_weights=40, done_weights=11))
     bar(Progress(4 * GIB, 2 * GIB, "evil\x1b[2J"))
     bar.close()
     shown = capsys.readouterr().err
 
+    assert shown.startswith("loading torch\r")
     assert "GiB" in shown
+    assert "12/40 layers.0.weight" in shown
     assert "layers.0.weight" in shown
     assert "evil\x1b" not in shown
     assert sys.stderr is not None
@@ -70,3 +73,20 @@ def test_the_bar_shows_bytes_rate_and_layer(monkeypatch, capsys):
 
 def test_a_bar_that_was_never_drawn_can_be_closed():
     Bar().close()
+
+
+def test_in_50_columns_a_bar_has_room_for_share_time_and_both_ends_of_the_name(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    monkeypatch.setenv("COLUMNS", "50")
+    bar = Bar()
+    bar(Progress(4 * GIB, GIB, "model.layers.17.mlp.down_proj.weight", total_weights=40, done_weights=11))
+    shown = capsys.readouterr().err
+
+    assert "GiB" not in shown
+    assert " 25% " in shown
+    assert "12/40 model…weight" in shown
+
+
+@pytest.mark.parametrize(("room", "shown"), [(9, "abcdefghi"), (8, "abc…fghi"), (3, "a…i")])
+def test_a_name_is_cut_in_the_middle(room, shown):
+    assert shown == progress.cut("abcdefghi", room)

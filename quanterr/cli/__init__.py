@@ -198,10 +198,10 @@ def _sides(*given: str | None) -> tuple[str, str]:
 
 def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
     require_memory()
-    from quanterr.comparison import compare_each
-
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     with watching(quiet) as on_progress:
+        from quanterr.comparison import compare_each
+
         return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Never
 
 from tqdm import tqdm
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 DELAY = 0.5  # seconds before a bar is drawn: small comparisons are over by then
 FIRST_LINE = 10  # seconds
 EVERY = 30  # seconds
+NARROW = 90  # columns, below which a bar leaves out how much was read
+FORMAT = "{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}"
+SHORT = "{percentage:3.0f}% {bar} eta {remaining}{postfix}"
 STEP = 0.05  # of all bytes, but not more than one line in FIRST_LINE seconds
 
 
@@ -21,8 +25,9 @@ class Bar:
     """A tqdm bar over the bytes of both files."""
 
     def __init__(self) -> None:
-        """Draw nothing yet: small comparisons are over before."""
+        """Say what takes the first second; a bar comes later, as small comparisons are over before."""
         self._bar: tqdm[Never] | None = None
+        print("loading torch", end="\r", file=sys.stderr, flush=True)
 
     def __call__(self, progress: "Progress") -> None:
         """Show where the run is."""
@@ -37,15 +42,26 @@ class Bar:
                 delay=DELAY,
                 mininterval=0,  # it is called ten times per second
                 dynamic_ncols=True,
-                bar_format="{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}",
+                bar_format=SHORT if get_terminal_size().columns < NARROW else FORMAT,
             )
-        self._bar.set_postfix_str(display(progress.name, 48), refresh=False)
+        done = f"{progress.done_weights + 1:,}/{progress.total_weights:,}"
+        room = max(get_terminal_size().columns // 3 - len(done), 12)
+        self._bar.set_postfix_str(f"{done} {cut(display(progress.name), room)}", refresh=False)
         self._bar.update(progress.done_bytes - self._bar.n)
 
     def close(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
+        print(" " * len("loading torch"), end="\r", file=sys.stderr, flush=True)
+
+
+def cut(name: str, room: int) -> str:
+    """A name in so many characters: what is left out is in the middle, as block and module are at its ends."""
+    if len(name) <= room:
+        return name
+    head = (room - 1) // 2
+    return f"{name[:head]}…{name[len(name) - (room - 1 - head) :]}"
 
 
 class Heartbeat:

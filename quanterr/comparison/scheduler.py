@@ -47,6 +47,8 @@ class Progress:
     total_bytes: int
     done_bytes: int = 0
     name: str = ""
+    total_weights: int = 0
+    done_weights: int = 0
 
 
 class ChunkRange(NamedTuple):
@@ -121,7 +123,7 @@ class Scheduler:
         self._taken = 0  # of the large ones
         self._error: BaseException | None = None
         self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
-        self.progress = Progress(sum(self._nbytes))
+        self.progress = Progress(sum(self._nbytes), total_weights=len(tasks))
         self.kernel = kernel
         cpu_threads = usable_cores() if kernel else min(usable_cores(), MAX_TORCH_THREADS)
         self.threads = CUDA_THREADS if device.type == "cuda" else cpu_threads
@@ -201,7 +203,9 @@ class Scheduler:
         sums = self._with_room(worker, name, lambda: worker.compare(pairs, self._fitting(chunks, worker.size)))
         share = sum(chunk.n for chunk in chunks) / max(self._originals[chunk_range.number].n, 1)
         self.progress.done_bytes += int(share * self._nbytes[chunk_range.number])
-        for place, whole in enumerate(self._merged(chunk_range, sums)):
+        merged = self._merged(chunk_range, sums)
+        self.progress.done_weights += bool(merged)
+        for place, whole in enumerate(merged):
             job = jobs[place]
             finish = partial(worker.finish, job.number, job.pair, whole, place)
             finished = self._with_room(worker, name, finish)
