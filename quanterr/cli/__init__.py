@@ -54,7 +54,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Measures how far a quantized model checkpoint is from its original, layer by layer.",
+    help=help_of("""Measures how far a quantized model checkpoint (.safetensors, .gguf, folders of shards) is from its
+original, layer by layer.
+
+\b
+[bold]quanterr compare original.safetensors quantized.safetensors -o report.html[/bold]
+[bold]quanterr rank original-folder/ fp8.safetensors int8.safetensors q4_k.gguf[/bold]
+[bold]quanterr inspect quantized.gguf[/bold]
+"""),
 )
 
 COMPARE_HELP = help_of("""Compare a quantized checkpoint with its original.
@@ -87,7 +94,7 @@ def _version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --version: name the kernel as well.")] = False,
 ) -> None:
