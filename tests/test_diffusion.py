@@ -5,7 +5,19 @@ import json
 import numpy as np
 import pytest
 import torch
-from making import ALL_ROWS, chunk_of, compared, dequantized, int8_codes, label, numbers, planned, same_bits, store
+from making import (
+    ALL_ROWS,
+    chunk_of,
+    compared,
+    dequantized,
+    fp8_codes,
+    int8_codes,
+    label,
+    numbers,
+    planned,
+    same_bits,
+    store,
+)
 
 import quanterr
 from quanterr.formats.shared.adanorm_rows import stored_rows
@@ -548,3 +560,28 @@ def test_svdquant_in_tiles_is_svdquant_in_order(tmp_path):
             found.append(dequantized(plan.pairs[0].quantized, 100 * 128))
 
     assert same_bits(*found)
+
+
+class TestBundles:
+    """An original that holds a VAE and text encoders as well, as ComfyUI's do."""
+
+    UNET = "double_blocks.0.img_attn.qkv.weight"
+    VAE = "vae.decoder.conv_in.weight"
+    TEXT = "text_encoders.clip_l.transformer.text_model.embeddings.token_embedding.weight"
+
+    @pytest.mark.parametrize(
+        ("extra", "options"),
+        [
+            ((VAE,), ". To leave them out: -l '!vae'"),
+            ((VAE, TEXT), ". To leave them out: -l '!vae' -l '!text_encoders'"),
+            ((VAE, "double_blocks.1.img_attn.qkv.weight"), ""),
+        ],
+    )
+    def test_the_options_that_leave_them_out_are_named(self, tmp_path, extra, options):
+        weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+        y = {self.UNET: fp8_codes(32, 32), self.UNET.replace("weight", "scale_weight"): torch.tensor(0.01)}
+        report = compared(tmp_path, {self.UNET: weight, **dict.fromkeys(extra, torch.ones(4, 4))}, y)
+        reason = next(reason for reason in report.reasons if "only in the original" in reason)
+
+        assert ("To leave them out" in reason) == bool(options)
+        assert reason.endswith(options)

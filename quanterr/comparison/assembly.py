@@ -69,6 +69,8 @@ NOT_COMPARED = (
     Bucket.ONLY_IN_ORIGINAL,
     Bucket.ONLY_IN_QUANTIZED,
 )
+ONE_SIDED = (Bucket.ONLY_IN_ORIGINAL, Bucket.ONLY_IN_QUANTIZED)
+SEPARATE = {"vae": "!vae", "text_encoder": "!text_encoders"}  # parts of a bundle that often have files of their own
 WORST_FIRST = (
     *NOT_COMPARED,
     Bucket.NOT_REACHED,
@@ -314,7 +316,8 @@ class ReportBuilder:
             names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
             if names:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
-                reasons.append(f"{count(len(names), 'tensor')} {_described(bucket)}: {listed(names, 3)} ({why})")
+                shown = f"{count(len(names), 'tensor')} {_described(bucket)}: {listed(names, 3)} ({why})"
+                reasons.append(shown + _leave_out(names) if bucket in ONE_SIDED else shown)
         errors = [f for f in findings if f.severity == "error"]
         for code in dict.fromkeys(f.code for f in errors):
             same = [f for f in errors if f.code == code]
@@ -411,6 +414,14 @@ def _not_compared(leftover: Leftover) -> NotCompared:
             "bytes": sum(entry.nbytes for entry in leftover.entries),
         }
     )
+
+
+def _leave_out(names: Iterable[str]) -> str:
+    """Which option leaves them out, where all are of parts that other files may hold; else nothing."""
+    roles = {role_of(name) for name in names}
+    if not roles or not roles <= SEPARATE.keys():
+        return ""
+    return ". To leave them out: " + " ".join(f"-l '{SEPARATE[role]}'" for role in sorted(roles, reverse=True))
 
 
 def _bucket_sizes(places: Mapping[str, Bucket], stored: Mapping[str, Entry]) -> dict[str, BucketSize]:
