@@ -13,6 +13,7 @@ import quanterr
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.report.ranked import names_of, ranked
+from quanterr.report.ranking_table import conclusion
 from quanterr.selection import CompareOptions
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
@@ -283,3 +284,33 @@ def test_a_candidate_may_be_an_open_checkpoint(tmp_path, x):
     z = store(tmp_path / "z.safetensors", stored_by(quantized_int8, original()))
     with quanterr.open_checkpoint(y) as checkpoint:
         assert ["z", "y"] == [c.name for c in quanterr.rank(x, [checkpoint, z], device="cpu").candidates]
+
+
+class TestConclusion:
+    def test_names_the_best_its_lead_and_its_price(self, rank):
+        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        lead = found.candidates[0].snr_db - found.candidates[1].snr_db
+
+        assert conclusion(found).startswith(f"int8 is best: {lead:.2f} dB more than fp8 ")
+
+    @pytest.mark.parametrize(
+        ("sizes", "words"),
+        [
+            ((1007, 1000), "for 0.7 % more bytes"),
+            ((970, 1000), "in 3 % fewer bytes"),
+            ((1000, 1000), "in as many bytes"),
+        ],
+    )
+    def test_the_price_is_that_of_the_second(self, rank, sizes, words):
+        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        for candidate, size in zip(found.candidates, sizes, strict=True):
+            candidate.bytes = size
+
+        assert conclusion(found).endswith(words)
+
+    def test_of_none_that_is_ranked_says_so(self, rank):
+        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        for candidate in found.candidates:
+            candidate.rank = None
+
+        assert "no candidate can be ranked" == conclusion(found)

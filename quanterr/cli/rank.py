@@ -114,21 +114,26 @@ def rank(
             )
             ranking = ranked(names, compare_each(original, candidates, options))
         warn(found for candidate in ranking.candidates for found in candidate.findings)
-        _print(ranking, to, Display(top_layers, color, quiet, as_json=as_json))
-    if interrupt.signal is not None and not ranking.complete:
-        raise typer.Exit(128 + interrupt.signal)
+        status = _status(ranking, allow_partial, interrupt.signal)
+        _print(ranking, to, Display(top_layers, color, quiet, as_json=as_json), status)
+    raise typer.Exit(status)
+
+
+def _status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:
+    if signal is not None and not ranking.complete:
+        return 128 + signal
     doubtful = ranking.verdict == "inconclusive" and not allow_partial
-    raise typer.Exit(Status.INCONCLUSIVE if doubtful else Status.OK)
+    return Status.INCONCLUSIVE if doubtful else Status.OK
 
 
-def _print(ranking: "Ranking", to: "list[Target]", display: Display) -> None:
+def _print(ranking: "Ranking", to: "list[Target]", display: Display, status: int) -> None:
     """Files first: no reader that leaves the table early costs a ranking, and no full disk costs the table."""
     document = ranking.to_json()
     with printing():
         try:
             _write(document, [target for target in to if target.path is not None])
         finally:
-            _show(ranking, document, any(target.path is None for target in to), display)
+            _show(ranking, document, any(target.path is None for target in to), display, status)
         _write(document, [target for target in to if target.path is None])
 
 
@@ -139,7 +144,7 @@ def _write(document: str, to: "list[Target]") -> None:
         write(target, lambda file: print(document, end="", file=file))
 
 
-def _show(ranking: "Ranking", document: str, to_stdout: bool, display: Display) -> None:
+def _show(ranking: "Ranking", document: str, to_stdout: bool, display: Display, status: int) -> None:
     from quanterr.report.as_table import console
     from quanterr.report.ranking_table import brief, show
 
@@ -147,7 +152,7 @@ def _show(ranking: "Ranking", document: str, to_stdout: bool, display: Display) 
         print(brief(ranking), file=sys.stderr)
     elif not display.as_json:
         stream = sys.stderr if to_stdout else sys.stdout
-        show(ranking, console(stream, display.color), display.top_layers)
+        show(ranking, console(stream, display.color), display.top_layers, status)
         stream.flush()
     if display.as_json and not to_stdout:
         sys.stdout.write(document)

@@ -23,10 +23,11 @@ COLUMNS = (
 )
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 NONE = "-"
+SAME_SIZE = 0.05  # %
 
 
-def show(ranking: Ranking, to: Console, top: int = 10) -> None:
-    """Print it, with at most ``top`` layers."""
+def show(ranking: Ranking, to: Console, top: int = 10, status: int | None = None) -> None:
+    """Print it, with at most ``top`` layers; the last line is the answer, with the exit ``status``."""
     plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
     to.print(_head(ranking), soft_wrap=not to.is_terminal)
     for line in _excluded(ranking):
@@ -45,9 +46,31 @@ def show(ranking: Ranking, to: Console, top: int = 10) -> None:
         to.print()
         _show_swaps(swaps, ranking, to, plain)
     to.print()
-    to.print(Text(f"verdict: {ranking.verdict}", style=STYLES[ranking.verdict]))
-    for reason in ranking.reasons:
-        to.print(Text(f"  {display(reason, 2000)}"), soft_wrap=not to.is_terminal)
+    for reason in ranking.reasons if ranking.verdict != "pass" else ():
+        to.print(Text(display(reason, 2000)), soft_wrap=not to.is_terminal)
+    exit_with = "" if status is None else f" (exit {int(status)})"
+    answer = Text(f"{ranking.verdict.upper()}{exit_with}: {conclusion(ranking)}", style=STYLES[ranking.verdict])
+    to.print(answer, soft_wrap=not to.is_terminal)
+
+
+def conclusion(ranking: Ranking) -> str:
+    """Which candidate is best, by how much, and for how many bytes."""
+    ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
+    if len(ranked) < 2:
+        return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
+    best, second = ranked[:2]
+    if best.snr_db is None or second.snr_db is None:
+        gain = "identical to the original" if not best.squared_error else f"less error than {display(second.name)}"
+        return f"{display(best.name)} is best: {gain}, {_cost(best, second)}"
+    gain = f"{best.snr_db - second.snr_db:.2f} dB more than {display(second.name)}"
+    return f"{display(best.name)} is best: {gain} {_cost(best, second)}"
+
+
+def _cost(best: Candidate, second: Candidate) -> str:
+    share = 100 * ((best.bytes or 0) / (second.bytes or 1) - 1)
+    if abs(share) < SAME_SIZE:
+        return "in as many bytes"
+    return f"for {share:.2g} % more bytes" if share > 0 else f"in {-share:.2g} % fewer bytes"
 
 
 def brief(ranking: Ranking) -> str:
