@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from sample_reports import Model, hostile, mixed, report_of, small
 
+from quanterr.report import block_map
 from quanterr.report.block_map import CURVE, MAX_MODULES, MAX_STACKS, block_maps
 
 
@@ -128,3 +129,10 @@ class TestColours:
 
         assert "SNR by block" in text
         assert not [c for c in text if not c.isprintable() and c != "\n"]
+
+
+def test_a_map_spans_at_least_12_decibels_so_that_equals_look_alike():
+    scale = block_map._scale([31.3, 31.5, 32.4])
+
+    assert scale.step * block_map.DIGITS >= 12
+    assert 1 == len({scale.digit(level) for level in (31.3, 31.5, 31.9)})

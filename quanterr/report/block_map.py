@@ -27,6 +27,7 @@ MAX_STACKS = 4
 NAME_WIDTH = 32
 OTHERS = 27  # columns of the terminal that names and cells leave over
 STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # dB that a digit may stand for
+LEAST_SPAN = 12  # dB, from the lowest digit to the highest
 DIGITS = 10
 CURVE = "▁▂▃▄▅▆▇█"
 
@@ -104,7 +105,8 @@ def _differing(stack: Stack) -> Stack:
 
 def _scale(levels: list[float]) -> Scale:
     low, high = min(levels), max(levels)
-    step = next((step for step in STEPS if floor(low / step) * step + DIGITS * step > high), STEPS[-1])
+    wide = [step for step in STEPS if step * DIGITS >= LEAST_SPAN]  # else equals would seem far apart
+    step = next((step for step in wide if floor(low / step) * step + DIGITS * step > high), STEPS[-1])
     return Scale(floor(low / step) * step, step)
 
 
