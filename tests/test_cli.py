@@ -16,6 +16,7 @@ from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr import native
+from quanterr.cli import completion
 from quanterr.errors import Status, UsageError
 from quanterr.report.as_table import NARROWEST
 
@@ -429,3 +430,35 @@ def test_a_format_that_there_is_not_is_wrong_usage_and_the_near_ones_are_told(na
     assert Status.USAGE == done.returncode
     assert f"no format named {told}" in done.stderr
     assert ("nvfp4" in done.stderr) == ("formats are" in told)
+
+
+class TestCompletion:
+    """What the shell offers after Tab, without torch."""
+
+    @pytest.mark.parametrize(
+        ("words", "offered"),
+        [
+            (["gate", "r.json", "--thresholds", "fp"], {"fp8"}),
+            (["explain", "excess_r"], {"excess_rows"}),
+            (["explain", "awq_gemm"], {"awq_gemm"}),
+            (["formats", "gguf_q4"], {"gguf_q4_0", "gguf_q4_1", "gguf_q4_k"}),
+            (["guide", "met"], {"metrics"}),
+        ],
+    )
+    def test_offers_what_begins_so(self, words, offered):
+        env = {
+            "_QUANTERR_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"quanterr {' '.join(words)}",
+            "COMP_CWORD": str(len(words)),
+        }
+
+        assert offered == set(call(env=env).stdout.split())
+
+    def test_offers_thresholds_files_too(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "fine.toml").touch()
+
+        assert ["fine.toml"] == completion.presets("fi")
+
+    def test_offers_every_format(self):
+        assert {row.name for row in quanterr.FORMATS} == set(completion.formats(""))

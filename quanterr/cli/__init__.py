@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli import diff, gate, guide, rank, settings
+from quanterr.cli import completion, diff, gate, guide, rank, settings
 from quanterr.cli.common import (
     AllowPartial,
     AsJson,
@@ -347,7 +347,12 @@ def inspect(
 
 @app.command()
 def formats(
-    name: Annotated[str | None, typer.Argument(help="A format: prints its specification.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A format: prints its specification.", show_default=False, autocompletion=completion.formats
+        ),
+    ] = None,
 ) -> None:
     """List the formats that are read, or print the specification of one."""
     require_memory()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from quanterr.cli.common import NoClobber, help_of
+from quanterr.cli.completion import presets
 from quanterr.errors import UsageError
 from quanterr.util.text import display, no_command
 
@@ -39,6 +40,7 @@ Thresholds = Annotated[
     typer.Option(
         "--thresholds",
         help="Rules: a TOML file, or a preset (fp8, int8, …) to start from.",
+        autocompletion=presets,
         rich_help_panel=PANEL,
         show_default=False,
     ),

@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 from quanterr.cli.common import printing
+from quanterr.cli.completion import names, topics
 
 
 def guide(
     topic: Annotated[
-        str | None, typer.Argument(help="A page; without it, the list of pages.", show_default=False)
+        str | None,
+        typer.Argument(help="A page; without it, the list of pages.", show_default=False, autocompletion=topics),
     ] = None,
 ) -> None:
     """Show a page of the guide: formats, findings, metrics, gates, outputs, settings, …"""
@@ -23,7 +25,12 @@ def guide(
 
 
 def explain(
-    name: Annotated[str, typer.Argument(help="A finding, a metric, a format, a function of rules or an exit status.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A finding, a metric, a format, a function of rules or an exit status.", autocompletion=names
+        ),
+    ],
 ) -> None:
     """Explain one finding, metric, format, function of rules or exit status."""
     from quanterr import guide as pages
