@@ -1,6 +1,7 @@
 """The compiled kernel beside torch's: the same values bit for bit, sums as near as float32 allows."""
 
 import ctypes
+import re
 import subprocess
 from dataclasses import fields
 from math import isfinite
@@ -21,8 +22,8 @@ from quanterr import native
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.metrics import OUTLIER
-from quanterr.metrics.sums import ADDED, as_float, worst_rows
+from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
+from quanterr.metrics.sums import ADDED, KEPT_ROWS, as_float, worst_rows
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import decoder_of
 from quanterr.tensors.workspace import Workspace
@@ -320,6 +321,16 @@ class TestBuild:
 
             assert names == found
             assert ctypes.sizeof(struct) > 0
+
+    def test_the_c_file_has_the_constants_of_the_metrics(self):
+        source = (Path(native.__file__).parent / "kernel.c").read_text()
+        found = dict(re.findall(r"^#define (\w+) ([\d.]+)", source, re.MULTILINE))
+
+        assert float(found["RELATIVE_OUTLIER"]) == RELATIVE_OUTLIER
+        assert int(found["KEPT"]) == KEPT_ROWS
+        assert 4 * int(found["LIMBS"]) == native.SUM_BYTES
+        assert int(found["ROOM"]) == native.ROOM
+        assert int(found["VERSION"]) == native.VERSION
 
 
 def words(declaration):

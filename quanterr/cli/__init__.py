@@ -4,7 +4,6 @@ import errno
 import gc
 import io
 import os
-import platform
 import sys
 import traceback
 from dataclasses import replace
@@ -40,7 +39,6 @@ from quanterr.cli.common import (
 from quanterr.cli.gate import BaselineReport, FailFast, FailIf, Require, StrictWarnings, Thresholds
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.metrics import OUTLIER
-from quanterr.native import chosen
 from quanterr.selection import CompareOptions
 from quanterr.util.text import display, harmless
 from quanterr.version import __version__
@@ -84,6 +82,10 @@ def _version(wanted: bool) -> None:
         return
     typer.echo(f"quanterr {__version__}")
     if {"-v", "--verbose"} & set(sys.argv):  # whichever of the two options comes first
+        import platform
+
+        from quanterr.native import chosen
+
         choice = chosen()
         typer.echo(f"kernel: {choice}{f' ({choice.reason})' if choice.reason else ''}")
         typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
@@ -186,9 +188,10 @@ def compare(
         except UsageError as error:  # a baseline of something else; the comparison is not lost
             _print(gate.not_judged(report, error), to, shown, Status.USAGE)
             raise
-        _print(report, to, shown, _status(report, allow_partial, interrupt))
+        status = _status(report, allow_partial, interrupt)
+        _print(report, to, shown, status)
         gate.report_verdict(report)
-    raise typer.Exit(_status(report, allow_partial, interrupt))
+    raise typer.Exit(status)
 
 
 def _sides(*given: str | None) -> tuple[str, str]:

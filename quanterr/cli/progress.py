@@ -44,7 +44,7 @@ class Bar:
                 dynamic_ncols=True,
                 bar_format=SHORT if get_terminal_size().columns < NARROW else FORMAT,
             )
-        done = f"{progress.done_weights + 1:,}/{progress.total_weights:,}"
+        done = f"{min(progress.done_weights + 1, progress.total_weights):,}/{progress.total_weights:,}"
         room = max(get_terminal_size().columns // 3 - len(done), 12)
         self._bar.set_postfix_str(f"{done} {cut(display(progress.name), room)}", refresh=False)
         self._bar.update(progress.done_bytes - self._bar.n)

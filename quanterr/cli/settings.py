@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from quanterr.errors import UsageError
-from quanterr.native import VARIABLE as KERNEL
 from quanterr.util.text import display, listed
 from quanterr.util.toml_file import read_toml
 
@@ -164,6 +163,8 @@ def _of_environment(
 
     Those of other commands have to be right as well: of a misspelt command nobody would ever hear.
     """
+    from quanterr.native import VARIABLE as KERNEL  # ctypes, which --help does not need
+
     known = {
         f"{PREFIX}_{name}_{key}".upper().replace("-", "_"): (name, option)
         for name, options in options_of.items()

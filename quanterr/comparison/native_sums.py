@@ -82,7 +82,7 @@ class NativeSums:
         if decoder is None:
             return False
         alive: list[Tensor] = []
-        at_once = TILE if decoder.order != Order.ROWS else min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
+        at_once = _rows_at_once(chunk, [decoder])
         side = _of_codes(decoder, chunk, at_once, workspace, alive)
         side.values = out.data_ptr()
         return self._kernel.decode(side, chunk.shape, at_once)
@@ -101,9 +101,7 @@ class NativeSums:
         kept: tuple[Tensor, Tensor] | None,
     ) -> Sums | None:
         weight = operands[0].weight
-        at_once = min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
-        if any(decoder and decoder.order != Order.ROWS for decoder in direct):
-            at_once = TILE
+        at_once = _rows_at_once(chunk, direct)
         alive: list[Tensor] = []  # what the kernel reads
         sides, saturated = [], 0
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
@@ -197,6 +195,13 @@ def _direct(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
         return decoder
     begins_blocks = all(chunk.col % together == chunk.col % (decoder.group or 1) == 0 for chunk in chunks)
     return decoder if begins_blocks and decoder.order == Order.ROWS else None
+
+
+def _rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
+    """Rows that are read, then added up."""
+    if any(decoder and decoder.order != Order.ROWS for decoder in direct):
+        return TILE
+    return min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
 
 
 def _of_values(values: Tensor, alive: list[Tensor]) -> Side:

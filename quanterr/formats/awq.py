@@ -71,7 +71,6 @@ SIZES = (128, 64, 32)  # of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)
 ROWS, COLS = 4, 64  # that gemv_fast shuffles
 
-
 CODES = Part(("{module}.qweight",), WORDS)
 GEMM = {"codes": CODES, "scale": SCALE, "zero_point": Part(("{module}.qzeros",), WORDS, optional=True)}
 GEMV = {"codes": CODES, "scale": SCALE, "zero_point": Part(("{module}.qzeros",), WORDS)}
@@ -182,9 +181,9 @@ def _zero_points(entry: Entry, packing: Packing, chunk: Chunk, workspace: Worksp
 def _native_gemm(parts: Parts, cols: int, blocks: Blocks, packing: Packing) -> Dequantize:
     """:func:`dequantize_gemm`, with the same as data where codes have 4 bits."""
     plain, zero_point = partial(dequantize_gemm, parts, blocks, packing), parts.get("zero_point")
-    table = bit_stream.byte_table(8, 0 if zero_point else 1 << packing.bits - 1)  # of codes that are in order
     if packing.name != "interleaved":
         return plain
+    table = bit_stream.byte_table(8, 0 if zero_point else 1 << packing.bits - 1)  # of codes that are in order
     decoder = Decoder(
         parts.codes,
         cols,

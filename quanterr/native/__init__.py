@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.metrics.sums import KEPT_ROWS
 from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
@@ -20,7 +21,6 @@ VERSION = 1
 ROOM = 1 << 15  # bins of a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # of a sum, a signed integer in units of 2^-1074
-KEPT = 5  # rows with the lowest SNR
 DONE = 1
 
 
@@ -106,10 +106,10 @@ class Run(ctypes.Structure):
         ("worst_row", ctypes.c_int64),
         ("dead_rows", ctypes.c_int64),
         ("n_kept", ctypes.c_int64),
-        ("kept_rows", ctypes.c_int64 * KEPT),
-        ("kept_x_sq", ctypes.c_double * KEPT),
-        ("kept_e_sq", ctypes.c_double * KEPT),
-        ("kept_e_max", ctypes.c_double * KEPT),
+        ("kept_rows", ctypes.c_int64 * KEPT_ROWS),
+        ("kept_x_sq", ctypes.c_double * KEPT_ROWS),
+        ("kept_e_sq", ctypes.c_double * KEPT_ROWS),
+        ("kept_e_max", ctypes.c_double * KEPT_ROWS),
     )
 
 

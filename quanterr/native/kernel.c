@@ -21,13 +21,13 @@
 #define VERSION 1
 #define SEGMENT 512
 #define LANES 16
-#define RUN 8
-#define KEPT 5
+#define RUN 8    /* elements of a lane that are added in float32 */
+#define KEPT 5   /* rows with the lowest SNR: metrics/sums.py KEPT_ROWS */
 #define STRIP 16384
 #define BINS 0x7F80 /* of a histogram: finite bfloat16 numbers that are not negative */
 #define ROOM 32768  /* bins of one table of counts */
 #define MAGNITUDE 0x7FFFFFFF
-#define RELATIVE_OUTLIER 0.01
+#define RELATIVE_OUTLIER 0.01 /* of metrics */
 #define LIMBS 68 /* of 32 bits: float64 numbers in units of 2^-1074 */
 
 #if defined(__AVX512F__)

@@ -117,9 +117,13 @@ def show(
 
 def answer(report: Report, status: int | None = None, wrote: Sequence[str] = ()) -> str:
     """Verdict, exit status and what decided, and which files were written, on one line."""
-    exit_with = "" if status is None else f" (exit {int(status)})"
     files = f". Wrote {', '.join(display(_from_here(path)) for path in wrote)}" if wrote else ""
-    return f"{report.verdict.upper()}{exit_with}: {_decided(report)}{files}"
+    return ended(report.verdict, status, _decided(report) + files)
+
+
+def ended(verdict: str, status: int | None, words: str) -> str:
+    """``PASS (exit 0): …``, the last line of a table."""
+    return f"{verdict.upper()}{'' if status is None else f' (exit {int(status)})'}: {words}"
 
 
 def _from_here(path: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from quanterr.report.as_table import STYLES, Column, fitted
+from quanterr.report.as_table import STYLES, Column, ended, fitted
 from quanterr.report.ranking import Candidate, RankedLayer, Ranking, Swaps
 from quanterr.util.text import count, display, size
 
@@ -48,9 +48,8 @@ def show(ranking: Ranking, to: Console, top: int = 10, status: int | None = None
     to.print()
     for reason in ranking.reasons if ranking.verdict != "pass" else ():
         to.print(Text(display(reason, 2000)), soft_wrap=not to.is_terminal)
-    exit_with = "" if status is None else f" (exit {int(status)})"
-    answer = Text(f"{ranking.verdict.upper()}{exit_with}: {conclusion(ranking)}", style=STYLES[ranking.verdict])
-    to.print(answer, soft_wrap=not to.is_terminal)
+    answer = ended(ranking.verdict, status, conclusion(ranking))
+    to.print(Text(answer, style=STYLES[ranking.verdict]), soft_wrap=not to.is_terminal)
 
 
 def conclusion(ranking: Ranking) -> str:

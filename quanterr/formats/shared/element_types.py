@@ -63,6 +63,7 @@ def e5m2(codes: Tensor, workspace: Workspace) -> Codes:
     return Codes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
 
 
+# By dtype, with the bytes that are saturated codes.
 ELEMENTS = {
     "F32": (Element.F32, ()),
     "BF16": (Element.BF16, ()),
@@ -70,7 +71,7 @@ ELEMENTS = {
     "I8": (Element.I8, (0x7F, 0x80, 0x81)),
     "F8_E4M3": (Element.E4M3, (0x7E, 0xFE)),
     "F8_E5M2": (Element.TABLE, (0x7B, 0xFB)),
-}  # by dtype, with the bytes that are saturated codes
+}
 
 
 def native(
