@@ -179,7 +179,7 @@ def load(instructions: str) -> Choice:
         library.quanterr_layout.restype = ctypes.c_int64
         layout = library.quanterr_layout()
     except (OSError, AttributeError) as error:
-        return Choice(None, f"{display(str(path))} cannot be loaded: {error}")
+        return Choice(None, f"the kernel cannot be loaded: {display(str(error))}")
     if layout != VERSION * 1_000_000 + 1000 * ctypes.sizeof(Side) + ctypes.sizeof(Run):
         return Choice(None, f"{display(str(path))} is of another version of quanterr")
     return Choice(Kernel(library, instructions))
