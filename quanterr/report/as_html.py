@@ -1,19 +1,10 @@
-"""The report as one page: works from a file, offline, and runs nothing but its own script.
+"""The report as one page: the map, the verdict, gates, findings, coverage, which layers to keep, all layers.
 
 The verdict, what was not compared, findings, gates and groups are in the page itself and need no script.
-The script (html/*.js) adds the map, the distribution and the table of all layers (data: html_data.py).
-
-Names are hostile. Here :func:`tag` escapes every text, the script only makes text nodes, and the policy
-in the page's head lets a browser run no other script and fetch nothing.
+The scripts (html/*.js) add the map, the curves, the distribution and the table of all layers (data: html_data.py).
 """
 
-import base64
-import hashlib
-import re
 import shlex
-from html import escape
-from pathlib import Path
-from string import Template
 from typing import IO
 
 from quanterr.report import html_data
@@ -32,91 +23,75 @@ from quanterr.report.formatting import (
     violation_line,
 )
 from quanterr.report.gate_results import Gate
+from quanterr.report.markup import (
+    Markup,
+    figures,
+    folding,
+    headed,
+    joined,
+    layer_link,
+    navigation,
+    page,
+    part,
+    short,
+    table,
+    tag,
+    with_links,
+)
 from quanterr.report.model import Aggregate, BucketSize, Finding, NotCompared, Report, Side
 from quanterr.util.text import count, display, size, unrounded
 
-FOLDER = Path(__file__).parent / "html"
-SCRIPTS = ("data", "dom", "scale", "heatmap", "histogram", "table", "details", "main")
-SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
+SCRIPTS = (
+    *("data", "dom", "address", "scale", "map", "histogram", "table", "filters", "drawer"),
+    *("report_metrics", "report_details", "keep", "report"),
+)
+SECTIONS = (
+    ("places", "Map"),
+    ("gates", "Gates"),
+    ("findings", "Findings"),
+    ("coverage", "Coverage"),
+    ("keep", "What to keep"),
+    ("distribution", "Distribution"),
+    ("groups", "Formats and roles"),
+    ("layers", "Layers"),
+)
+CAVEAT = (
+    "SNR is 10·log10 of the energy of the original weights over that of the errors. Weight error is not task "
+    "accuracy: it says which layers changed, and how much, not what the model still can."
+)
 MAX_LISTED = 200  # rows of a table that is in the page itself
 MAX_FILES = 4
 MAX_VIOLATIONS = 20
 
 
-class Markup(str):
-    """HTML; a plain string is text."""
-
-    __slots__ = ()
-
-
-def tag(name: str, *children: str, **attributes: str) -> Markup:
-    """An element. Strings are text and get escaped; ``class_`` is the attribute class, ``aria_hidden`` aria-hidden."""
-    description = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items()
-    )
-    return Markup(f"<{name}{description}>{joined(*children)}</{name}>")
-
-
-def joined(*children: str) -> Markup:
-    """Elements and texts one after the other."""
-    return Markup("".join(child if isinstance(child, Markup) else escape(child) for child in children))
-
-
-def breakable(name: str) -> Markup:
-    """A name that lines may break after its dots and underscores."""
-    return Markup(re.sub(r"([._])", r"\1<wbr>", escape(name)))
-
-
 def write(report: Report, file: IO[str]) -> None:
     """Write the page."""
-    style, script = _read("style.css"), "\n".join(_read(f"{name}.js") for name in SCRIPTS)
-    page = Template(_read("page.html"))
-    file.write(
-        page.substitute(
-            policy=_policy(style, script),
-            style=style,
-            script=script,
-            title=escape(f"{report.verdict}: {_short(report.quantized)} – quanterr"),
-            verdict=report.verdict,
-            verdict_word=report.verdict.capitalize(),
-            sign=SIGNS[report.verdict],
-            reasons=_reasons(report),
-            sides=_sides(report),
-            figures=_figures(report),
-            problems=_not_compared(report.not_compared),
-            coverage=_coverage(report),
-            gates=_gates(report),
-            findings=_findings(report),
-            by_format=_groups(report, "format"),
-            by_role=_groups(report, "role"),
-            run=_run(report),
-            data=html_data.packed(report),
-        )
+    body = joined(
+        headed(report.verdict, _reasons(report), _sides(report)),
+        navigation(SECTIONS),
+        part("map"),
+        tag("section", _figures(report), class_="figures", aria_label="The whole model"),
+        _not_compared(report.not_compared),
+        folding("gates", "Gates", _gates(report)),
+        folding("findings", "Findings", _findings(report)),
+        folding("coverage", "Coverage", _coverage(report), is_open=bool(report.not_compared)),
+        part("keep"),
+        part("histogram"),
+        folding("groups", "By format and role", *_groups(report, "format"), *_groups(report, "role")),
+        part("layers"),
+        folding("run", "How it was made", _run(report), is_open=False),
     )
+    title = f"{report.verdict}: {short(report.quantized.path)}"
+    file.write(page("report", title, report.verdict, SCRIPTS, body, html_data.page_data(report)))
 
 
-def _read(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    """A browser may use this style and this script, an empty icon, and nothing else."""
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    return (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _short(side: Side) -> str:
-    return display(side.path.rstrip("/").rsplit("/", 1)[-1], 80)
-
-
-def _reasons(report: Report) -> Markup:
-    description = [sentence(reason) for reason in report.reasons[:MAX_LISTED]]
+def _reasons(report: Report) -> list[Markup]:
+    named = [found.layer for found in report.findings[:MAX_LISTED] if found.layer is not None]
+    named += [item.layer_name for item in report.not_compared[:MAX_LISTED]]
+    description = [with_links(sentence(reason), named) for reason in report.reasons[:MAX_LISTED]]
     if len(report.reasons) > MAX_LISTED:
-        description.append(f"and {count(len(report.reasons) - MAX_LISTED, 'more reason')}")
-    return tag("ul", *(tag("li", reason) for reason in [*description, coverage_line(report)]), class_="reasons")
+        description.append(joined(f"and {count(len(report.reasons) - MAX_LISTED, 'more reason')}"))
+    return [*description, joined(coverage_line(report))]
 
 
 def _sides(report: Report) -> Markup:
@@ -131,41 +106,29 @@ def _sides(report: Report) -> Markup:
 def _figures(report: Report) -> Markup:
     a: Aggregate = report.aggregate
     worst = min(report.layers, key=lambda x: -1e9 if x.snr_db is None else x.snr_db, default=None)
-    figures = [
-        (
-            "SNR, pooled",
-            db(a.overall_snr_db),
-            "" if a.overall_snr_db is None else "dB",
-            f"over {count(a.total_layers, 'layer that differs', 'layers that differ')}",
-        ),
-        (
-            "Worst layer",
-            db(a.worst_layer_snr_db),
-            "" if a.worst_layer_snr_db is None else "dB",
-            breakable(display(worst.layer_name, 80)) if worst else "",
-        ),
-        ("Relative error", percent(a.mean_relative_error), "", "Σ|e| / Σ|x|"),
-        ("Max |e|", number(a.max_absolute_error), "", f"99 % below {number(a.absolute_error_percentiles.p99)}"),
-        ("Cosine", cosine(a.cosine_similarity), "", "of original and quantized"),
-        (
-            "Bits per weight",
-            number(a.bits_per_weight),
-            "",
-            f"{size(a.original_bytes)} → {size(a.quantized_bytes)}, {number(a.compression_ratio)} to 1",
-        ),
-    ]
-    if not report.layers:
+    if worst is None:
         return tag("div", tag("p", "No layer differs, so there is no error to show.", class_="note"))
-    return joined(
-        *(
-            tag(
-                "div",
-                tag("p", title, class_="label"),
-                tag("p", value, " ", tag("small", unit), class_="value"),
-                tag("p", note, class_="note"),
-            )
-            for title, value, unit, note in figures
-        )
+    differ = f"over {count(a.total_layers, 'layer that differs', 'layers that differ')}"
+    sizes = f"{size(a.original_bytes)} → {size(a.quantized_bytes)}, {number(a.compression_ratio)} to 1"
+    return figures(
+        [
+            ("SNR, pooled", db(a.overall_snr_db), "" if a.overall_snr_db is None else "dB", differ),
+            (
+                "Worst layer",
+                db(a.worst_layer_snr_db),
+                "" if a.worst_layer_snr_db is None else "dB",
+                layer_link(worst.layer_name, display(worst.layer_name, 80)),
+            ),
+            ("Relative error", percent(a.mean_relative_error), "", "Σ|e| / Σ|x|"),
+            (
+                "Max |e|",
+                number(a.max_absolute_error),
+                "",
+                f"99 % below {number(a.absolute_error_percentiles.p99)}",
+            ),
+            ("Cosine", cosine(a.cosine_similarity), "", "of original and quantized"),
+            ("Bits per weight", number(a.bits_per_weight), "", sizes),
+        ]
     )
 
 
@@ -173,7 +136,7 @@ def _not_compared(items: list[NotCompared]) -> Markup:
     if not items:
         return Markup("")
     rows = [
-        [display(item.layer_name), item.side, BUCKETS.get(item.bucket, display(item.bucket)), sentence(item.reason)]
+        [layer_link(item.layer_name), item.side, BUCKETS.get(item.bucket, display(item.bucket)), sentence(item.reason)]
         for item in items[:MAX_LISTED]
     ]
     more = []
@@ -184,28 +147,10 @@ def _not_compared(items: list[NotCompared]) -> Markup:
         "section",
         tag("h2", f"Not compared: {count(len(items), 'tensor')}"),
         tag("p", "Their error is unknown; no average includes them.", class_="about"),
-        _table(["tensor", "in", "why", "in detail"], rows, "stack"),
+        table(["tensor", "in", "why", "in detail"], rows, "stack"),
         *more,
         class_="problems",
     )
-
-
-def _table(heads: list[str], rows: list[list[str]], kind: str, numbers: int = 0) -> Markup:
-    """A table whose first cells are row heads and whose last columns, that many, are numbers.
-
-    ``kind``: "short" names are never broken; the rows of a "stack" become lines where the page is narrow.
-    """
-    right = [{"class_": "number"} if n >= len(heads) - numbers else {} for n in range(len(heads))]
-    head = tag("tr", *(tag("th", text, scope="col", **right[n]) for n, text in enumerate(heads)))
-    body = [
-        tag(
-            "tr",
-            tag("th", tag("span", row[0], class_="name"), scope="row"),
-            *(tag("td", text, **right[n]) for n, text in enumerate(row[1:], 1)),
-        )
-        for row in rows
-    ]
-    return tag("div", tag("table", tag("thead", head), tag("tbody", *body), class_=f"plain {kind}"), class_="scroll")
 
 
 def _coverage(report: Report) -> Markup:
@@ -216,7 +161,8 @@ def _coverage(report: Report) -> Markup:
     ):
         share = "" if fraction is None else f"{100 * fraction:.4g} % of the selected bytes compared"
         sides.append(tag("div", tag("h3", title, tag("span", share)), _strip(buckets), _bucket_table(buckets)))
-    return tag("div", *sides, class_="coverage")
+    about = tag("p", "Where every tensor of both checkpoints ended, by bytes.", class_="about")
+    return joined(about, tag("div", *sides, class_="coverage"))
 
 
 def _strip(buckets: dict[str, BucketSize]) -> Markup:
@@ -263,7 +209,16 @@ def _findings(report: Report) -> Markup:
 def _finding(found: Finding) -> Markup:
     remedy = [tag("p", sentence(found.remedy), class_="remedy")] if found.remedy else []
     severity = tag("span", found.severity, class_=f"tag {found.severity}")
-    return tag("li", severity, tag("div", tag("p", sentence(found.message)), *remedy, *_explained(found.code)))
+    return tag(
+        "li",
+        severity,
+        tag(
+            "div",
+            tag("p", with_links(sentence(found.message), [found.layer] if found.layer else [])),
+            *remedy,
+            *_explained(found.code),
+        ),
+    )
 
 
 def _explained(code: str) -> list[Markup]:
@@ -287,8 +242,8 @@ def _gates(report: Report) -> Markup:
     heads = [tag("th", text, scope="col") for text in ("", "gate", "condition")]
     heads += [tag("th", text, scope="col", class_="number") for text in ("observed", "limit", "margin")]
     rows = [row for gate in sorted(report.gates, key=lambda gate: gate.status) for row in _gate(gate)]
-    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="plain gates")
-    return joined(tag("p", description, class_="about"), tag("div", table, class_="scroll"))
+    listed = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="plain gates rows")
+    return joined(tag("p", description, class_="about"), tag("div", listed, class_="scroll"))
 
 
 def _gate(gate: Gate) -> list[Markup]:
@@ -300,21 +255,24 @@ def _gate(gate: Gate) -> list[Markup]:
         tag("td", tag("span", word, class_=f"tag {tone}")),
         tag("th", display(gate.id) if gate.id != gate.require else "", scope="row"),
         tag("td", tag("code", sentence(gate.require)), patterns),
-        tag("td", judged(gate.observed, gate.limit), class_="number"),
-        tag("td", unrounded(gate.limit), class_="number"),
-        tag("td", judged(gate.margin, 0), class_="number"),
+        tag("td", judged(gate.observed, gate.limit), class_="number", data_head="observed"),
+        tag("td", unrounded(gate.limit), class_="number", data_head="limit"),
+        tag("td", judged(gate.margin, 0), class_="number", data_head="margin"),
     )
     if gate.status == "pass":
         return [row]
     reason = [tag("p", f"Reason: {sentence(gate.reason)}", class_="remedy")] if gate.reason else []
-    shown = [tag("li", violation_line(violation)) for violation in gate.violations[:MAX_VIOLATIONS]]
+    shown = [
+        tag("li", with_links(violation_line(violation), [violation.layer] if violation.layer else []))
+        for violation in gate.violations[:MAX_VIOLATIONS]
+    ]
     if len(gate.violations) > MAX_VIOLATIONS:
         shown.append(tag("li", f"and {len(gate.violations) - MAX_VIOLATIONS:,} more, in the JSON report"))
     why = [tag("p", sentence(gate.message)), *reason, tag("ul", *shown)]
     return [row, tag("tr", tag("td", ""), tag("td", *why, colspan="5"), class_="why")]
 
 
-def _groups(report: Report, kind: str) -> Markup:
+def _groups(report: Report, kind: str) -> list[Markup]:
     heads = [kind, "layers", "SNR dB", "attainable dB", "excess dB", "worst dB", "relative error", "max |e|"]
     heads += ["bits/weight", "elements"]
     rows = [
@@ -332,7 +290,8 @@ def _groups(report: Report, kind: str) -> Markup:
         ]
         for name, a in report.groups.get(kind, {}).items()
     ]
-    return _table(heads, rows, "short", len(heads) - 1) if rows else tag("p", "No layer differs.", class_="none")
+    found = table(heads, rows, "short rows", len(heads) - 1) if rows else tag("p", "No layer differs.", class_="none")
+    return [tag("h3", f"By {kind}"), found]
 
 
 def _run(report: Report) -> Markup:
@@ -351,7 +310,10 @@ def _run(report: Report) -> Markup:
         for title, side in (("Original", report.original), ("Quantized", report.quantized))
         for what, text in _provenance(side)
     ]
-    return tag("dl", *(part for title, text in facts for part in (tag("dt", title), tag("dd", text))), class_="facts")
+    return joined(
+        tag("dl", *(item for title, text in facts for item in (tag("dt", title), tag("dd", text))), class_="facts"),
+        tag("p", CAVEAT, class_="about"),
+    )
 
 
 def _provenance(side: Side) -> list[tuple[str, str]]:

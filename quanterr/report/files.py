@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 BEGINNING = 128  # bytes
 # JSON, JSON Lines and a ranking; CSV; HTML; JUnit. Markdown is a section that may be in somebody's document.
-MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.report -->", b'name="quanterr: ')
+MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.", b'name="quanterr: ')
 SECTION = b"<!-- quanterr:begin -->", b"<!-- quanterr:end -->"
 
 

@@ -1,34 +1,45 @@
-"""The layers of a report as the page of as_html.py takes them in: columns, rounded to what is shown, packed.
+"""The layers of a page as its scripts take them in: columns, rounded to what is shown.
 
 47,000 layers are 110 MB of JSON report and must be less than 2 MB here. So there are few columns with a
 number for each layer, and everything about a layer only for those that somebody will look at: the worst.
 """
 
-import base64
-import json
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from math import fsum
+from typing import Any, NamedTuple
 
 from quanterr.metrics import METRICS
 from quanterr.report.formatting import sentence, sort_layers
-from quanterr.report.model import Finding, Report
+from quanterr.report.keeping import DTYPES, Kept, bound_layers, by_worth, original_bytes
+from quanterr.report.model import Finding, Layer, Report
 from quanterr.roles import place_of, role_of
 from quanterr.util.text import display
 
 NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
 DIGITS = 4  # of a number in a column
 MORE_DIGITS = 5  # of a number in the details
+SHARE_DIGITS = 3
 DB_PLACES = 2
 DETAILED = 3000  # layers
 MAX_FINDINGS = 500
+MAX_KEPT = 1000  # layers: who wants to keep more wants another format
 
 # What happened to a layer, as the page numbers it.
 DIFFERS, CHANGED, IDENTICAL, NOT_COMPARED = range(4)
 
 _NUMBER = re.compile(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)")
+
+
+class Row(NamedTuple):
+    """A layer of a page."""
+
+    name: str
+    status: int
+    words: Mapping[str, str | None]  # what many layers have alike: the same keys in all rows
+    numbers: Mapping[str, Any]  # metrics that are shown: the same keys in all rows
 
 
 class Words:
@@ -43,53 +54,94 @@ class Words:
         return -1 if word is None else self.words.setdefault(word, len(self.words))
 
 
-def packed(report: Report) -> str:
-    """All that the page needs of the layers: JSON, deflated, in base64, as a JSON string."""
-    text = json.dumps(page_data(report), allow_nan=False, separators=(",", ":"))
-    return json.dumps(base64.b64encode(zlib.compress(text.encode(), 6)).decode())
-
-
-def page_data(report: Report) -> dict[str, Any]:
-    """The same as data."""
-    entries = list(_entries(report))
-    words = {key: Words() for key in ("role", "format", "shape", "stack", "module", "reason")}
+def columns_of(rows: Iterable[Row]) -> dict[str, Any]:
+    """Rows as columns. Names are stored as a pattern and the numbers in it."""
+    words: dict[str, Words] = defaultdict(Words)
     patterns = Words()
-    columns: dict[str, list[Any]] = {"status": [], "pattern": [], "block": [], "snr_db": []}
-    columns |= {key: [] for key in (*words, *NUMBERS)}
+    columns: dict[str, list[Any]] = {"status": [], "pattern": [], "block": []}
     numbers: list[int] = []
-    for status, entry in entries:
-        name = display(entry.layer_name)
-        place = place_of(entry.layer_name)
-        shape = getattr(entry, "tensor_shape", None)
-        description = {
-            "role": display(getattr(entry, "role", None) or role_of(entry.layer_name)),
-            "format": display(entry.format) if hasattr(entry, "format") else None,
-            "shape": None if shape is None else " × ".join(map(str, shape)) or "scalar",
-            "stack": place and display(place.stack),
-            "module": place and display(place.module),
-            "reason": sentence(f"{entry.side}: {entry.reason}") if status == NOT_COMPARED else None,
-        }
-        columns["status"].append(status)
+    for row in rows:
+        name, place = display(row.name), place_of(row.name)
+        columns["status"].append(row.status)
         columns["pattern"].append(patterns.number(_NUMBER.sub("\0", name)))
         numbers += map(int, _NUMBER.findall(name))
         columns["block"].append(place.block if place else -1)
-        for key, word in description.items():
-            columns[key].append(words[key].number(word))
-        snr = getattr(entry, "snr_db", None)
-        columns["snr_db"].append(None if snr is None else round(snr, DB_PLACES))
-        for key in NUMBERS:
-            columns[key].append(rounded(getattr(entry, key, None), DIGITS))
-    rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
+        where = {"stack": place and display(place.stack), "module": place and display(place.module)}
+        for key, word in (where | dict(row.words)).items():
+            columns.setdefault(key, []).append(words[key].number(word))
+        for key, value in row.numbers.items():
+            columns.setdefault(key, []).append(value)
     return {
         "columns": columns,
         "words": {key: list(found.words) for key, found in words.items()},
         "patterns": list(patterns.words),
         "numbers": numbers,
+    }
+
+
+def page_data(report: Report) -> dict[str, Any]:
+    """All that the page of a report needs of its layers."""
+    entries = list(_entries(report))
+    total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
+    rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
+    return {
+        **columns_of(_row(status, entry, total) for status, entry in entries),
         "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
         "findings": [_finding(found, rows) for found in shown_findings(report)],
+        "found": _found(report.findings, rows),
         "details": _details(report, rows),
+        "keep": _keep(report, rows, total),
     }
+
+
+def _row(status: int, entry: Any, total: float) -> Row:
+    shape = getattr(entry, "tensor_shape", None)
+    snr, bits = getattr(entry, "snr_db", None), getattr(entry, "bits_per_weight", None)
+    error = entry.error_norm if status == DIFFERS else None
+    return Row(
+        entry.layer_name,
+        status,
+        {
+            "role": display(getattr(entry, "role", None) or role_of(entry.layer_name)),
+            "format": display(entry.format) if hasattr(entry, "format") else None,
+            "shape": None if shape is None else " × ".join(map(str, shape)) or "scalar",
+            "reason": sentence(f"{entry.side}: {entry.reason}") if status == NOT_COMPARED else None,
+        },
+        {
+            "snr_db": None if snr is None else round(snr, DB_PLACES),
+            "error_share": rounded(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
+            "bytes": entry.bytes if status == NOT_COMPARED else _stored(bits, entry.tensor_elements),
+            **{key: rounded(getattr(entry, key, None), DIGITS) for key in NUMBERS},
+        },
+    )
+
+
+def _stored(bits_per_weight: float | None, elements: int) -> int:
+    return round((bits_per_weight or 0) * elements / 8)
+
+
+def _keep(report: Report, rows: Mapping[str, int], total: float) -> dict[str, Any]:
+    """Layers in the order in which they are worth keeping unquantized, with what each gives and costs."""
+    bound = bound_layers(report.findings)
+    free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
+    ordered = by_worth(map(_kept, free))[:MAX_KEPT]
+    dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
+    return {
+        "rows": [rows[layer.name] for layer in ordered],
+        "shares": [rounded(layer.error / total, MORE_DIGITS) for layer in ordered],
+        "added": [layer.added for layer in ordered],
+        "bytes": report.quantized.bytes,
+        "snr_db": report.aggregate.overall_snr_db,
+        "dtype": dtypes.pop() if len(dtypes) == 1 else None,
+        "bound": len(report.layers) - len(free),
+    }
+
+
+def _kept(layer: Layer) -> Kept:
+    elements = layer.tensor_elements
+    added = original_bytes(layer.original_dtype, elements) - _stored(layer.bits_per_weight, elements)
+    return Kept(layer.layer_name, added, layer.error_norm**2)
 
 
 def _entries(report: Report) -> Iterator[tuple[int, Any]]:
@@ -117,6 +169,15 @@ def _finding(found: Finding, rows: Mapping[str, int]) -> dict[str, Any]:
         "remedy": sentence(found.remedy) if found.remedy else None,
         "row": rows.get(found.layer, -1) if found.layer is not None else -1,
     }
+
+
+def _found(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, list[int]]:
+    """Rows by the code of a finding that they have."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for finding in findings:
+        if finding.layer is not None and finding.layer in rows:
+            found[finding.code].add(rows[finding.layer])
+    return {display(code): sorted(its) for code, its in sorted(found.items())}
 
 
 def _details(report: Report, rows: Mapping[str, int]) -> dict[str, Any]:

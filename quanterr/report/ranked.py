@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.report.keeping import bound_layers
 from quanterr.report.model import Layer, Report, Tool
 from quanterr.report.ranking import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.util.text import display, unicode
@@ -70,7 +71,7 @@ def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
     """The ranking of candidates by their reports, which are of one original and one selection."""
     excluded = {name: why for name, report in zip(names, reports, strict=True) if (why := _why_not(report))}
     chosen = [
-        _Ranked(name, report, _tensors(report), _bound(report))
+        _Ranked(name, report, _tensors(report), bound_layers(report.findings))
         for name, report in zip(names, reports, strict=True)
         if name not in excluded
     ]
@@ -146,12 +147,6 @@ def _tensors(report: Report) -> dict[str, Stored]:
 
 def _bytes(bits_per_weight: float | None, elements: int) -> int:
     return round((bits_per_weight or 0) * elements / 8)
-
-
-def _bound(report: Report) -> set[str]:
-    """Layers whose scales are in a norm or another layer of the same candidate, and those."""
-    folded = [finding for finding in report.findings if finding.code == "folded_scales"]
-    return {name for f in folded for name in (f.layer, *f.evidence["layers"]) if name is not None}
 
 
 def _signal(chosen: Iterable[_Ranked], name: str) -> float:

@@ -4,21 +4,8 @@ const DIFFERS = 0;
 const CHANGED = 1; // one-dimensional: a norm, a bias
 const IDENTICAL = 2;
 const NOT_COMPARED = 3;
-
-/** Metrics that every layer has here, as they are shown. `step` is the smallest step of a colour. */
-const METRICS = {
-  snr_db: { title: "SNR", unit: "dB", better: "higher", step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
-  excess_db: { title: "Excess", unit: "dB", better: "lower", step: 1, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(1) },
-  relative_error: {
-    title: "Relative error", unit: "%", better: "lower", log: true,
-    show: (v) => percent(v, 3), brief: (v) => (v < 0.0995 ? percent(v, 2) : percent(v, 3)),
-  },
-  mean_absolute_error: { title: "Mean |e|", unit: "", better: "lower", log: true, show: scientific, brief: () => "" },
-  max_absolute_error: { title: "Max |e|", unit: "", better: "lower", log: true, show: scientific, brief: () => "" },
-  bits_per_weight: {
-    title: "Bits per weight", unit: "", better: "higher", step: 0.5, show: (v) => v.toFixed(3), brief: (v) => v.toFixed(1),
-  },
-};
+const STATUSES = ["differ", "norms, biases", "identical", "not compared"];
+const SAME = "="; // in the place of a number of a layer that is as in the original
 
 /** The JSON that is packed (deflate, base64) in a script element. */
 async function unpacked(script) {
@@ -27,10 +14,11 @@ async function unpacked(script) {
   return JSON.parse(await new Response(stream).text());
 }
 
-/** Columns with an entry for each layer: words looked up, undefined numbers NaN. */
+/** Columns with an entry for each layer: words looked up; undefined numbers NaN, and infinite where nothing differs. */
 function layersOf(report) {
   const { columns, words } = report;
   const looked = (key) => columns[key].map((id) => (id < 0 ? null : words[key][id]));
+  const number = (value) => (value === SAME ? Infinity : (value ?? NaN));
   const names = namesOf(report);
   return {
     n: names.length,
@@ -38,8 +26,8 @@ function layersOf(report) {
     lower: names.map((name) => name.toLowerCase()),
     status: Uint8Array.from(columns.status),
     block: Int32Array.from(columns.block),
-    ...Object.fromEntries(["role", "format", "shape", "stack", "module", "reason"].map((key) => [key, looked(key)])),
-    ...Object.fromEntries(Object.keys(METRICS).map((key) => [key, Float64Array.from(columns[key], (v) => v ?? NaN)])),
+    ...Object.fromEntries(Object.keys(words).map((key) => [key, looked(key)])),
+    ...Object.fromEntries(Object.keys(METRICS).map((key) => [key, Float64Array.from(columns[key], number)])),
   };
 }
 
@@ -64,6 +52,7 @@ function badness(layers, metric, i) {
 
 function withUnit(metric, value) {
   const { show, unit } = METRICS[metric];
+  if (value === Infinity) return "identical";
   return unit ? `${show(value)} ${unit}` : show(value);
 }
 
@@ -79,4 +68,10 @@ function percent(value, digits) {
 
 function counted(n, one, many = `${one}s`) {
   return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+}
+
+function bytesText(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = bytes ? Math.min(Math.floor(Math.log2(Math.abs(bytes)) / 10), units.length - 1) : 0;
+  return `${Number((bytes / 1024 ** power).toPrecision(4))} ${units[power]}`;
 }

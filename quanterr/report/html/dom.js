@@ -10,6 +10,14 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
+/** The same of a drawing. */
+function shape(svg, name, attributes, ...children) {
+  const made = document.createElementNS(svg.namespaceURI, name);
+  for (const [key, value] of Object.entries(attributes)) if (value !== null) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
 function byId(id) {
   return document.getElementById(id);
 }
@@ -33,4 +41,28 @@ function roving(container, selector, step) {
     event.preventDefault();
     to.focus();
   });
+}
+
+/** A button that goes round the themes. */
+function themes() {
+  const button = byId("theme");
+  const names = ["auto", "light", "dark"];
+  let chosen = 0;
+  button.addEventListener("click", () => {
+    chosen = (chosen + 1) % names.length;
+    if (chosen) document.documentElement.dataset.theme = names[chosen];
+    else delete document.documentElement.dataset.theme;
+    button.textContent = `Theme: ${names[chosen]}`;
+  });
+}
+
+/** Parts of a strip as wide as their shares. */
+function strips() {
+  for (const part of document.querySelectorAll(".strip i")) part.style.flexGrow = part.dataset.share;
+}
+
+/** What is said where the script cannot work. */
+function failed(error) {
+  byId("failure").hidden = false;
+  byId("failure").textContent = `The table of layers cannot be shown in this browser (${error}). The JSON has all of it.`;
 }

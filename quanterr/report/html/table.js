@@ -1,33 +1,27 @@
 // The table of layers: filtered, sorted, and only the rows that are seen are elements.
 
-const COLUMNS = [
-  { key: "name", title: "Layer" },
-  { key: "role", title: "Role", wide: true },
-  { key: "format", title: "Format", wide: true },
-  { key: "shape", title: "Shape", wide: true, number: true },
-  { key: "snr_db", title: "SNR dB", number: true },
-  { key: "excess_db", title: "Excess dB", wide: true, number: true },
-  { key: "relative_error", title: "Rel. %", number: true },
-  { key: "mean_absolute_error", title: "Mean |e|", wide: true, number: true },
-  { key: "max_absolute_error", title: "Max |e|", wide: true, number: true },
-  { key: "bits_per_weight", title: "Bits/w", wide: true, number: true },
-];
 const EXTRA = 8; // rows above and below those that are seen
 const PRINTED = 60; // rows
 
 class LayerTable {
-  /** `open(place)` is called with the place in the order of the layer that was chosen. */
-  constructor(layers, scale, open) {
+  /** `open(place)` is called with the place in the order of the layer that was chosen; `first` is sorted by. */
+  constructor(layers, columns, first, open) {
     this.layers = layers;
-    this.scale = scale;
+    this.all = columns;
+    this.columns = columns.filter(({ hidden }) => !hidden);
+    this.first = first;
+    const values = Array.from(layers[first]).filter((_, i) => layers.status[i] === DIFFERS);
+    this.scale = scaleOf(first, values);
     this.open = open;
-    this.filter = { words: [], status: "", role: "", format: "", rows: null };
-    this.sort = { key: "snr_db", worstFirst: true };
+    this.filter = { matches: () => true, chosen: {}, rows: null, having: null };
+    this.sort = { key: first, worstFirst: true };
     this.order = []; // layers that are shown, in order
     this.active = 0; // place in the order that Tab reaches
     this.viewport = byId("viewport");
     this.body = byId("rows");
     this.makeHead();
+    this.makeChooser();
+    byId("csv").addEventListener("click", () => download("layers.csv", this.csv()));
     this.viewport.addEventListener("scroll", () => this.draw(), { passive: true });
     this.body.addEventListener("click", (event) => this.clicked(event));
     this.viewport.addEventListener("keydown", (event) => this.pressed(event));
@@ -43,10 +37,10 @@ class LayerTable {
 
   makeHead() {
     byId("widths").replaceChildren(
-      ...COLUMNS.map(({ key, wide }) => element("col", { class: `${key}${wide ? " wide" : ""}` })),
+      ...this.columns.map(({ key, wide }) => element("col", { class: `${key}${wide ? " wide" : ""}` })),
     );
     byId("columns").replaceChildren(
-      ...COLUMNS.map(({ key, title, number, wide }) => {
+      ...this.columns.map(({ key, title, number, wide }) => {
         const button = element("button", { type: "button" }, title);
         button.addEventListener("click", () => this.sortBy(key));
         const classes = [number ? "number" : "", wide ? "wide" : ""].join(" ").trim();
@@ -55,21 +49,39 @@ class LayerTable {
     );
   }
 
-  /** Change what is filtered by; says how many there are. */
+  /** A box for each column but the first, which shows or hides it. */
+  makeChooser() {
+    const boxes = this.all.slice(1).map((column) => {
+      const box = element("input", { type: "checkbox", value: column.key, checked: column.hidden ? false : "" });
+      box.addEventListener("change", () => {
+        const chosen = new Set([...byId("chooser").querySelectorAll("input:checked")].map(({ value }) => value));
+        this.columns = this.all.filter(({ key }, n) => n === 0 || chosen.has(key));
+        this.makeHead();
+        this.show();
+      });
+      return element("label", {}, box, ` ${column.title}`);
+    });
+    byId("chooser").replaceChildren(...boxes);
+  }
+
+  /**
+   * Change what is filtered by; says how many there are. `chosen` are values by column; of `finding` the layers that
+   * have it, which `having` lists.
+   */
   show(filter = {}) {
     Object.assign(this.filter, filter);
-    const { words, status, role, format, rows } = this.filter;
+    const { matches, chosen, rows, having } = this.filter;
     const { layers } = this;
+    const equal = Object.entries(chosen).filter(([key, value]) => value !== "" && key !== "finding");
+    const found = chosen.finding ? new Set(having?.[chosen.finding] ?? []) : null;
     const wanted = (i) =>
-      (status === "" || layers.status[i] === Number(status)) &&
-      (role === "" || layers.role[i] === role) &&
-      (format === "" || layers.format[i] === format) &&
-      words.every(({ word, without }) => layers.lower[i].includes(word) !== without);
+      equal.every(([key, value]) => `${layers[key][i]}` === value) && (!found || found.has(i)) && matches(layers.lower[i]);
     const all = rows ?? Array.from({ length: layers.n }, (_, i) => i);
     this.order = all.filter(wanted);
     this.arrange();
     const of = this.order.length === layers.n ? "" : ` of ${layers.n.toLocaleString("en")}`;
-    byId("count").textContent = `${this.order.length.toLocaleString("en")}${of} tensors, ${this.sortText()}`;
+    const word = layers.n === 1 ? "tensor" : "tensors";
+    byId("count").textContent = `${this.order.length.toLocaleString("en")}${of} ${word}, ${this.sortText()}`;
   }
 
   sortBy(key) {
@@ -79,7 +91,7 @@ class LayerTable {
 
   sortText() {
     const { key, worstFirst } = this.sort;
-    const { title } = COLUMNS.find((column) => column.key === key);
+    const { title } = this.all.find((column) => column.key === key);
     if (key in METRICS) return `${worstFirst ? "the worst" : "the best"} first by ${METRICS[key].title}`;
     return `by ${title.toLowerCase()}${worstFirst ? "" : ", reversed"}`;
   }
@@ -145,11 +157,11 @@ class LayerTable {
     const tabindex = place === this.active ? "0" : "-1";
     const name = element("button", { type: "button", tabindex, title: layers.name[i] }, layers.name[i]);
     const row = element("tr", { "aria-rowindex": place + 2, "data-place": place }, element("th", { scope: "row" }, name));
-    for (const { key, number, wide } of COLUMNS.slice(1)) {
+    for (const { key, number, wide } of this.columns.slice(1)) {
       const classes = [number ? "number" : "", wide ? "wide" : ""];
       const cell = element("td");
-      if (key === "snr_db") classes.push(...this.fillSnr(cell, i));
-      else if (key in METRICS) cell.append(Number.isNaN(layers[key][i]) ? "–" : METRICS[key].show(layers[key][i]));
+      if (key === this.first) classes.push(...this.fillFirst(cell, i));
+      else if (key in METRICS) cell.append(shown(key, layers[key][i]));
       else cell.append(layers[key][i] ?? "–");
       cell.className = classes.filter(Boolean).join(" ");
       row.append(cell);
@@ -157,15 +169,15 @@ class LayerTable {
     return row;
   }
 
-  /** The SNR, or why there is none. */
-  fillSnr(cell, i) {
-    const { layers, scale } = this;
+  /** What is sorted by at first, or why there is none. */
+  fillFirst(cell, i) {
+    const { layers, scale, first } = this;
     if (layers.status[i] === NOT_COMPARED) return cell.append("not compared"), ["alarm"];
     if (layers.status[i] === IDENTICAL) return cell.append("identical"), ["quiet"];
-    const value = layers.snr_db[i];
+    const value = layers[first][i];
     if (Number.isNaN(value)) return cell.append("undefined"), ["alarm"];
     if (layers.status[i] === DIFFERS) cell.append(element("i", { class: `swatch h${scale.colour(value)}` }));
-    cell.append(METRICS.snr_db.show(value));
+    cell.append(shown(first, value));
     return [];
   }
 
@@ -178,6 +190,16 @@ class LayerTable {
   note(shown) {
     const text = shown ? `The first ${shown} of ${counted(this.order.length, "row")}; all are in the file.` : "None.";
     return element("tr", { class: "gap" }, element("td", {}, text));
+  }
+
+  /** The rows in their order and the columns that are shown, as CSV; a text that would be a formula gets an apostrophe. */
+  csv() {
+    const value = (key, i) => (typeof this.layers[key][i] === "number" && Number.isNaN(this.layers[key][i]) ? "" : this.layers[key][i]);
+    const cell = (text) => `"${`${text ?? ""}`.replace(/^(?=[\s"']*[=+\-@＝＋－＠])/, "'").replaceAll('"', '""')}"`;
+    const written = (found) => (typeof found === "number" ? `${found}` : cell(found));
+    const keys = ["name", "status", ...this.columns.slice(1).map(({ key }) => key)];
+    const lines = this.order.map((i) => keys.map((key) => (key === "status" ? cell(STATUSES[this.layers.status[i]]) : written(value(key, i)))).join(","));
+    return `${[keys.join(","), ...lines].join("\n")}\n`;
   }
 
   clicked(event) {
@@ -213,4 +235,18 @@ class LayerTable {
   buttonAt(place) {
     return this.body.querySelector(`tr[data-place="${place}"] button`);
   }
+}
+
+/** A number of a column, or that there is none. */
+function shown(metric, value) {
+  if (Number.isNaN(value)) return "–";
+  return value === Infinity ? "identical" : METRICS[metric].show(value);
+}
+
+/** A file that the browser saves. */
+function download(name, text) {
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  const link = element("a", { href: address, download: name });
+  link.click();
+  URL.revokeObjectURL(address);
 }

@@ -1,4 +1,4 @@
-// Everything that is known of one layer, in a dialog.
+// Everything that a report says of a layer, as the drawer shows it.
 
 const STATUS_TEXT = ["differs", "a norm, a bias or another 1-D tensor that changed", "identical on both sides", "not compared"];
 const FACTS = [
@@ -15,45 +15,14 @@ class Details {
   constructor(report, layers) {
     this.report = report;
     this.layers = layers;
-    this.dialog = byId("details");
     this.known = new Map(report.details.rows.map((row, n) => [row, n]));
-    byId("close").addEventListener("click", () => this.dialog.close());
-    byId("previous").addEventListener("click", () => this.show(this.place - 1));
-    byId("next").addEventListener("click", () => this.show(this.place + 1));
-    this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
-    this.dialog.addEventListener("close", () => this.back(this.place));
-    this.dialog.addEventListener("keydown", (event) => {
-      const by = { j: 1, k: -1 }[event.key];
-      if (by) this.show(this.place + by);
-    });
-  }
-
-  /** Show the layer at a place in an order; `back(place)` is called when the last one shown is left. */
-  open(order, place, back = () => {}) {
-    this.order = order;
-    this.back = back;
-    this.show(place);
-  }
-
-  show(place) {
-    const { order } = this;
-    if (place < 0 || place >= order.length) return;
-    this.place = place;
-    byId("details-position").textContent = `${(place + 1).toLocaleString("en")} of ${order.length.toLocaleString("en")}`;
-    byId("previous").disabled = place === 0;
-    byId("next").disabled = place === order.length - 1;
-    byId("details-body").replaceChildren(...this.contents(order[place]));
-    byId("details-body").scrollTop = 0;
-    if (!this.dialog.open) this.dialog.showModal();
-    byId("details-body").focus({ preventScroll: true });
   }
 
   contents(i) {
     const { layers, report } = this;
     const n = this.known.get(i);
     const known = n === undefined ? null : (key) => report.details.columns[key]?.[n] ?? null;
-    const name = element("h2", { id: "details-name" }, layers.name[i]);
-    const parts = [name, this.headline(i), this.findings(i), this.facts(i, known)];
+    const parts = [this.headline(i), this.findings(i), this.facts(i, known)];
     if (layers.status[i] === DIFFERS || layers.status[i] === CHANGED) {
       parts.push(this.metrics(i, known), ...(known ? this.more(known) : []));
       if (!known) parts.push(element("p", { class: "about" }, "The other metrics of this layer are in the JSON and CSV reports."));
@@ -89,7 +58,8 @@ class Details {
     const { layers } = this;
     const rows = [["Status", STATUS_TEXT[layers.status[i]]], ["Role", layers.role[i]], ["Format", layers.format[i]]];
     if (layers.reason[i]) rows.splice(1, 0, ["Why", layers.reason[i]]);
-    rows.push(["Shape", layers.shape[i]]);
+    rows.push(["Shape", layers.shape[i]], ["Size", bytesText(layers.bytes[i])]);
+    if (!Number.isNaN(layers.error_share[i])) rows.push(["Share of the error", withUnit("error_share", layers.error_share[i])]);
     const usual = this.report.usual[layers.format[i]];
     if (usual && Number.isNaN(layers.excess_db[i])) rows.push(["Usual SNR", `${usual[0]} to ${usual[1]} dB in this format`]);
     for (const [key, title] of known ? FACTS : []) {
@@ -97,10 +67,7 @@ class Details {
       if (value !== null && value !== 0) rows.push([title, Array.isArray(value) ? value.join(" × ") : `${value}`]);
     }
     for (const evidence of known?.("evidence") ?? []) rows.push(["Evidence", evidence]);
-    return element(
-      "dl", { class: "facts" },
-      ...rows.flatMap(([title, text]) => [element("dt", {}, title), element("dd", {}, text ?? "–")]),
-    );
+    return facts(rows);
   }
 
   /** A row for each metric with its definition; what every layer has, where nothing more is known. */
@@ -136,22 +103,4 @@ class Details {
     }
     return parts;
   }
-}
-
-function plainTable(title, heads, rows) {
-  const made = element("table", { class: "plain" });
-  if (heads) made.append(element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col", class: "number" }, head)))));
-  made.append(element("tbody", {}, ...rows));
-  return element("div", {}, element("h3", {}, title), made);
-}
-
-function numbers(...texts) {
-  return element("tr", {}, ...texts.map((text) => element("td", { class: "number" }, `${text}`)));
-}
-
-/** A number as it is stored here, in short. */
-function figure(value) {
-  if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? `${value}` : scientific(value);
 }

@@ -2,19 +2,30 @@
 
 const MAX_BLOCKS = 400; // columns
 const MAX_MODULES = 48; // rows
-const CELL = { least: 9, most: 44, text: 23 }; // pixels
+const CELL = { least: 9, narrow: 4, most: 44, text: 23 }; // pixels
 const LABEL = { letter: 7.3, most: 300, narrow: 132 }; // pixels
 
-/** Draw the maps; `pick(place, rows)` is called with the layers of a cell that was chosen. */
-function heatMaps(layers, pick) {
+/**
+ * Draw the maps into a section: by the metric that its select chooses, or by the one that it names (data-metric).
+ * `pick(place, rows)` is called with the layers of a cell that was chosen.
+ */
+function heatMaps(section, layers, pick) {
   const stacks = stacksOf(layers);
   if (!stacks.length) return;
-  byId("places").hidden = false;
-  const metric = byId("place-metric");
-  choices(metric, Object.entries(METRICS).map(([key, { title }]) => [key, title]));
-  const draw = () => drawMaps(layers, stacks, metric.value, pick);
-  metric.addEventListener("change", draw);
+  section.hidden = false;
+  const select = section.querySelector("select");
+  if (select) choices(select, Object.entries(METRICS).map(([key, { title }]) => [key, title]));
+  if (select && telling(layers, section.dataset.first)) select.value = section.dataset.first;
+  const draw = () => drawMaps(section, layers, stacks, select?.value ?? section.dataset.metric, pick);
+  select?.addEventListener("change", draw);
   draw();
+}
+
+/** Whether most layers that differ have a metric. */
+function telling(layers, metric) {
+  if (!(metric in METRICS)) return false;
+  const differing = layers.status.reduce((sum, status) => sum + (status === DIFFERS), 0);
+  return layers[metric].reduce((sum, value) => sum + !Number.isNaN(value), 0) > differing / 2;
 }
 
 /** Stacks of blocks by name, in the order of the file: {name, blocks, modules, cells}; a cell is a list of layers. */
@@ -42,7 +53,7 @@ function stacksOf(layers) {
     .filter((stack) => stack.modules.length && stack.blocks.length > 1);
 }
 
-function drawMaps(layers, stacks, metric, pick) {
+function drawMaps(section, layers, stacks, metric, pick) {
   const worst = new Map(); // of each cell
   const values = [];
   for (const stack of stacks) {
@@ -54,15 +65,16 @@ function drawMaps(layers, stacks, metric, pick) {
   }
   const scale = scaleOf(metric, values);
   const label = labelWidth(stacks.flatMap(({ modules }) => modules)); // the same in all, so that they stand in line
-  byId("maps").replaceChildren(...stacks.map((stack) => mapOf(layers, stack, metric, scale, worst, label, pick)));
+  const maps = stacks.map((stack) => mapOf(section, layers, stack, metric, scale, worst, label, pick));
+  section.querySelector(".maps").replaceChildren(...maps);
   const shown = stacks.flatMap(({ cells, modules, blocks }) =>
     modules.flatMap((module) => blocks.map((block) => worst.get(cells.get(`${block} ${module}`)))),
   );
-  legend(layers, scale, shown.filter((row) => row !== undefined), metric);
-  byId("place-readout").textContent = "";
+  legend(section, layers, scale, shown.filter((row) => row !== undefined), metric);
+  section.querySelector(".readout").textContent = "";
 }
 
-function mapOf(layers, stack, metric, scale, worst, label, pick) {
+function mapOf(section, layers, stack, metric, scale, worst, label, pick) {
   const blocks = stack.blocks.slice(0, MAX_BLOCKS);
   const modules = worstModules(layers, stack, metric, worst);
   const cells = new Map(); // of elements
@@ -97,19 +109,23 @@ function mapOf(layers, stack, metric, scale, worst, label, pick) {
   ].filter(Boolean);
   const caption = element("figcaption", {}, `${stack.name} `, element("span", {}, cut.join(", ")));
   const figure = element("figure", { class: "map" }, caption, element("div", { class: "scroll" }, table));
-  table.style.minWidth = `${label + blocks.length * CELL.least}px`;
+  table.style.minWidth = `${label + blocks.length * (isNarrow() ? CELL.narrow : CELL.least)}px`;
   table.style.maxWidth = `${label + blocks.length * CELL.most}px`;
   table.style.width = "100%";
   new ResizeObserver(() => {
     table.classList.toggle("narrow", (table.clientWidth - label) / blocks.length < CELL.text);
   }).observe(table);
-  listen(table, cells, grid, pick, stack.name);
+  listen(section, table, cells, grid, pick, stack.name);
   return figure;
+}
+
+function isNarrow() {
+  return matchMedia("(max-width: 760px)").matches;
 }
 
 function labelWidth(modules) {
   const [, longest] = extremes(modules.map((module) => module.length));
-  return Math.min(longest * LABEL.letter + 12, matchMedia("(max-width: 760px)").matches ? LABEL.narrow : LABEL.most);
+  return Math.min(longest * LABEL.letter + 12, isNarrow() ? LABEL.narrow : LABEL.most);
 }
 
 /** All modules, or as many of the worst as there is room for. */
@@ -130,6 +146,7 @@ function cellOf(layers, metric, scale, row) {
   if (layers.status[row] === NOT_COMPARED) cell.append("?");
   else if (layers.status[row] === IDENTICAL) cell.append("=");
   else if (Number.isNaN(value)) cell.append("!");
+  else if (value === Infinity) cell.append("=");
   else cell.append(METRICS[metric].brief(value));
   cell.className = `cell ${markOf(layers, metric, scale, row)}`;
   return cell;
@@ -140,6 +157,7 @@ function markOf(layers, metric, scale, row) {
   if (layers.status[row] === NOT_COMPARED) return "lost";
   if (layers.status[row] === IDENTICAL) return "same";
   const value = layers[metric][row];
+  if (value === Infinity) return "same";
   return Number.isNaN(value) ? "unsound" : `h${scale.colour(value)}`;
 }
 
@@ -155,8 +173,8 @@ function told(layers, metric, stack, block, module, rows, worst) {
   return rows.length > 1 ? `${text}, the worst of ${counted(rows.length, "weight")}` : text;
 }
 
-function listen(table, cells, grid, pick, stack) {
-  const readout = byId("place-readout");
+function listen(section, table, cells, grid, pick, stack) {
+  const readout = section.querySelector(".readout");
   const cellAt = (event) => event.target.closest("td.cell");
   const tell = (event) => {
     const cell = cellAt(event);
@@ -190,14 +208,14 @@ function listen(table, cells, grid, pick, stack) {
   });
 }
 
-function legend(layers, scale, shown, metric) {
+function legend(section, layers, scale, shown, metric) {
   const items = scale.labels.map((label, n) => [`h${n}`, "", label]);
   if (shown.some((row) => layers.status[row] === NOT_COMPARED)) items.push(["lost", "?", "not compared"]);
   if (shown.some((row) => layers.status[row] === DIFFERS && Number.isNaN(layers[metric][row]))) {
     items.push(["unsound", "!", "undefined"]);
   }
-  if (shown.some((row) => layers.status[row] === IDENTICAL)) items.push(["same", "=", "identical"]);
-  byId("place-legend").replaceChildren(
+  if (shown.some((row) => layers.status[row] === IDENTICAL || layers[metric][row] === Infinity)) items.push(["same", "=", "identical"]);
+  section.querySelector(".legend").replaceChildren(
     ...items.map(([mark, sign, text]) => element("li", {}, element("i", { class: mark, "aria-hidden": "true" }, sign), text)),
   );
 }

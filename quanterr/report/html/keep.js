@@ -1,0 +1,148 @@
+// Which layers to keep unquantized: how much of the error goes with the first n of them, and what they cost.
+
+const CURVE = { height: 180, side: 8, top: 8, bottom: 20 }; // pixels
+const HALF = 0.5; // of the error: as many layers are proposed at first as make it, but not more than
+const FIRST = 10;
+
+// Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
+const LLAMA_CPP = {
+  "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+  "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+  "mlp.gate": "ffn_gate_inp",
+};
+const LLAMA_CPP_WHOLE = { "model.embed_tokens": "token_embd", lm_head: "output" };
+
+/** How a list is written for those that quantize: [value, text, names → text]. */
+const SYNTAXES = [
+  ["names", "names", (names) => names.join("\n")],
+  ["convert_to_quant", "convert_to_quant", (names) => `--exclude-layers '^(${names.map(escaped).join("|")})$'`],
+  [
+    "llmcompressor", "llmcompressor",
+    (names) => `ignore:\n${names.map((name) => `  - "${name.replace(/\.weight$/, "")}"`).join("\n")}`,
+  ],
+  ["llama-quantize", "llama-quantize", llamaQuantize],
+];
+
+function escaped(name) {
+  return name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replaceAll("'", "'\\''");
+}
+
+/** Options of llama-quantize; a name that llama.cpp would give another way is said. */
+function llamaQuantize(names) {
+  const lines = names.map((name) => {
+    const known = llamaName(name.replace(/\.weight$/, ""));
+    return known === null ? `# llama.cpp's name unknown here: ${name}` : `--tensor-type '^${escaped(known)}\\.weight$=bf16'`;
+  });
+  return lines.join("\n");
+}
+
+function llamaName(path) {
+  if (/^(blk\.\d+\.|token_embd$|output$)/.test(path)) return path;
+  if (path in LLAMA_CPP_WHOLE) return LLAMA_CPP_WHOLE[path];
+  const [, block, module] = /^model\.layers\.(\d+)\.(.+)$/.exec(path) ?? [];
+  return module in LLAMA_CPP ? `blk.${block}.${LLAMA_CPP[module]}` : null;
+}
+
+/** The section; `pick(text, rows)` shows the layers that are kept in the table. */
+function keeping(layers, keep, pick) {
+  if (!keep.rows.length) return;
+  byId("keep").hidden = false;
+  const left = runningTotals(keep.shares).map((share) => Math.max(1 - share, 0));
+  const added = runningTotals(keep.added);
+  const range = byId("keep-range");
+  range.max = `${keep.rows.length}`;
+  choices(byId("keep-syntax"), SYNTAXES.map(([value, text]) => [value, text]));
+  const curves = [
+    new Curve(byId("keep-layers"), left.map((_, n) => n), left, (n) => counted(n, "layer")),
+    new Curve(byId("keep-bytes"), added, left, (n) => `+${bytesText(added[n])}`),
+  ];
+  const show = () => {
+    const n = Number(range.value);
+    range.setAttribute("aria-valuetext", counted(n, "layer"));
+    for (const curve of curves) curve.mark(n);
+    byId("keep-answer").replaceChildren(...answerOf(layers, keep, n, left[n], added[n], pick));
+    const names = keep.rows.slice(0, n).map((row) => layers.name[row]);
+    const [, , write] = SYNTAXES.find(([value]) => value === byId("keep-syntax").value);
+    byId("keep-list").value = n ? write(names) : "";
+  };
+  for (const curve of curves) {
+    curve.choose = (n) => {
+      range.value = `${n}`;
+      show();
+    };
+  }
+  range.addEventListener("input", show);
+  byId("keep-syntax").addEventListener("change", show);
+  byId("keep-copy").addEventListener("click", ({ target }) => copy(byId("keep-list").value, target));
+  const notes = [
+    keep.bound ? `${counted(keep.bound, "layer")} left out: not finite, or with scales in another tensor.` : "",
+    "Names longer than 200 characters are cut.",
+  ];
+  byId("keep-note").textContent = layers.name.some((name) => name.length >= 200) ? notes.join(" ") : notes[0];
+  const half = left.findIndex((share) => share <= HALF);
+  range.value = `${Math.min(half < 0 ? FIRST : half, FIRST, keep.rows.length)}`;
+  show();
+}
+
+/** A sentence, and a button that shows the layers. */
+function answerOf(layers, keep, n, left, added, pick) {
+  if (!n) return ["Every layer stays as it is."];
+  const error = `${Number((100 * (1 - left)).toPrecision(3))} %`;
+  const bytes = Number(((100 * added) / keep.bytes).toPrecision(3));
+  const snr = keep.snr_db === null || left <= 1e-9 ? "" : `, SNR ${keep.snr_db.toFixed(2)} → ${(keep.snr_db - 10 * Math.log10(left)).toFixed(2)} dB`;
+  const kept = keep.dtype ? ` in ${keep.dtype}` : " as in the original";
+  const makes = n === 1 ? "makes" : "make";
+  const text = `${counted(n, "layer")} ${makes} ${error} of the error. Kept${kept}, the file grows by ${bytes} % (${bytesText(added)})${snr}. `;
+  const button = element("button", { type: "button" }, n === 1 ? "Show it" : "Show them");
+  button.addEventListener("click", () => pick(`the ${n} to keep`, keep.rows.slice(0, n)));
+  return [text, button];
+}
+
+/** 0, then the sums of the first values. */
+function runningTotals(values) {
+  let total = 0;
+  return [0, ...values.map((value) => (total += value))];
+}
+
+/** A falling curve over 0 … n layers; a click chooses the nearest of them. */
+class Curve {
+  constructor(svg, xs, ys, label) {
+    Object.assign(this, { svg, xs, ys, label, n: 0 });
+    svg.addEventListener("click", ({ clientX }) => this.choose(this.nearest(clientX)));
+    new ResizeObserver(() => this.draw()).observe(svg);
+  }
+
+  draw() {
+    const { svg, xs, ys, label } = this;
+    const { height, side, top, bottom } = CURVE;
+    const width = Math.max(svg.clientWidth, 120); // a unit is a pixel, so that texts keep their size
+    const base = height - bottom;
+    const most = xs.at(-1) || 1;
+    this.at = xs.map((x, n) => [side + (x / most) * (width - 2 * side), top + (1 - ys[n]) * (base - top)]);
+    const line = this.at.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
+    const [x, y] = this.at[this.n];
+    const late = x > width / 2;
+    const remains = `${label(this.n)}: ${Number((100 * ys[this.n]).toPrecision(3))} % remains`;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.setAttribute("aria-label", remains);
+    svg.replaceChildren(
+      shape(svg, "path", { class: "area", d: `M${line}L${this.at.at(-1)[0].toFixed(1)} ${base}L${side} ${base}Z` }),
+      shape(svg, "path", { class: "curve", d: `M${line}` }),
+      shape(svg, "text", { class: "tick", x: side, y: height - 5 }, label(0)),
+      shape(svg, "text", { class: "tick end", x: width - side, y: height - 5 }, label(xs.length - 1)),
+      shape(svg, "line", { class: "cross", x1: x, x2: x, y1: top, y2: base }),
+      shape(svg, "circle", { class: "dot", cx: x, cy: y, r: 5 }),
+      shape(svg, "text", { class: late ? "end" : null, x: late ? x - 8 : x + 8, y: top + 14 }, remains),
+    );
+  }
+
+  nearest(clientX) {
+    const x = clientX - this.svg.getBoundingClientRect().left;
+    return this.at.reduce((best, [px], n) => (Math.abs(px - x) < Math.abs(this.at[best][0] - x) ? n : best), 0);
+  }
+
+  mark(n) {
+    this.n = n;
+    this.draw();
+  }
+}

@@ -1,0 +1,29 @@
+// Puts the parts of a report's page together.
+
+async function main() {
+  themes();
+  strips();
+  const report = await unpacked(byId("data"));
+  const layers = layersOf(report);
+  document.documentElement.dataset.live = ""; // shows what needs the script
+  const details = new Details(report, layers);
+  const drawer = new Drawer(layers, (i) => details.contents(i));
+  const table = new LayerTable(layers, COLUMNS, "snr_db", (place) => {
+    drawer.open(table.order, place, (last) => table.goTo(last));
+  });
+  table.filter.having = report.found;
+  const counts = STATUSES.map((_, n) => layers.status.reduce((sum, value) => sum + (value === n), 0));
+  const filters = new Filters(table, [
+    ["status", "Status", STATUSES.map((text, n) => [`${n}`, `${text} (${counts[n].toLocaleString("en")})`]).filter((_, n) => counts[n])],
+    ["role", "Role", pairsOf(layers.role)],
+    ["format", "Format", pairsOf(layers.format)],
+    ["finding", "Finding", Object.entries(report.found).map(([code, rows]) => [code, `${code} (${rows.length.toLocaleString("en")})`])],
+  ]);
+  const pick = picker(table, filters, drawer);
+  heatMaps(byId("places"), layers, pick);
+  histograms(layers, report.usual, pick);
+  keeping(layers, report.keep, pick);
+  followLinks(opener(layers, drawer), (parts) => filters.follow(parts));
+}
+
+main().catch(failed);
