@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quanterr.gates import judge
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
+    from quanterr.report.diff.making import diff
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
     from quanterr.selection import CompareOptions
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CompareOptions": "quanterr.selection",
     "compare": "quanterr.comparison",
+    "diff": "quanterr.report.diff.making",
     "inspect": "quanterr.inspection",
     "open_checkpoint": "quanterr.checkpoints",
     "judge": "quanterr.gates",
@@ -51,6 +53,7 @@ __all__ = [
     "QuanterrError",
     "Report",
     "compare",
+    "diff",
     "inspect",
     "judge",
     "measure",

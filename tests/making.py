@@ -1,12 +1,14 @@
 """Tiny checkpoints for tests, and what quanterr makes of them."""
 
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -180,3 +182,12 @@ def summed(
     pair, worker = replace(pair_of(x, y, wide), importance=importance), Worker(CPU, size, outlier, kernel=kernel)
     with torch.inference_mode():
         return worker.compare([pair], list(Cut(*pair.original.matrix, size)))[0]
+
+
+def legacy(entries: Mapping[str, Any], calls: int = 7) -> bytes:
+    """An importance matrix as a .dat file: name → means; values are means times calls."""
+    raw = struct.pack("<i", len(entries))
+    for name, means in entries.items():
+        values = (np.asarray(means, np.float32) * calls).ravel()
+        raw += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, values.size) + values.tobytes()
+    return raw + struct.pack("<ii", 3, 4) + b"text"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -462,3 +463,46 @@ class TestCompletion:
 
     def test_offers_every_format(self):
         assert {row.name for row in quanterr.FORMATS} == set(completion.formats(""))
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["compare", "--bad", "x", "y"], "No such option: --bad (see quanterr compare --help)"),
+            (["nonsense"], "No such command 'nonsense' (see quanterr --help)"),
+            (
+                ["compare", "--color", "red", "x", "y"],
+                "Invalid value for '--color': 'red' is not one of 'auto', 'always', 'never' "
+                "(see quanterr compare --help)",
+            ),
+        ],
+    )
+    def test_a_wrong_command_line_is_one_line_as_every_error(self, words, told):
+        done = call(*words)
+
+        assert (Status.USAGE, "") == (done.returncode, done.stdout)
+        assert f"quanterr: {told}\n" == done.stderr
+
+    @pytest.mark.parametrize("command", ["compare", "rank", "gate", "diff", "formats", "inspect", "render"])
+    def test_help_names_no_types_of_switches_and_lists(self, command):
+        options = [line for line in call(command, "--help").stdout.splitlines() if "--" in line]
+
+        assert options
+        assert not re.findall("<(?:bool|str|int|float|list)", "".join(options))
+
+    def test_no_color_decides(self, tmp_path):
+        from making import numbers, store
+
+        x = store(tmp_path / "x.safetensors", {"a": numbers(8, 8)})
+        done = call("inspect", x, "--color", "always", "--no-color")
+
+        assert "\x1b[" not in done.stdout
+
+    def test_formats_are_data_where_that_is_asked_for(self):
+        every = json.loads(call("formats", "--json").stdout)
+        one = json.loads(call("formats", "nvfp4", "--json").stdout)
+
+        assert {"name", "summary", "needs"} == every[0].keys()
+        assert one["specification"].strip()
+        assert {key: one[key] for key in ("name", "summary", "needs")} in every

@@ -14,7 +14,9 @@ from stored import pair
 
 import quanterr
 from quanterr.errors import Status, UsageError
-from quanterr.report.diff import SAME_DB, diff, diff_lines
+from quanterr.report.diff.as_text import diff_lines
+from quanterr.report.diff.making import SAME_DB
+from quanterr.report.diff.making import difference_of as diff
 
 PATHS = ("old.json", "new.json")
 

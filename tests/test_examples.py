@@ -1,13 +1,18 @@
 """The examples run, and what they write is read to the bit."""
 
+import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import make_guide
 import pytest
 import torch
-from forked import call
+import yaml
+from forked import PLAIN, call
 from safetensors.torch import load_file, save_file
 from stored import original, quantized, write
 
@@ -100,3 +105,57 @@ class TestJobs:
         write(folder / "quantized/model.safetensors", quantized(worse))
 
         assert {"compare": Status.OK, "gate": Status.GATE_FAILED, "diff": Status.OK} == self.statuses(job, folder)
+
+    def action(self, folder, **inputs):
+        """Run the step that compares, as a runner would: its script under bash, with its inputs in the environment."""
+        steps = yaml.safe_load((EXAMPLES / "ci/action.yml").read_text())
+        step = next(step for step in steps["runs"]["steps"] if step.get("id") == "compare")
+        known = {name: field.get("default", "") for name, field in steps["inputs"].items()} | inputs
+        found = {key: known[re.fullmatch(r"\$\{\{ inputs\.(\w+) \}\}", value)[1]] for key, value in step["env"].items()}
+        found |= {name: str(folder / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+        (folder / "bin").mkdir(exist_ok=True)
+        (folder / "bin/quanterr").write_text(f'#!/bin/sh\nexec {sys.executable} -m quanterr "$@"\n')
+        (folder / "bin/quanterr").chmod(0o755)
+        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        env = PLAIN | found | {"GITHUB_ACTIONS": "true", "PATH": path}
+        return subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", step["run"]], cwd=folder, env=env, capture_output=True, text=True
+        )
+
+    def test_the_action_writes_status_summary_report_and_page(self, folder):
+        done = self.action(folder, original="original", quantized="quantized", thresholds="fp8", layers="layers.0")
+
+        assert Status.OK == done.returncode, done.stderr
+        assert "status=0\n" == (folder / "GITHUB_OUTPUT").read_text()
+        assert "### quanterr: pass" in (folder / "GITHUB_STEP_SUMMARY").read_text()
+        assert ["layers.0"] == quanterr.read_report(folder / "report.json").selection.patterns
+        assert "quanterr.report" in (folder / "report.html").read_text()[:100]
+
+    def test_the_action_fails_with_the_status_and_takes_no_input_for_a_command(self, folder):
+        name = '"; touch harmed; echo "'
+        (folder / "quantized").rename(folder / name)
+        done = self.action(folder, original="original", quantized=name, thresholds="int4", baseline="ci/baseline.json")
+
+        assert f"status={done.returncode}\n" == (folder / "GITHUB_OUTPUT").read_text()
+        assert Status.OK != done.returncode
+        assert not (folder / "harmed").exists()
+
+    def test_the_hook_of_pre_commit_judges_the_committed_report(self, folder):
+        (hook,) = yaml.safe_load((make_guide.ROOT / ".pre-commit-hooks.yaml").read_text())
+        words = [*shlex.split(hook["entry"])[1:], "ci/baseline.json", "--thresholds", "ci/thresholds.toml"]
+
+        assert "python" == hook["language"]
+        assert not hook["pass_filenames"]
+        assert [True, False] == [bool(re.search(hook["files"], name)) for name in ("ci/report.json", "src/main.py")]
+        assert Status.USAGE == call(*words, cwd=folder).returncode  # the rules ask for a baseline
+        assert Status.OK == call(*words[:2], "--thresholds", "fp8", cwd=folder).returncode
+
+    def test_the_container_runs_the_command_as_nobody_special(self):
+        lines = [
+            line.split(None, 1) for line in (EXAMPLES / "Dockerfile").read_text().splitlines() if line[:1].isupper()
+        ]
+        words = {word: json.loads(rest) for word, rest in lines if word in ("ENTRYPOINT", "CMD")}
+
+        assert ["quanterr"] == words["ENTRYPOINT"]
+        assert "quanterr" == dict(lines)["USER"]
+        assert Status.OK == call(*words["CMD"]).returncode

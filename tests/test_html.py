@@ -12,8 +12,10 @@ import pytest
 from sample_reports import hostile, large_page, mixed, report_of, tiny
 
 from quanterr.report import as_html, html_data
+from quanterr.report.diff import as_html as diff_page
 from quanterr.report.markup import FOLDER
 from quanterr.report.model import Report
+from quanterr.report.ranking import as_html as ranking_page
 from quanterr.util.text import display
 
 LIMIT = 2_000_000  # bytes
@@ -111,8 +113,10 @@ class TestWhatItMayDo:
     def test_its_script_makes_text_and_no_markup(self, word):
         assert word not in SOURCES
 
-    def test_every_script_is_part_of_it(self):
-        assert {path.stem for path in FOLDER.glob("*.js")} == set(as_html.SCRIPTS)
+    def test_every_script_is_part_of_a_page(self):
+        pages = {*as_html.SCRIPTS, *ranking_page.SCRIPTS, *diff_page.SCRIPTS}
+
+        assert pages == {path.stem for path in FOLDER.glob("*.js")}
 
 
 class TestHostileNames:

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 from browsing import BROWSER, DRIVER, started
+from making import numbers, quantized_fp8, quantized_int8, store
 from sample_reports import hostile, large_page, mixed, report_of, small
 
+import quanterr
 from quanterr.report import as_html
 
 pytestmark = pytest.mark.skipif(
@@ -600,6 +602,90 @@ class TestHostileNames:
         assert r"line\x0abreak\x0d::error::title" in shown
         assert "</script><script>document.title='pwned'</script>" in shown
         assert all(c.isprintable() or c == "\n" for c in shown)
+
+
+@pytest.fixture(scope="module")
+def candidates(browser, tmp_path_factory):
+    """A ranking of an original of three blocks with two candidates, one of them with a bad layer."""
+    folder = tmp_path_factory.mktemp("ranking")
+    names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(3)]
+    x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
+    paths = []
+    for recipe in (quantized_fp8, quantized_int8):
+        tensors = dict(x)
+        for name in names[recipe is quantized_int8 :]:  # INT8 leaves the first as it is
+            tensors[name], tensors[f"{name}_scale"] = recipe(x[name])
+        paths.append(store(folder / f"{recipe.__name__}.safetensors", tensors))
+    original = store(folder / "x.safetensors", x)
+    ranking = quanterr.rank(original, paths, device="cpu", keep_original="9000")
+    ranking.save(folder / "ranking.html")
+    old, new = (quanterr.compare(original, path, device="cpu") for path in paths)
+    quanterr.diff(old, new).save(folder / "diff.html")
+    return folder
+
+
+class TestRankingPage:
+    @pytest.fixture
+    def ranked(self, browser, candidates):
+        with opened(browser, candidates / "ranking.html") as page:
+            yield page
+
+    def test_has_a_column_for_each_candidate_and_what_differs_most_first(self, ranked):
+        heads = ranked.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
+
+        assert ["Layer", "Role", "Best", "Spread %", "quantized_int8", "quantized_fp8"] == [
+            h.rstrip(" ↑↓") for h in heads
+        ]
+        assert {"quantized_int8"} == set(ranked.column(2))
+        assert "identical" in ranked.column(4)
+
+    def test_a_candidate_in_the_plot_colours_the_map_by_key(self, ranked):
+        from selenium.webdriver.common.keys import Keys
+
+        points = "return [...document.querySelectorAll('#front-plot .point')].map((e) => e.getAttribute('aria-label'))"
+        assert ["quantized_int8", "quantized_fp8"] == [told.split(":")[0] for told in ranked.run(points)]
+        ranked.run("document.querySelectorAll('#front-plot .point')[1].focus()")
+        ranked.press(Keys.ENTER)
+
+        assert "snr_1" == ranked.run("return document.getElementById('place-metric').value")
+
+    def test_a_layer_shows_how_each_stores_it(self, ranked):
+        ranked.click("#mix a.layer")
+        told = ranked.text("#details-body")
+
+        for text in ("quantized_int8", "quantized_fp8", "int8_tensor", "fp8_tensor", "Σe²"):
+            assert text in told
+
+    def test_the_best_filters(self, ranked):
+        ranked.choose("#best", "quantized_int8")
+
+        assert ranked.text("#count").startswith("3 tensors")
+
+
+class TestDiffPage:
+    @pytest.fixture
+    def changed(self, browser, candidates):
+        with opened(browser, candidates / "diff.html") as page:
+            yield page
+
+    def test_has_the_maps_of_the_change_and_of_both(self, changed):
+        maps = changed.run("return [...document.querySelectorAll('.places')].map((e) => [e.id, e.hidden])")
+
+        assert [["places-change", False], ["places-new", False], ["places-old", False]] == maps
+        assert 3 == changed.run("return document.querySelectorAll('#places-old td.cell').length")
+
+    def test_both_have_the_same_colours(self, changed):
+        legends = changed.run(
+            "return ['new', 'old'].map((id) => document.querySelector(`#places-${id} .legend`).textContent)"
+        )
+
+        assert legends[0].startswith(legends[1])
+
+    def test_a_layer_shows_both_levels(self, changed):
+        changed.click("#lists a.layer")
+
+        assert "Old SNR" in changed.text("#details-body")
+        assert "New SNR" in changed.text("#details-body")
 
 
 @pytest.mark.slow

@@ -1,12 +1,11 @@
 import contextlib
-import struct
 
 import numpy as np
 import pytest
 from gguf_stored import TEXT, Stored, key, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import numbers, store
+from making import legacy, numbers, store
 from typer.testing import CliRunner
 
 import quanterr
@@ -16,15 +15,6 @@ from quanterr.pairing.importance import read_importance
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 COLUMNS = np.linspace(0.1, 4, 64, dtype=np.float32)
-
-
-def legacy(entries, calls=7):
-    """A .dat file: values are means times calls."""
-    raw = struct.pack("<i", len(entries))
-    for name, means in entries.items():
-        values = (np.asarray(means, np.float32) * calls).ravel()
-        raw += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, values.size) + values.tobytes()
-    return raw + struct.pack("<ii", 3, 4) + b"text"
 
 
 def gguf(path, entries):

@@ -88,3 +88,41 @@ def test_an_unknown_suffix_is_an_error(report, tmp_path):
 def test_dir_names_what_is_public_and_nothing_else():
     assert quanterr.__all__ == sorted(quanterr.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
     assert set(quanterr.__all__) == {name for name in dir(quanterr) if not name.startswith("_")}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("both")
+    report = quanterr.compare(*pair(folder), device="cpu")
+    report.save(folder / "report.json")
+    return report, folder / "report.json"
+
+
+def test_a_diff_is_one_line_and_takes_reports_and_paths(both):
+    found = quanterr.diff(*both)
+
+    assert repr(found).startswith("<quanterr.Diff 0 worse, 0 better, ")
+    assert "\n" not in repr(found)
+    assert found.unchanged == len(found.layers) == quanterr.diff(both[1], both[0]).unchanged
+
+
+def test_a_diff_is_a_table_of_what_changed(both):
+    report, path = both
+    worse = quanterr.read_report(path)
+    worse.layers[0].snr_db -= 3
+    found = quanterr.diff(report, worse)
+
+    assert f"<td>worse</td><td>{report.layers[0].layer_name}</td>" in found._repr_html_()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".html"])
+def test_a_diff_and_a_ranking_are_saved(both, ranking, tmp_path, suffix):
+    for name, found in (("diff", quanterr.diff(*both)), ("ranking", ranking)):
+        found.save(tmp_path / f"{name}{suffix}")
+        assert f"quanterr.{name}" in (tmp_path / f"{name}{suffix}").read_text()[:200]
+
+
+def test_a_suffix_that_is_unknown_is_refused(both, ranking, tmp_path):
+    for found in (quanterr.diff(*both), ranking):
+        with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, "):
+            found.save(tmp_path / "x.txt")

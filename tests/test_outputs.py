@@ -323,6 +323,26 @@ class TestUpdating:
         with pytest.raises(UsageError, match=r"README\.md: .*quanterr:begin"):
             self.update("\n".join(["# Model", *marks, "after"]))
 
+    @pytest.mark.parametrize(
+        ("text", "before"),
+        [
+            ("", ""),
+            ("# Model\n", "# Model\n\n"),
+            ("# Model", "# Model\n\n"),
+            ("\ufeff# M\r\nx\r\n", "\ufeff# M\r\nx\r\n\r\n"),
+        ],
+    )
+    def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
+        once = as_md.updated(text, flawless(), "README.md", append=True)
+
+        assert once.startswith(before + as_md.BEGIN)
+        assert once == as_md.updated(once, flawless(), "README.md", append=True)
+        assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
+
+    def test_appending_repairs_no_broken_comments(self):
+        with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
+            as_md.updated(f"{as_md.BEGIN}\n", flawless(), "README.md", append=True)
+
     def test_comments_within_a_line_are_text(self):
         with pytest.raises(UsageError, match="has no place for the report"):
             self.update(f"put {as_md.BEGIN} and {as_md.END} here")

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from forked import PLAIN, call
-from making import numbers, quantized_fp8, quantized_int8, store
+from making import legacy, numbers, quantized_fp8, quantized_int8, store
 
 from quanterr.errors import Status
 
@@ -176,6 +176,115 @@ class TestOutputs:
         assert Status.USAGE == done.returncode
 
 
+class TestGates:
+    def test_judge_each_candidate_and_one_that_fails_is_still_ranked(self, folder):
+        done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35", "--json")
+        found = json.loads(done.stdout)
+
+        assert Status.GATE_FAILED == done.returncode
+        assert ("fail", ["int8", "fp8"]) == (found["verdict"], [c["name"] for c in found["candidates"]])
+        assert ["pass", "fail"] == [c["verdict"] for c in found["candidates"]]
+        assert [1, 2] == [c["rank"] for c in found["candidates"]]
+        assert ["pass", "fail"] == [c["gates"][0]["status"] for c in found["candidates"]]
+        assert found["reasons"][0].startswith("fp8: gate snr_db >= 35 does not hold: 3 of 3 layers")
+        assert ["fp8:", "int8:"] == [line for line in done.stderr.splitlines() if line in ("fp8:", "int8:")]
+
+    def test_that_hold_for_all_are_0_and_a_misspelt_one_costs_no_run(self, folder):
+        assert Status.OK == rank(folder, "fp8", "int8", "--require", "snr_db >= 20").returncode
+        assert Status.USAGE == rank(folder, "fp8", "int8", "--require", "snr >= 20").returncode
+
+    def test_the_table_says_who_holds_how_many(self, folder):
+        done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35")
+
+        assert "gates held" in done.stdout
+        assert done.stdout.splitlines()[-1].startswith("FAIL (exit 1): int8 is best: ")
+        assert done.stdout.splitlines()[-1].endswith("; gates do not hold for fp8")
+
+    def test_annotations_on_github_name_the_candidate(self, folder, tmp_path):
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+        done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35", env=PLAIN | env)
+        summary = (tmp_path / "summary.md").read_text()
+
+        assert "::error title=quanterr::fp8: gate snr_db >= 35 does not hold" in done.stderr
+        assert "### quanterr `fp8`: fail" in summary
+        assert "### quanterr `int8`: pass" in summary
+
+
+class TestKeepOriginal:
+    def test_says_what_to_keep_and_what_that_gives(self, folder):
+        done = rank(folder, "fp8", "int8", "--keep-original", "2100")
+
+        assert "fp8 with 1 layer kept as in the original: " in done.stdout
+        assert "; kept in BF16, 1 of its layers gives " in done.stdout.splitlines()[-1]
+
+    def test_a_budget_that_is_none_is_wrong_usage(self, folder):
+        done = rank(folder, "fp8", "int8", "--keep-original", "much")
+
+        assert Status.USAGE == done.returncode
+        assert "quanterr: --keep-original much: give bytes, such as 500MiB, or a gain, such as 3dB\n" == done.stderr
+
+
+class TestImportance:
+    def test_the_weighted_snr_stands_beside(self, folder, tmp_path):
+        path = tmp_path / "i.dat"
+        path.write_bytes(legacy({f"blk.{n}.ffn_up.weight": [1.0] * 64 for n in range(3)}))
+        found = json.loads(rank(folder, "fp8", "int8", "--importance", path, "--json").stdout)
+
+        assert all(abs(c["weighted_snr_db"] - c["snr_db"]) < 1e-6 for c in found["candidates"])
+        assert "weighted dB" in rank(folder, "fp8", "int8", "--importance", path).stdout
+
+
+@pytest.fixture(scope="module")
+def written(folder, tmp_path_factory):
+    to = tmp_path_factory.mktemp("out")
+    suffixes = ("json", "jsonl", "csv", "html", "md", "xml")
+    words = [word for suffix in suffixes for word in ("-o", to / f"r.{suffix}")]
+    done = rank(folder, "fp8", "less", "int8", "--keep-original", "2100", *words)
+    assert Status.INCONCLUSIVE == done.returncode
+    return {suffix: (to / f"r.{suffix}").read_text() for suffix in suffixes}
+
+
+class TestEveryOutput:
+    def test_all_name_the_verdict_the_best_and_who_is_not_ranked(self, written):
+        for suffix, text in written.items():
+            assert "inconclusive" in text, suffix
+            assert "only in the original" in text, suffix
+            assert "int8" in text, suffix
+
+    def test_csv_has_a_line_for_each_layer_of_each_candidate(self, written):
+        import csv
+
+        rows = list(csv.DictReader(written["csv"].splitlines()))
+
+        assert {"inconclusive"} == {row["quanterr_verdict"] for row in rows}
+        assert 1 + 3 + 3 * 2 == len(rows)
+        assert {"int8"} == {row["best"] for row in rows if row["list"] == "layers"}
+
+    def test_jsonl_says_how_many_lines_follow(self, written):
+        first, *layers = map(json.loads, written["jsonl"].splitlines())
+
+        assert ("ranking", "quanterr.ranking", 3) == (first["record"], first["schema"], first["records"]["layer"])
+        assert ["layer"] * 3 == [layer["record"] for layer in layers]
+
+    def test_junit_has_a_suite_for_each_candidate(self, written):
+        from xml.etree import ElementTree
+
+        root = ElementTree.fromstring(written["xml"])
+
+        assert ["int8", "fp8", "less"] == [suite.get("name") for suite in root]
+        assert "1" == root.get("errors")
+
+    def test_markdown_is_a_section_that_can_be_replaced(self, written):
+        assert written["md"].startswith("<!-- quanterr:begin -->\n## Quantized candidates")
+        assert written["md"].endswith("<!-- quanterr:end -->\n")
+
+    def test_the_page_is_not_replaced_by_what_is_none(self, folder, tmp_path):
+        """Every output knows its own kind, and a document of somebody's is left alone."""
+        (tmp_path / "r.md").write_text("mine")
+
+        assert Status.USAGE == rank(folder, "fp8", "int8", "-o", tmp_path / "r.md").returncode
+
+
 class TestStatus:
     def test_is_0_where_all_are_compared_and_where_partial_ones_are_allowed(self, folder):
         assert Status.OK == rank(folder, "fp8", "int8", "-q").returncode
@@ -197,7 +306,7 @@ class TestStatus:
         assert "not ranked: nan: inconclusive; " in done.stdout
 
     @pytest.mark.parametrize(
-        "words", [("fp8",), ("fp8", "fp8"), ("fp8", "int8", "-l", "atn"), ("fp8", "int8", "-o", "/tmp/r.md"), ()]
+        "words", [("fp8",), ("fp8", "fp8"), ("fp8", "int8", "-l", "atn"), ("fp8", "int8", "-o", "/tmp/r.txt"), ()]
     )
     def test_wrong_usage_is_2(self, folder, words):
         assert Status.USAGE == rank(folder, *words).returncode

@@ -12,8 +12,8 @@ from making import numbers, quantized_fp8, quantized_int8, store
 import quanterr
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
-from quanterr.report.ranked import names_of, ranked
-from quanterr.report.ranking_table import conclusion
+from quanterr.report.ranking.as_table import conclusion
+from quanterr.report.ranking.making import names_of, ranked
 from quanterr.selection import CompareOptions
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
@@ -31,10 +31,15 @@ def stored_by(recipe, tensors, names=(A, B, C)):
     return found
 
 
-def coarse(x):
+def coarse(x, by=4):
     """INT8 codes that use a fourth of their range."""
     codes, scale = quantized_int8(x)
-    return (codes.float() / 4).round().to(torch.int8), scale * 4
+    return (codes.float() / by).round().to(torch.int8), scale * by
+
+
+def coarser(x):
+    """An eighth."""
+    return coarse(x, 8)
 
 
 @pytest.fixture
@@ -246,6 +251,51 @@ class TestSwaps:
         assert [] == found.swaps
 
 
+class TestKept:
+    def test_a_few_layers_of_the_best_are_proposed_without_being_asked(self, tmp_path):
+        names = [f"layers.{n}.mlp.up_proj.weight" for n in range(24)]
+        x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
+        bad = stored_by(quantized_int8, x, names[1:]) | stored_by(coarser, {names[0]: x[names[0]]}, names[:1])
+        paths = [
+            store(tmp_path / "bad.safetensors", bad),
+            store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, x, names)),
+        ]
+        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
+        (kept,) = found.kept
+        (layer,) = kept.layers
+
+        assert ("bad", names[0], None, "BF16") == (kept.candidate, layer.layer_name, layer.take_from, layer.format)
+        assert kept.bytes == by_name(found)["bad"].bytes + layer.bytes_change
+        assert "; kept in BF16, 1 of its layers gives" in conclusion(found)
+
+    def test_a_budget_is_of_each_candidate(self, tmp_path, x):
+        paths = [
+            store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
+            for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
+        ]
+        found = quanterr.rank(x, paths, device="cpu", keep_original=f"{2 * 64 * 128}")
+        own = by_name(found)
+
+        assert ["int8", "coarse"] == [kept.candidate for kept in found.kept]
+        for kept in found.kept:
+            assert 2 == len(kept.layers)
+            assert kept.bytes_change <= 2 * 64 * 128
+            left = own[kept.candidate].squared_error + kept.squared_error_change
+            gain = kept.snr_db - own[kept.candidate].snr_db
+            assert math.isclose(gain, 10 * math.log10(own[kept.candidate].squared_error / left))
+
+    def test_a_gain_is_reached(self, tmp_path, x):
+        paths = [
+            store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
+            for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
+        ]
+        found = quanterr.rank(x, paths, device="cpu", keep_original="3dB")
+
+        for kept in found.kept:
+            assert kept.snr_db >= by_name(found)[kept.candidate].snr_db + 3
+            assert 2 == len(kept.layers)
+
+
 class TestNames:
     def test_are_the_ends_of_the_paths_without_what_all_share(self):
         assert ["q4", "q5"] == names_of(["a/q4.gguf", "b/q5.gguf"])
@@ -276,7 +326,7 @@ def test_json_is_strict_and_only_run_changes(rank):
         document.pop("run")
 
     assert documents[0] == documents[1]
-    assert ("quanterr.ranking", "1.0") == (documents[0]["schema"], documents[0]["schema_version"])
+    assert ("quanterr.ranking", "1.1") == (documents[0]["schema"], documents[0]["schema_version"])
 
 
 def test_a_candidate_may_be_an_open_checkpoint(tmp_path, x):

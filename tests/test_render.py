@@ -59,6 +59,17 @@ class TestOutputs:
 
             assert path.read_bytes() == (tmp_path / f"rendered{output.suffix}").read_bytes()
 
+    def test_a_document_without_a_place_is_appended_to_where_that_is_asked_for(self, stored, tmp_path):
+        document = tmp_path / "card.md"
+        document.write_text("# Model\n")
+        refused = call("render", stored, "--update", document)
+
+        assert Status.USAGE == refused.returncode
+        assert "give --append to put it at the end" in refused.stderr
+        assert Status.OK == call("render", stored, "--update", document, "--append").returncode
+        assert document.read_text().startswith("# Model\n\n<!-- quanterr:begin -->\n")
+        assert Status.USAGE == call("render", stored, "--append", "-o", tmp_path / "r.html").returncode
+
     def test_a_document_is_updated_in_place_and_an_output_written_at_once(self, stored, tmp_path):
         document = tmp_path / "README.md"
         document.write_text(f"# Model\n{MARKS}more\n")

@@ -9,7 +9,7 @@ import traceback
 from dataclasses import replace
 from difflib import get_close_matches
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,16 +19,21 @@ from quanterr.cli.common import (
     AsJson,
     Color,
     Colors,
+    Command,
     Device,
     Display,
+    Group,
+    Importance,
     Interrupt,
     Layers,
     Lenient,
     NoClobber,
+    NoColor,
     Outputs,
     Quiet,
     SortBy,
     TopLayers,
+    color_of,
     command_line,
     help_of,
     printing,
@@ -40,14 +45,23 @@ from quanterr.cli.gate import BaselineReport, FailFast, FailIf, Require, StrictW
 from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.metrics import OUTLIER
 from quanterr.selection import CompareOptions
+from quanterr.util import strict_json
+from quanterr.util.colors import painted, wanted
 from quanterr.util.text import display, harmless
 from quanterr.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quanterr.formats.base import Format
     from quanterr.report.files import Target
     from quanterr.report.model import Report
 
+# What typer raises for a wrong command line: click's, or that of its own copy of click.
+USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -103,7 +117,7 @@ def _root(
     context.default_map = settings.defaults(context)
 
 
-@app.command(help=COMPARE_HELP)
+@app.command(cls=Command, help=COMPARE_HELP)
 def compare(
     original: Annotated[
         str | None, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
@@ -113,29 +127,29 @@ def compare(
     ] = None,
     original_option: Annotated[
         str | None,
-        typer.Option("--original", help="The same as ORIGINAL.", rich_help_panel="Inputs", show_default=False),
+        typer.Option(
+            "--original", metavar="PATH", help="The same as ORIGINAL.", rich_help_panel="Inputs", show_default=False
+        ),
     ] = None,
     quantized_option: Annotated[
         str | None,
-        typer.Option("--quantized", help="The same as QUANTIZED.", rich_help_panel="Inputs", show_default=False),
+        typer.Option(
+            "--quantized", metavar="PATH", help="The same as QUANTIZED.", rich_help_panel="Inputs", show_default=False
+        ),
     ] = None,
     lenient: Lenient = False,
     layers: Layers = None,
     allow_partial: AllowPartial = False,
     outlier_threshold: Annotated[
         float,
-        typer.Option(help="An element with a larger |e| counts as an outlier.", min=0, rich_help_panel="Metrics"),
-    ] = OUTLIER,
-    importance: Annotated[
-        str | None,
         typer.Option(
-            "--importance",
-            metavar="FILE",
-            help="An importance matrix of llama.cpp (.gguf or .dat): errors weighted by how much an input matters.",
+            metavar="NUMBER",
+            help="An element with a larger |e| counts as an outlier.",
+            min=0,
             rich_help_panel="Metrics",
-            show_default=False,
         ),
-    ] = None,
+    ] = OUTLIER,
+    importance: Importance = None,
     thresholds: Thresholds = None,
     require: Require = None,
     fail_if: FailIf = None,
@@ -152,6 +166,7 @@ def compare(
         bool, typer.Option("--no-plot", help="Do not draw maps and curves.", rich_help_panel="Output")
     ] = False,
     color: Colors = Color.AUTO,
+    no_color: NoColor = False,
     quiet: Quiet = False,
     verbose: Annotated[
         bool,
@@ -169,7 +184,7 @@ def compare(
     sides = _sides(original, quantized, original_option, quantized_option)
     to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast)
-    shown = Display(top_layers, color, quiet, sort_by, verbose, not no_plot)
+    shown = Display(top_layers, color_of(color, no_color), quiet, sort_by, verbose, not no_plot)
     with Interrupt() as interrupt:
         options = CompareOptions(
             layers=layers or [],
@@ -260,7 +275,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
     return exit_status(report, allow_partial)
 
 
-app.command(help=rank.HELP)(rank.rank)
+app.command(cls=Command, help=rank.HELP)(rank.rank)
 
 
 RENDER_HELP = help_of("""Write other outputs of a stored report, without the models.
@@ -268,41 +283,52 @@ RENDER_HELP = help_of("""Write other outputs of a stored report, without the mod
 \b
 [bold]quanterr render report.json -o report.html -o report.csv[/bold]
 [bold]quanterr render report.json --to md >> model-card.md[/bold]
-[bold]quanterr render report.json --update README.md[/bold]
+[bold]quanterr render report.json --update README.md --append[/bold]
 
 Exits with 0 when they are written, whatever the verdict, which goes to stderr: quanterr gate judges.
 """)
 
 
-@app.command(help=RENDER_HELP)
+@app.command(cls=Command, help=RENDER_HELP)
 def render(
     stored: Annotated[str, typer.Argument(metavar="REPORT", help="What compare -o report.json wrote.")],
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", help="json, jsonl, csv, html, md or junit; without it the suffix of -o chooses.", show_default=False
+            "--to",
+            metavar="FORMAT",
+            help="json, jsonl, csv, html, md or junit; without it the suffix of -o chooses.",
+            show_default=False,
         ),
     ] = None,
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--output-report", "-o", help="Where to; - is stdout. Repeatable.", show_default=False),
+        typer.Option(
+            "--output-report", "-o", metavar="FILE", help="Where to; - is stdout. Repeatable.", show_default=False
+        ),
     ] = None,
     no_clobber: NoClobber = False,
     document: Annotated[
         str | None,
         typer.Option(
             "--update",
+            metavar="FILE",
             help="Put the Markdown section into this document, between the comments "
             "<!-- quanterr:begin --> and <!-- quanterr:end -->.",
             show_default=False,
         ),
     ] = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="With --update: at the end, if the document has no such comments.")
+    ] = False,
 ) -> None:
     """Write other outputs of a stored report."""
     from quanterr.report.files import STDOUT, output_named, targets, update
 
     if not to and not outputs and not document:
         raise UsageError("nothing to write: give --to html, -o report.html or --update README.md")
+    if append and not document:
+        raise UsageError("--append belongs to --update README.md: give both")
     if to and outputs and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
@@ -315,12 +341,12 @@ def render(
     report = read_report(stored)
     with printing():
         if document:
-            update(document, report)
+            update(document, report, append)
         _write(report, targeted)
         print(brief(report), file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=Command)
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
     as_json: AsJson = False,
@@ -329,6 +355,7 @@ def inspect(
         bool, typer.Option("--verbose", "-v", help="Show every weight and all findings.", rich_help_panel="Output")
     ] = False,
     color: Colors = Color.AUTO,
+    no_color: NoColor = False,
 ) -> None:
     """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
     require_memory()
@@ -342,13 +369,13 @@ def inspect(
         if as_json:
             print(inspection.to_json(), end="")
         else:
-            show(inspection, console(sys.stdout, color), verbose)
+            show(inspection, console(sys.stdout, color_of(color, no_color)), verbose)
         sys.stdout.flush()
     if any(weight.reason for weight in inspection.weights):
         raise typer.Exit(Status.INCONCLUSIVE)
 
 
-@app.command()
+@app.command(cls=Command)
 def formats(
     name: Annotated[
         str | None,
@@ -356,15 +383,17 @@ def formats(
             help="A format: prints its specification.", show_default=False, autocompletion=completion.formats
         ),
     ] = None,
+    as_json: AsJson = False,
+    color: Colors = Color.AUTO,
+    no_color: NoColor = False,
 ) -> None:
     """List the formats that are read, or print the specification of one."""
     require_memory()
     from quanterr.formats import FORMATS
 
+    colored = wanted(sys.stdout, color_of(color, no_color))
     if name is None:
-        width = max(len(row.name) for row in FORMATS)
-        for row in FORMATS:
-            typer.echo(f"{row.name:{width}}  {row.summary}\n{'':{width}}    {row.stated_needs}")
+        _list_formats(FORMATS, as_json, colored)
         return
     found = next((row for row in FORMATS if row.name == name), None)
     if found is None:
@@ -373,16 +402,34 @@ def formats(
         near = list(dict.fromkeys([*held, *get_close_matches(name, names)]))
         description = f"did you mean {', '.join(near)}?" if name and near else f"formats are {', '.join(names)}"
         raise UsageError(f"no format named {display(name)}; {description}")
-    typer.echo(f"{found.name}: {found.summary}\nneeds {found.stated_needs}\n\n{found.specification.strip()}")
+    if as_json:
+        print(strict_json.dumps({**_of_format(found), "specification": found.specification.strip()}, indent=1))
+        return
+    title = painted(found.name, "strong", colored)
+    print(f"{title}: {found.summary}\nneeds {found.stated_needs}\n\n{found.specification.strip()}")
 
 
-app.command(help=gate.HELP)(gate.gate)
-app.command(help=diff.HELP)(diff.diff)
-app.command()(guide.guide)
-app.command()(guide.explain)
+def _list_formats(formats: "Sequence[Format]", as_json: bool, colored: bool) -> None:
+    if as_json:
+        print(strict_json.dumps([_of_format(row) for row in formats], indent=1))
+        return
+    width = max(len(row.name) for row in formats)
+    for row in formats:
+        needs = painted(row.stated_needs, "faint", colored)
+        print(f"{painted(f'{row.name:{width}}', 'strong', colored)}  {row.summary}\n{'':{width}}    {needs}")
 
 
-@app.command()
+def _of_format(row: "Format") -> dict[str, str]:
+    return {"name": row.name, "summary": row.summary, "needs": row.stated_needs}
+
+
+app.command(cls=Command, help=gate.HELP)(gate.gate)
+app.command(cls=Command, help=diff.HELP)(diff.diff)
+app.command(cls=Command)(guide.guide)
+app.command(cls=Command)(guide.explain)
+
+
+@app.command(cls=Command)
 def schema() -> None:
     """Print the JSON Schema of the report."""
     import json
@@ -432,7 +479,10 @@ def main() -> None:
 def _run() -> int:
     """The exit status; the one place that turns errors into statuses."""
     try:
-        app(prog_name="quanterr")
+        status = app(prog_name="quanterr", standalone_mode=False)
+        return status if isinstance(status, int) else Status.OK
+    except USAGE_ERROR as error:
+        return _wrong_usage(error)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
             return Status.BROKEN_PIPE
@@ -453,4 +503,14 @@ def _run() -> int:
         print(harmless(traceback.format_exc()), file=sys.stderr)
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG
-    return Status.OK
+
+
+def _wrong_usage(error: Any) -> int:
+    """One line, as of every other error; or the help, which typer has as an error where nothing is asked for."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return Status.USAGE
+    what = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    command = getattr(getattr(error, "ctx", None), "command_path", "quanterr")
+    print(f"quanterr: {harmless(what)} (see {command} --help)", file=sys.stderr)
+    return Status.USAGE

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from quanterr.errors import ResourceError, Status
 from quanterr.util.text import size, unicode
@@ -31,6 +32,30 @@ ROOM = 256 * 2**20  # bytes: what a small comparison takes above torch
 def help_of(text: str) -> str:
     """Help whose paragraphs are wrapped to the terminal; those that begin with ``\\b`` keep their lines."""
     return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in text.strip().split("\n\n"))
+
+
+def _named(params: list[Any]) -> list[Any]:
+    """Options with what they take: nothing, for a switch, where typer writes <bool>."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help names what options take."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options and arguments, with -h."""
+        return _named(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """The same of the whole program."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options."""
+        return _named(super().get_params(ctx))
 
 
 class Color(StrEnum):
@@ -72,6 +97,7 @@ Layers = Annotated[
     typer.Option(
         "--layers-to-compare",
         "-l",
+        metavar="PATTERN",
         help="attn, mlp, experts, norm, embed, head …; a part of a name; a glob; re:REGEX; !PATTERN leaves out. "
         "Separated by commas, repeatable.",
         rich_help_panel="Selection",
@@ -100,6 +126,7 @@ Outputs = Annotated[
     typer.Option(
         "--output-report",
         "-o",
+        metavar="FILE",
         help="Write the report; the suffix chooses the format (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
         "Repeatable.",
         rich_help_panel="Output",
@@ -111,14 +138,35 @@ NoClobber = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.", rich_help_panel="Output")]
 TopLayers = Annotated[
-    int, typer.Option("--top-layers", help="How many of the worst layers to show.", min=0, rich_help_panel="Output")
+    int,
+    typer.Option(
+        "--top-layers", metavar="N", help="How many of the worst layers to show.", min=0, rich_help_panel="Output"
+    ),
+]
+Importance = Annotated[
+    str | None,
+    typer.Option(
+        "--importance",
+        metavar="FILE",
+        help="An importance matrix of llama.cpp (.gguf or .dat): errors weighted by how much an input matters.",
+        rich_help_panel="Metrics",
+        show_default=False,
+    ),
 ]
 Colors = Annotated[Color, typer.Option("--color", help="Colours.", rich_help_panel="Output")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="The same as --color never.", rich_help_panel="Output")]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="No table and no progress; the verdict on stderr.", rich_help_panel="Output"),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")
+]
+
+
+def color_of(color: Color, no_color: bool) -> Color:
+    """The one of both options that decides."""
+    return Color.NEVER if no_color else color
 
 
 class Interrupt:

@@ -1,14 +1,12 @@
 """``quanterr diff``: two stored reports next to each other, without the models."""
 
-import os
 import sys
 from typing import Annotated
 
 import typer
 
-from quanterr.cli.common import help_of
-from quanterr.errors import ResourceError, Status
-from quanterr.util import strict_json
+from quanterr.cli.common import Color, Colors, NoClobber, NoColor, color_of, help_of, printing
+from quanterr.util.colors import wanted
 from quanterr.util.text import no_command
 
 HELP = help_of("""Compare two stored reports of the same original: which layers got better, worse, new or lost.
@@ -16,6 +14,7 @@ HELP = help_of("""Compare two stored reports of the same original: which layers 
 \b
 [bold]quanterr diff last-release.json report.json[/bold]
 [bold]quanterr diff old.json new.json --json | jq '.worse[] | .layer'[/bold]
+[bold]quanterr diff old.json new.json -o diff.html[/bold]
 
 Exit status: 0 whatever changed (quanterr gate --baseline judges); 2 wrong usage, or reports that do not
 compare; 3 a report is unreadable.
@@ -25,8 +24,32 @@ compare; 3 a report is unreadable.
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A report.json of compare.", show_default=False)],
     new: Annotated[str, typer.Argument(metavar="NEW", help="A newer report.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="All that changed, as JSON on stdout.")] = False,
-    top_layers: Annotated[int, typer.Option("--top-layers", help="How many layers of each kind to show.", min=0)] = 10,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="All that changed, as JSON on stdout.", rich_help_panel="Output")
+    ] = False,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output-report",
+            "-o",
+            metavar="FILE",
+            help="Write what changed as a page (.html) or JSON (.json); - is JSON on stdout. Repeatable.",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    no_clobber: NoClobber = False,
+    top_layers: Annotated[
+        int,
+        typer.Option(
+            "--top-layers", metavar="N", help="How many layers of each kind to show.", min=0, rich_help_panel="Output"
+        ),
+    ] = 10,
+    color: Colors = Color.AUTO,
+    no_color: NoColor = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Counts only, no layers.", rich_help_panel="Output")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Compare reports of different originals, selections or settings.")
     ] = False,
@@ -34,25 +57,19 @@ def diff(
     """Compare two stored reports."""
     import gc
 
-    from quanterr.report.diff import AGGREGATES, METRICS, diff_lines
-    from quanterr.report.diff import diff as compared
-    from quanterr.report.reading import read_extract
+    from quanterr.report.diff import OUTPUTS
+    from quanterr.report.diff.as_text import diff_lines
+    from quanterr.report.diff.making import diff as compared
+    from quanterr.report.files import STDOUT, targets, write
 
     gc.disable()  # what is read is kept to the end, and the end is near
-    reports = [read_extract(path, METRICS, AGGREGATES, verdict=True) for path in (old, new)]
-    found = compared(reports[0], reports[1], (old, new), force)
-    if as_json:
-        _print(strict_json.dumps(found.to_dict(), indent=1))
-    else:
-        _print("\n".join(map(no_command, diff_lines(found, top_layers))))
-
-
-def _print(text: str) -> None:
-    """Here and not by typer, which exits with 1 when nobody reads on: that would say that a gate does not hold."""
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be flushed either
-        if isinstance(error, BrokenPipeError):
-            raise typer.Exit(Status.BROKEN_PIPE) from error
-        raise ResourceError(f"standard output: {error.strerror}") from error
+    given = [*(outputs or []), *([STDOUT] if as_json and STDOUT not in (outputs or []) else [])]
+    to = targets(given, [old, new], no_clobber=no_clobber, outputs=OUTPUTS)
+    found = compared(old, new, force)
+    with printing():
+        for target in to:
+            write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
+        if all(target.path is not None for target in to):
+            colored = wanted(sys.stdout, color_of(color, no_color))
+            lines = diff_lines(found, 0 if quiet else top_layers, colored)
+            print("\n".join(map(no_command, lines)), flush=True)

@@ -2,14 +2,17 @@
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from quanterr.cli.common import NoClobber, help_of
+from quanterr.cli.common import Color, Colors, NoClobber, NoColor, color_of, help_of, printing
 from quanterr.cli.completion import presets
 from quanterr.errors import UsageError
+from quanterr.util import strict_json
+from quanterr.util.colors import painted, wanted
 from quanterr.util.text import display, no_command
 
 if TYPE_CHECKING:
@@ -34,11 +37,13 @@ Exit status: 0 all gates hold; 1 one does not; 2 wrong usage or thresholds; 3 a 
 """)
 
 PANEL = "Gates"
+TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
 
 Thresholds = Annotated[
     str | None,
     typer.Option(
         "--thresholds",
+        metavar="FILE",
         help="Rules: a TOML file, or a preset (fp8, int8, …) to start from.",
         autocompletion=presets,
         rich_help_panel=PANEL,
@@ -49,6 +54,7 @@ Require = Annotated[
     list[str] | None,
     typer.Option(
         "--require",
+        metavar="CONDITION",
         help="A condition that must hold, such as 'snr_db >= 28'. Repeatable.",
         rich_help_panel=PANEL,
         show_default=False,
@@ -58,6 +64,7 @@ FailIf = Annotated[
     list[str] | None,
     typer.Option(
         "--fail-if",
+        metavar="CONDITION",
         help="A condition that must not hold, such as 'snr_db < 28'; an undefined value fails too. Repeatable.",
         rich_help_panel=PANEL,
         show_default=False,
@@ -67,6 +74,7 @@ BaselineReport = Annotated[
     str | None,
     typer.Option(
         "--baseline",
+        metavar="FILE",
         help="An older report, for rules such as 'delta(snr_db) >= -0.5', which is the rule where no other is given.",
         rich_help_panel=PANEL,
         show_default=False,
@@ -109,7 +117,9 @@ def gate(
     ] = False,
     explain: Annotated[
         str | None,
-        typer.Option(help="Explain how each rule judges this layer.", rich_help_panel=PANEL, show_default=False),
+        typer.Option(
+            metavar="LAYER", help="Explain how each rule judges this layer.", rich_help_panel=PANEL, show_default=False
+        ),
     ] = None,
     allow_partial: Annotated[
         bool,
@@ -120,12 +130,21 @@ def gate(
         typer.Option(
             "--output-report",
             "-o",
+            metavar="FILE",
             help="Write the report with the new verdict, as compare does. Repeatable.",
             rich_help_panel="Output",
             show_default=False,
         ),
     ] = None,
     no_clobber: NoClobber = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Verdict and gates as JSON on stdout.", rich_help_panel="Output")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="The verdict in one line.", rich_help_panel="Output")
+    ] = False,
+    color: Colors = Color.AUTO,
+    no_color: NoColor = False,
 ) -> None:
     """Judge a stored report."""
     import gc
@@ -152,10 +171,14 @@ def gate(
     if explain is not None:
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
         print("\n".join(map(no_command, explained(values, rules, explain, before))), file=stream)
-    report_verdict(judged)
-    print(f"verdict: {judged.verdict}", file=sys.stderr)
-    for reason in unreliable(values, rules):
+    colored = wanted(sys.stderr, color_of(color, no_color))
+    report_verdict(judged, quiet=quiet, colored=colored)
+    print(f"verdict: {painted(judged.verdict, TONES[judged.verdict], colored)}", file=sys.stderr)
+    for reason in [] if quiet else unreliable(values, rules):
         print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
+    if as_json:
+        with printing():
+            print(strict_json.dumps({"schema": "quanterr.gate", **judged._asdict()}, asdict), flush=True)
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)
     raise typer.Exit(exit_status(judged, allow_partial))
@@ -214,18 +237,21 @@ def not_judged(report: "Report", error: UsageError) -> "Report":
     return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
 
 
-def report_verdict(judged: "Verdict | Report") -> None:
+def report_verdict(
+    judged: "Verdict | Report", candidate: str | None = None, quiet: bool = False, colored: bool = False
+) -> None:
     """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
     from quanterr.gates import github
     from quanterr.gates.as_text import gate_lines
 
-    if judged.gates:
-        print("\n".join(gate_lines(judged.gates)), file=sys.stderr)
+    if judged.gates and not quiet:
+        of = [] if candidate is None else [no_command(f"{display(candidate)}:")]
+        print("\n".join([*of, *gate_lines(judged.gates, colored)]), file=sys.stderr)
     if not github.here():
         return
-    for line in github.annotations(judged):
+    for line in github.annotations(judged, candidate):
         print(line, file=sys.stderr)
-    if problem := github.write_summary(judged):
+    if problem := github.write_summary(judged, candidate):
         print(f"quanterr: {problem}", file=sys.stderr)
 
 

@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quanterr.cli import gate
 from quanterr.cli.common import (
     AsJson,
     Color,
     Colors,
     Device,
     Display,
+    Importance,
     Interrupt,
     Layers,
     Lenient,
     NoClobber,
+    NoColor,
     Original,
+    Outputs,
     Quiet,
+    color_of,
     command_line,
     help_of,
     printing,
@@ -25,13 +30,13 @@ from quanterr.cli.common import (
     warn,
     watching,
 )
-from quanterr.errors import Status, UsageError
+from quanterr.cli.gate import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
+from quanterr.errors import Status
 from quanterr.selection import CompareOptions
-from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.files import Target
-    from quanterr.report.ranking import Ranking
+    from quanterr.report.ranking.model import Ranking
 
 HELP = help_of("""Compare several quantized checkpoints with one original and say which is best for its size.
 
@@ -39,12 +44,13 @@ HELP = help_of("""Compare several quantized checkpoints with one original and sa
 [bold]quanterr rank original.safetensors fp8.safetensors int8.safetensors[/bold]
 [bold]quanterr rank original/ recipes/*.safetensors -l attn,mlp -o ranking.json[/bold]
 [bold]quanterr rank org/name q4.gguf q5.gguf q6.gguf --json | jq '.front, .swaps'[/bold]
+[bold]quanterr rank original/ fp8/ int8/ --keep-original 200MiB -o ranking.html[/bold]
 
 The original is read once, whatever the number of candidates. Error is compared over the same layers for
 all. A candidate that compare would call inconclusive is named first and never ranked.
 
-Exit status: 0 all candidates compared completely; 2 wrong usage; 3 an input is unreadable;
-4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
+Exit status: 0 all candidates compared completely, and all gates hold for each; 1 one does not; 2 wrong usage;
+3 an input is unreadable; 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
 """)
 
 
@@ -64,41 +70,52 @@ def rank(
             rich_help_panel="Selection",
         ),
     ] = False,
-    as_json: AsJson = False,
-    outputs: Annotated[
-        list[str] | None,
+    importance: Importance = None,
+    keep_original: Annotated[
+        str | None,
         typer.Option(
-            "--output-report",
-            "-o",
-            help="Write the ranking as JSON (.json); - is stdout, the tables go to stderr. Repeatable.",
-            rich_help_panel="Output",
+            "--keep-original",
+            metavar="BYTES|dB",
+            help="Propose which layers to leave unquantized: so that they add at most 500MiB, or gain 3dB.",
+            rich_help_panel="Metrics",
             show_default=False,
         ),
     ] = None,
+    thresholds: Thresholds = None,
+    require: Require = None,
+    fail_if: FailIf = None,
+    baseline: BaselineReport = None,
+    strict_warnings: StrictWarnings = False,
+    as_json: AsJson = False,
+    outputs: Outputs = None,
     no_clobber: NoClobber = False,
     top_layers: Annotated[
         int,
         typer.Option(
             "--top-layers",
+            metavar="N",
             help="How many layers to show, by how much the choice matters.",
             min=0,
             rich_help_panel="Output",
         ),
     ] = 10,
     color: Colors = Color.AUTO,
+    no_color: NoColor = False,
     quiet: Quiet = False,
     device: Device = "auto",
 ) -> None:
     """Rank several candidates."""
     from quanterr.report.files import targets
-    from quanterr.report.ranked import names_of, ranked
+    from quanterr.report.keeping import budget
+    from quanterr.report.ranking import OUTPUTS
+    from quanterr.report.ranking.making import names_of, ranked
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     names = names_of(candidates)  # a mistake in them costs no run, nor the import of torch
-    to = targets(outputs or [], [original, *candidates], no_clobber=no_clobber)
-    for target in to:
-        if target.output.suffix != ".json":
-            raise UsageError(f"--output-report {display(str(target.path))}: a ranking is written as .json")
+    keep = None if keep_original is None else budget(keep_original)
+    inputs = [original, *candidates, *([] if baseline is None else [baseline])]
+    to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
+    rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast=False)
     with Interrupt() as interrupt:
         require_memory()
         from quanterr.comparison import compare_each
@@ -107,53 +124,64 @@ def rank(
             options = CompareOptions(
                 layers=layers or [],
                 device=device,
+                importance=importance,
                 lenient=lenient,
                 on_progress=on_progress,
                 stop=interrupt.stop,
                 command=command_line(),
             )
-            ranking = ranked(names, compare_each(original, candidates, options))
+            reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
+        ranking = ranked(names, reports, keep)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
-        _print(ranking, to, Display(top_layers, color, quiet, as_json=as_json), status)
+        shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
+        _print(ranking, to, shown, status)
+        for name, report in zip(names, reports, strict=True):
+            gate.report_verdict(report, name)
     raise typer.Exit(status)
 
 
 def _status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:
     if signal is not None and not ranking.complete:
         return 128 + signal
-    doubtful = ranking.verdict == "inconclusive" and not allow_partial
-    return Status.INCONCLUSIVE if doubtful else Status.OK
+    if ranking.verdict == "inconclusive" and not allow_partial:
+        return Status.INCONCLUSIVE
+    failed = any(candidate.verdict == "fail" for candidate in ranking.candidates)
+    return Status.GATE_FAILED if failed else Status.OK
 
 
 def _print(ranking: "Ranking", to: "list[Target]", display: Display, status: int) -> None:
     """Files first: no reader that leaves the table early costs a ranking, and no full disk costs the table."""
-    document = ranking.to_json()
+    wrote: list[str] = []
     with printing():
         try:
-            _write(document, [target for target in to if target.path is not None])
+            for target in to:
+                if target.path is not None:
+                    _write(ranking, target)
+                    wrote.append(str(target.path))
         finally:
-            _show(ranking, document, any(target.path is None for target in to), display, status)
-        _write(document, [target for target in to if target.path is None])
+            _show(ranking, any(target.path is None for target in to), display, status, wrote)
+        for target in to:
+            if target.path is None:
+                _write(ranking, target)
 
 
-def _write(document: str, to: "list[Target]") -> None:
+def _write(ranking: "Ranking", target: "Target") -> None:
     from quanterr.report.files import write
 
-    for target in to:
-        write(target, lambda file: print(document, end="", file=file))
+    write(target, lambda file: target.output.write(ranking, file))
 
 
-def _show(ranking: "Ranking", document: str, to_stdout: bool, display: Display, status: int) -> None:
+def _show(ranking: "Ranking", to_stdout: bool, display: Display, status: int, wrote: list[str]) -> None:
     from quanterr.report.as_table import console
-    from quanterr.report.ranking_table import brief, show
+    from quanterr.report.ranking.as_table import brief, show
 
     if display.quiet:
         print(brief(ranking), file=sys.stderr)
     elif not display.as_json:
         stream = sys.stderr if to_stdout else sys.stdout
-        show(ranking, console(stream, display.color), display.top_layers, status)
+        show(ranking, console(stream, display.color), display.top_layers, status, wrote)
         stream.flush()
     if display.as_json and not to_stdout:
-        sys.stdout.write(document)
+        sys.stdout.write(ranking.to_json())
         sys.stdout.flush()

@@ -22,9 +22,10 @@ from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import architecture_of, read_importance, with_importance
 from quanterr.pairing.plan import ComparedWeight
 from quanterr.pairing.side import Recognized
+from quanterr.report.keeping import budget
 from quanterr.report.model import Report, RunInfo, Settings
-from quanterr.report.ranked import names_of, ranked
-from quanterr.report.ranking import Ranking
+from quanterr.report.ranking.making import names_of, ranked
+from quanterr.report.ranking.model import Ranking
 from quanterr.selection import CompareOptions, Selection
 from quanterr.util.memory import give_back
 from quanterr.util.text import display
@@ -112,18 +113,27 @@ def compare_each(
         ]
 
 
-def rank(original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], **options: Any) -> Ranking:
+def rank(
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint],
+    *,
+    keep_original: str | None = None,
+    **options: Any,
+) -> Ranking:
     """Which of several quantized checkpoints is best for its size, and which layers could come from another?
 
-    ``options`` are the fields of :class:`quanterr.CompareOptions`, by name; the original is read once. A candidate
-    whose report would be inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
+    ``keep_original``, as ``"500MiB"`` or ``"3dB"``: propose for each candidate which layers to leave unquantized, so
+    that they add no more bytes, or give so much more SNR. ``options`` are the fields of
+    :class:`quanterr.CompareOptions`, by name; the original is read once. A candidate whose report would be
+    inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
 
     Raises:
         UsageError: fewer than two candidates, one that is given twice, or as :func:`compare`.
         CheckpointError, ResourceError: as :func:`compare`.
     """
     names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
-    return ranked(names, compare_each(original, candidates, CompareOptions(**options)))
+    keep = None if keep_original is None else budget(keep_original)
+    return ranked(names, compare_each(original, candidates, CompareOptions(**options)), keep)
 
 
 def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:

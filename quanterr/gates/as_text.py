@@ -1,21 +1,24 @@
 """What is reported of gates on standard error."""
 
-from quanterr.report.formatting import sentence, violation_line
+from quanterr.report.formatting import gate_words, sentence, violation_line
 from quanterr.report.gate_results import Gate
+from quanterr.util.colors import painted
 from quanterr.util.text import MAX_LINE, count, display
 
 MAX_VIOLATIONS = 5  # of a gate
+MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
 
 
-def gate_lines(gates: list[Gate]) -> list[str]:
+def gate_lines(gates: list[Gate], colored: bool = False) -> list[str]:
     """A line for each gate, what stands against it below; first those that do not hold."""
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
-        mark = "pass" if gate.status == "pass" else {"error": "FAIL", "warn": "warn"}[gate.severity]
-        lines.append(f"{mark}: {gate.message}")
+        _, tone = gate_words(gate)
+        mark = painted(MARKS[tone], tone, colored)
+        lines.append(f"{mark}: {display(gate.message, MAX_LINE)}")
         if gate.status == "fail":
-            lines += _below(gate)
-    return [display(line, MAX_LINE) for line in lines]
+            lines += [display(line, MAX_LINE) for line in _below(gate)]
+    return lines
 
 
 def _below(gate: Gate) -> list[str]:

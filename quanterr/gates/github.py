@@ -28,7 +28,7 @@ def here() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def annotations(judged: "Verdict | Report") -> list[str]:
+def annotations(judged: "Verdict | Report", candidate: str | None = None) -> list[str]:
     """Workflow commands: one for an unreliable result, one for each gate that does not hold."""
     failed = [gate for gate in judged.gates if gate.status == "fail"]
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
@@ -38,31 +38,32 @@ def annotations(judged: "Verdict | Report") -> list[str]:
     if len(found) > MAX_ANNOTATIONS:
         kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of those left out
         found[MAX_ANNOTATIONS - 1 :] = [(kind, f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
-    return [f"::{kind} title=quanterr::{_escaped(no_command(sentence(text)))}" for kind, text in found]
+    of = "" if candidate is None else f"{candidate}: "
+    return [f"::{kind} title=quanterr::{_escaped(no_command(sentence(of + text)))}" for kind, text in found]
 
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def write_summary(judged: "Verdict | Report") -> str | None:
+def write_summary(judged: "Verdict | Report", candidate: str | None = None) -> str | None:
     """Append the verdict to ``$GITHUB_STEP_SUMMARY``, where it is set; why it could not be written, or None."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return None
     try:
         with open(path, "ab") as file:
-            file.write(summary(judged, MAX_SUMMARY - file.tell()).encode())
+            file.write(summary(judged, MAX_SUMMARY - file.tell(), candidate).encode())
     except (OSError, ValueError) as error:
         return f"$GITHUB_STEP_SUMMARY: {getattr(error, 'strerror', None) or error}"
     return None
 
 
-def summary(judged: "Verdict | Report", limit: int = MAX_SUMMARY) -> str:
+def summary(judged: "Verdict | Report", limit: int = MAX_SUMMARY, candidate: str | None = None) -> str:
     """The verdict in Markdown, at most ``limit`` bytes of it."""
     pieces: list[str] = []
     size = len(LEFT_OUT.encode())
-    for piece in _summary(judged):
+    for piece in _summary(judged, candidate):
         size += len(piece.encode())
         if size > limit:
             return "".join(pieces) + (LEFT_OUT if pieces else "")
@@ -70,8 +71,9 @@ def summary(judged: "Verdict | Report", limit: int = MAX_SUMMARY) -> str:
     return "".join(pieces)
 
 
-def _summary(judged: "Verdict | Report") -> Iterator[str]:
-    yield f"### quanterr: {judged.verdict}\n\n"
+def _summary(judged: "Verdict | Report", candidate: str | None) -> Iterator[str]:
+    of = "" if candidate is None else f" {_code(candidate)}"
+    yield f"### quanterr{of}: {judged.verdict}\n\n"
     if judged.verdict == "inconclusive":
         yield from (f"- {_code(reason)}\n" for reason in judged.reasons)
         yield "\n"

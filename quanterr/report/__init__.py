@@ -1,15 +1,11 @@
-"""Outputs: renderings of a report, by the suffix of the file they are written to.
+"""Outputs: renderings of a report, by the suffix of the file they are written to. Those of rank: ranking/.
 
 To add one: write its file with ``write(report, file)``, add its row here.
 """
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import IO, TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from quanterr.report.model import Report
-
+from typing import IO, Any, NamedTuple
 
 SCHEMA = "quanterr.report"
 LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
@@ -40,7 +36,7 @@ class Output(NamedTuple):
     module: str  # imported when it is used
 
     @property
-    def write(self) -> "Callable[[Report, IO[str]], None]":
+    def write(self) -> Callable[[Any, IO[str]], None]:
         """The function that writes it."""
         return import_module(self.module).write  # type: ignore[no-any-return]
 

@@ -3,7 +3,7 @@
 Names are hostile: see markdown.py.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 from quanterr.errors import UsageError
@@ -19,7 +19,7 @@ from quanterr.report.formatting import (
     percent,
     worst_layers,
 )
-from quanterr.report.markdown import code, prose
+from quanterr.report.markdown import code, prose, table
 from quanterr.report.model import Report, Side
 from quanterr.util.text import count, size
 
@@ -38,16 +38,23 @@ def section(report: Report) -> str:
     return "\n".join([BEGIN, *_lines(report), END]) + "\n"
 
 
-def updated(text: str, report: Report, where: str) -> str:
+def updated(text: str, report: Report, where: str, append: bool = False) -> str:
     """A document with the section in the place of what stood between its comments.
+
+    ``append``: at the end of a document that has no such comments.
 
     Raises:
         UsageError: not exactly one pair of comments, each on a line of its own.
     """
     lines = text.splitlines(keepends=True)
     found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
+    if not found and append:
+        return _appended(text, report)
     if not found:
-        raise UsageError(f"{where}: has no place for the report; add two lines where it belongs: {BEGIN} and {END}")
+        raise UsageError(
+            f"{where}: has no place for the report; give --append to put it at the end, or add two lines where it "
+            f"belongs: {BEGIN} and {END}"
+        )
     if [mark for _, mark in found] != [BEGIN, END]:
         description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
         raise UsageError(
@@ -59,6 +66,13 @@ def updated(text: str, report: Report, where: str) -> str:
     ending = "" if lines[last].endswith("\n") else newline
     made = section(report).replace("\n", newline)
     return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
+
+
+def _appended(text: str, report: Report) -> str:
+    """With a blank line before the section, and line ends as they are there."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    ends = "" if not text or text.endswith("\n") else newline
+    return f"{text}{ends}{newline if text else ''}{section(report).replace(chr(10), newline)}"
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -83,13 +97,13 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"| cosine | {cosine(a.cosine_similarity)} |"
         yield f"| bits per weight | {number(a.bits_per_weight)} |"
         yield ""
-        yield from _table(
+        yield from table(
             ["format", "layers", "SNR", "attainable", "excess", "worst", "relative", "bits/weight"], _formats(report)
         )
         yield ""
         yield "Worst layers:"
         yield ""
-        yield from _table(["layer", "SNR", "excess", "relative", "max error", "format"], _worst(report))
+        yield from table(["layer", "SNR", "excess", "relative", "max error", "format"], _worst(report))
     yield from _problems(report)
     yield from _gates(report)
     yield ""
@@ -130,7 +144,7 @@ def _problems(report: Report) -> Iterator[str]:
         for item in report.not_compared[:MAX_LISTED]
     ]
     more = len(report.not_compared) - len(rows)
-    yield from _table(["tensor", "why", "in detail"], [*rows, *([[f"and {more:,} more", "", ""]] if more else [])])
+    yield from table(["tensor", "why", "in detail"], [*rows, *([[f"and {more:,} more", "", ""]] if more else [])])
 
 
 def _gates(report: Report) -> Iterator[str]:
@@ -147,10 +161,4 @@ def _gates(report: Report) -> Iterator[str]:
         ]
         for gate in sorted(report.gates, key=lambda gate: gate.status)
     ]
-    yield from _table(["gate", "condition", "verdict", "observed", "margin"], rows)
-
-
-def _table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield from table(["gate", "condition", "verdict", "observed", "margin"], rows)

@@ -28,6 +28,7 @@ from quanterr.report.formatting import (
     worst_layers,
 )
 from quanterr.report.model import Aggregate, Finding, Layer, Report
+from quanterr.util.colors import wanted
 from quanterr.util.text import count, display, size
 
 BAR = 12  # characters
@@ -56,28 +57,14 @@ class _Console(Console):
 
 
 def console(file: IO[str], color: str = "auto") -> Console:
-    """A console for a stream. ``color`` is auto, always or never.
-
-    auto: where there is a terminal; NO_COLOR, TERM=dumb, FORCE_COLOR and CLICOLOR_FORCE (0 is off) decide before.
-    """
-    colored = _colored(file, color)
+    """A console for a stream. ``color`` is auto, always or never."""
+    colored = wanted(file, color)
     columns = os.environ.get("COLUMNS", "")
     asked = int(columns) if columns.isdecimal() else 0
     width = None if file.isatty() else max(asked, NARROWEST) if asked else NO_LIMIT
     return _Console(
         file=file, force_terminal=colored, no_color=not colored, width=width, highlight=False, markup=False, emoji=False
     )
-
-
-def _colored(file: IO[str], color: str) -> bool:
-    if color != "auto":
-        return color == "always"
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    for variable in ("FORCE_COLOR", "CLICOLOR_FORCE"):
-        if value := os.environ.get(variable):
-            return value != "0"
-    return file.isatty()
 
 
 def show(
@@ -109,7 +96,7 @@ def show(
             _print_worst(report, top, sort_by, plain, to)
     if verbose:
         _print_evidence(report, to)
-    print_findings(report.findings, to, verbose)
+    print_findings(_worst_first(report), to, verbose)
     to.print()
     _print_reasons(report, to)
     to.print(Text(ending or answer(report), style=STYLES[report.verdict]), soft_wrap=not to.is_terminal)
@@ -117,8 +104,12 @@ def show(
 
 def answer(report: Report, status: int | None = None, wrote: Sequence[str] = ()) -> str:
     """Verdict, exit status and what decided, and which files were written, on one line."""
-    files = f". Wrote {', '.join(display(_from_here(path)) for path in wrote)}" if wrote else ""
-    return ended(report.verdict, status, _decided(report) + files)
+    return ended(report.verdict, status, _decided(report) + written(wrote))
+
+
+def written(paths: Sequence[str]) -> str:
+    """``. Wrote a.json, b.html``, behind an answer."""
+    return f". Wrote {', '.join(display(_from_here(path)) for path in paths)}" if paths else ""
 
 
 def ended(verdict: str, status: int | None, words: str) -> str:
@@ -346,6 +337,19 @@ def _print_evidence(report: Report, to: Console) -> None:
     for layer in report.layers + report.other_changes:
         for evidence in layer.evidence:
             to.print(Text(sentence(f"{layer.display_name}: {layer.format}: {evidence}")), soft_wrap=True)
+
+
+def _worst_first(report: Report) -> list[Finding]:
+    """Findings of layers by their SNR, an undefined one first; of whole checkpoints before these."""
+    levels = {layer.layer_name: layer.snr_db for layer in report.layers}
+
+    def level(finding: Finding) -> float:
+        if finding.layer not in levels:
+            return -inf
+        snr_db = levels[finding.layer]
+        return -inf if snr_db is None else snr_db
+
+    return sorted(report.findings, key=level)
 
 
 def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:

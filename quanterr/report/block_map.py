@@ -6,7 +6,7 @@ is above the worst of all. The same line shows the SNR along the blocks as a cur
 
 from collections import defaultdict
 from collections.abc import Iterator
-from math import floor
+from math import floor, isnan, nan
 from typing import NamedTuple
 
 from rich import box
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quanterr.report.formatting import db
-from quanterr.report.model import Report
+from quanterr.report.model import Layer, Report
 from quanterr.roles import place_of
 from quanterr.util.text import count, display
 
@@ -28,6 +28,7 @@ NAME_WIDTH = 32
 OTHERS = 27  # columns of the terminal that names and cells leave over
 STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # dB that a digit may stand for
 LEAST_SPAN = 12  # dB, from the lowest digit to the highest
+EXCESS_STEP = 1.5  # dB beyond what the scales allow, for each colour
 DIGITS = 10
 CURVE = "▁▂▃▄▅▆▇█"
 
@@ -45,6 +46,7 @@ class Cell(NamedTuple):
     rank: int  # not compared before undefined before a number before identical
     snr_db: float
     block: int
+    excess_db: float = nan  # not a number where it is unknown what the scales allow
 
     @property
     def sign(self) -> str | None:
@@ -81,21 +83,28 @@ def block_maps(report: Report, width: int, unicode: bool) -> Iterator[Renderable
         yield Text(f"and {count(len(stacks) - MAX_STACKS, 'more stack')} of blocks", style="dim")
     digits = f"0: {scale.low:g} to {scale.low + scale.step:g} dB, each digit {scale.step:g} dB more"
     signs = [f"{sign} {description}" for sign, description in LEGEND.items() if sign in shown]
-    yield Text("; ".join([digits, *signs]), style="dim")
+    colours = [f"colours: dark as the scales allow, bright {EXCESS_STEP * (DIGITS - 1):g} dB beyond"]
+    known = any(not isnan(cell.excess_db) for cell in cells)
+    yield Text("; ".join([digits, *signs, *(colours if known else [])]), style="dim")
 
 
 def _stacks(report: Report) -> dict[str, Stack]:
     """The worst weight of each module in each block; modules that are the same everywhere are left out."""
     stacks: dict[str, Stack] = defaultdict(lambda: defaultdict(dict))
-    entries = [(0, 0.0, item.layer_name) for item in report.not_compared]
-    entries += [(1 if x.snr_db is None else 2, x.snr_db or 0.0, x.layer_name) for x in report.layers]
-    entries += [(3, 0.0, layer.layer_name) for layer in report.lossless]
-    for rank, snr_db, name in entries:
+    entries = [(0, 0.0, nan, item.layer_name) for item in report.not_compared]
+    entries += [(1 if x.snr_db is None else 2, x.snr_db or 0.0, _excess(x), x.layer_name) for x in report.layers]
+    entries += [(3, 0.0, nan, layer.layer_name) for layer in report.lossless]
+    for rank, snr_db, excess_db, name in entries:
         place = place_of(name)
         if place:
-            row, cell = stacks[place.stack][place.module], Cell(rank, snr_db, place.block)
+            row, cell = stacks[place.stack][place.module], Cell(rank, snr_db, place.block, excess_db)
             row[place.block] = min(row.get(place.block, cell), cell)
     return {name: _differing(stack) for name, stack in stacks.items()}
+
+
+def _excess(layer: Layer) -> float:
+    """What a layer loses beyond what its scales allow."""
+    return nan if layer.excess_db is None else layer.excess_db
 
 
 def _differing(stack: Stack) -> Stack:
@@ -135,7 +144,7 @@ def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown
         worst = min(cell for cell in cells if cell)
         level = worst.sign or db(worst.snr_db)
         curve = [Text("".join(_height(cell, scale) for cell in cells))] if unicode else []
-        table.add_row(Text(display(module)), _digits(signs), *curve, level, str(worst.block))
+        table.add_row(Text(display(module)), _digits(signs, cells), *curve, level, str(worst.block))
     return Group(Text(title, style="bold"), table)
 
 
@@ -148,18 +157,21 @@ def _ticks(pieces: list[list[int]]) -> Text:
     return Text(line)
 
 
-def _digits(signs: list[str]) -> Text:
+def _digits(signs: list[str], cells: list[Cell | None]) -> Text:
     text = Text()
-    for sign in signs:
-        text.append(sign, style=_style(sign))
+    for sign, cell in zip(signs, cells, strict=True):
+        text.append(sign, style=_style(sign, cell))
     return text
 
 
-def _style(sign: str) -> Style | str:
-    if sign.isdigit():
-        digit = int(sign)
-        return Style(color="#000000" if digit < DARK_TEXT else "#ffffff", bgcolor=COLOURS[digit])
-    return "bold reverse" if sign in (LOST, UNDEFINED) else "dim"
+def _style(sign: str, cell: Cell | None) -> Style | str:
+    """A colour by what the weight loses beyond its scales; by its digit where that is unknown."""
+    if cell is None or not sign.isdigit():
+        return "bold reverse" if sign in (LOST, UNDEFINED) else "dim"
+    colour = int(sign)
+    if not isnan(cell.excess_db):
+        colour = DIGITS - 1 - min(max(floor(cell.excess_db / EXCESS_STEP), 0), DIGITS - 1)
+    return Style(color="#000000" if colour < DARK_TEXT else "#ffffff", bgcolor=COLOURS[colour])
 
 
 def _height(cell: Cell | None, scale: Scale) -> str:

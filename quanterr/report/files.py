@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -31,19 +31,23 @@ class Target(NamedTuple):
 
 
 def targets(
-    given: Iterable[str], inputs: Iterable[str], output: Output | None = None, no_clobber: bool = False
+    given: Iterable[str],
+    inputs: Iterable[str],
+    output: Output | None = None,
+    no_clobber: bool = False,
+    outputs: Sequence[Output] = OUTPUTS,
 ) -> list[Target]:
     """Check the paths of ``--output-report`` before anything is computed.
 
-    The suffix of each chooses its output, unless ``output`` does; - is standard output, and JSON. With
-    ``no_clobber`` no file may be there yet.
+    The suffix of each chooses one of ``outputs``, unless ``output`` does; - is standard output, and the first of
+    them, JSON. With ``no_clobber`` no file may be there yet.
 
     Raises:
         UsageError: an unknown suffix, a path that is one of the inputs or lies in one, a document of somebody's,
             standard output twice.
         ResourceError: a folder that is missing or cannot be written to, a file that is not to be replaced.
     """
-    made = [_target(path, list(inputs), output) for path in given]
+    made = [_target(path, list(inputs), output, outputs) for path in given]
     if [target.path for target in made].count(None) > 1:
         raise UsageError("--output-report -: given twice; standard output holds one document")
     for target in made if no_clobber else []:
@@ -52,23 +56,23 @@ def targets(
     return made
 
 
-def _target(given: str, inputs: list[str], output: Output | None) -> Target:
+def _target(given: str, inputs: list[str], output: Output | None, outputs: Sequence[Output]) -> Target:
     if given in (STDOUT, "/dev/stdout"):
-        return Target(output or OUTPUTS[0], None)
+        return Target(output or outputs[0], None)
     where = f"--output-report {display(given)}"
     try:
         path = Path(given) if _special(Path(given)) else Path(os.path.realpath(given))
-        output = output or next((row for row in OUTPUTS if row.suffix == Path(given).suffix.lower()), None)
-        return Target(_checked(path, output, where, inputs), path)
+        output = output or next((row for row in outputs if row.suffix == Path(given).suffix.lower()), None)
+        return Target(_checked(path, output, where, inputs, outputs), path)
     except OSError as error:
         raise ResourceError(f"{where}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{where}: not a file name") from error
 
 
-def _checked(path: Path, output: Output | None, where: str, inputs: list[str]) -> Output:
+def _checked(path: Path, output: Output | None, where: str, inputs: list[str], outputs: Sequence[Output]) -> Output:
     if output is None and not _special(path):
-        known = ", ".join(output.suffix for output in OUTPUTS)
+        known = ", ".join(output.suffix for output in outputs)
         raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
     if path.is_dir():
         raise UsageError(f"{where}: is a folder")
@@ -84,7 +88,7 @@ def _checked(path: Path, output: Output | None, where: str, inputs: list[str]) -
         raise UsageError(f"{where}: exists and is not a report; {remedy}")
     if not os.access(path if _special(path) else path.parent, os.W_OK):
         raise ResourceError(f"{where}: cannot be written there")
-    return output or OUTPUTS[0]
+    return output or outputs[0]
 
 
 def _is_output(path: Path) -> bool:
@@ -94,6 +98,17 @@ def _is_output(path: Path) -> bool:
     if beginning.lstrip().startswith(SECTION[0]):
         return path.read_bytes().rstrip().endswith(SECTION[1])
     return any(mark in beginning for mark in MARKS)
+
+
+def save(found: object, path: str, outputs: Sequence[Output]) -> None:
+    """What the ``save`` of a report, a ranking and a diff does.
+
+    Raises:
+        UsageError: an unknown suffix.
+        ResourceError: the file cannot be written.
+    """
+    for target in targets([path], [], outputs=outputs):
+        write(target, lambda file, target=target: target.output.write(found, file), "save()")  # type: ignore[misc]
 
 
 def output_named(name: str) -> Output:
@@ -134,7 +149,8 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ResourceError(f"{option} {display(str(target.path or STDOUT))}: {error.strerror}") from error
+        where = "standard output" if target.path is None else f"{option} {display(str(target.path))}"
+        raise ResourceError(f"{where}: {error.strerror}") from error
 
 
 def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
@@ -171,8 +187,8 @@ def _mode(path: Path) -> int:
     return 0o666 & ~mask
 
 
-def update(given: str, report: "Report") -> None:
-    """Put the Markdown section into a document, between its two comments.
+def update(given: str, report: "Report", append: bool = False) -> None:
+    """Put the Markdown section into a document, between its two comments; or append it where there are none.
 
     Raises:
         UsageError: no such document, not UTF-8, or not exactly one pair of comments.
@@ -187,5 +203,5 @@ def update(given: str, report: "Report") -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{where}: {reason}") from error
-    made = updated(text, report, where)
+    made = updated(text, report, where, append)
     write(Target(output_named("md"), Path(os.path.realpath(given))), lambda file: file.write(made), "--update")

@@ -1,10 +1,19 @@
 """Which layers to leave unquantized: those that give back the most error for the bytes that they cost."""
 
+import re
 from collections.abc import Iterable, Sequence
-from math import log10
+from math import isfinite, log10
 from typing import NamedTuple
 
+from quanterr.errors import UsageError
 from quanterr.report.model import Finding
+from quanterr.util.text import display
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+DB = "db"
+FEW = 5  # layers that are proposed without a budget,
+MOST_ERROR = 0.5  # if they make at least this share of the error
+LITTLE = 0.05  # and add at most this share of the bytes
 
 # Plain floats by their names in a report: what they are called in a file, and the bits of an element.
 DTYPES = {
@@ -24,10 +33,35 @@ class Kept(NamedTuple):
     error: float  # Σe² that goes away
 
 
+class Budget(NamedTuple):
+    """What keeping layers may cost in bytes, or what it shall gain in dB."""
+
+    amount: float
+    is_gain: bool = False
+
+
+def budget(text: str) -> Budget:
+    """``500MiB``, ``1.5GB``, ``1000000``: bytes; ``3dB``: so much more SNR.
+
+    Raises:
+        UsageError: neither, or not more than 0.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
+    amount, unit = (float(found[1]), found[2]) if found else (0.0, "")
+    if not isfinite(amount) or amount <= 0 or unit not in {*UNITS, DB}:
+        raise UsageError(f"--keep-original {display(text)}: give bytes, such as 500MiB, or a gain, such as 3dB")
+    return Budget(amount, is_gain=True) if unit == DB else Budget(amount * UNITS[unit])
+
+
 def original_bytes(dtype: str, elements: int) -> int:
     """What a weight takes in the original."""
     _, bits = DTYPES.get(dtype, ("", USUAL_BITS))
     return elements * bits // 8
+
+
+def dtype_name(dtype: str) -> str:
+    """What a file calls a dtype of a report: ``BF16``."""
+    return DTYPES.get(dtype, (dtype, 0))[0]
 
 
 def by_worth(layers: Iterable[Kept]) -> list[Kept]:
@@ -43,27 +77,37 @@ def _price(layer: Kept) -> float:
     return max(layer.added, 0) / layer.error
 
 
-def within(ordered: Sequence[Kept], budget: int) -> list[Kept]:
-    """Layers that cost at most ``budget`` bytes together: each that still fits, in their order."""
-    chosen = []
-    for layer in ordered:
-        if max(layer.added, 0) <= budget:
-            chosen.append(layer)
-            budget -= layer.added
-    return chosen
+def within(ordered: Sequence[Kept], given: Budget, error: float) -> list[Kept]:
+    """The layers to keep under a budget, of those that :func:`by_worth` ordered.
 
-
-def until(ordered: Sequence[Kept], error: float, gain_db: float) -> list[Kept] | None:
-    """The first layers without which the SNR is higher by ``gain_db``; None: not even without all of them.
-
-    ``error``: Σe² of all layers together.
+    Of bytes: each layer that still fits. Of a gain: the first layers that give it, or all. ``error``: Σe² of the
+    whole, these and all other layers.
     """
+    if not given.is_gain:
+        return _fitting(ordered, given.amount)
     left = error
-    for n, layer in enumerate(ordered, 1):
-        left -= layer.error
-        if left <= 0 or 10 * log10(error / left) >= gain_db:
+    for n, layer in enumerate(ordered):
+        if left <= 0 or 10 * log10(error / left) >= given.amount:
             return list(ordered[:n])
-    return None
+        left -= layer.error
+    return list(ordered)
+
+
+def few(ordered: Sequence[Kept], error: float, nbytes: int) -> list[Kept]:
+    """A few layers that make most of the error and cost little to keep, if there are such."""
+    for n in range(1, FEW + 1):
+        if sum(layer.error for layer in ordered[:n]) >= MOST_ERROR * error:
+            return list(ordered[:n]) if sum(layer.added for layer in ordered[:n]) <= LITTLE * nbytes else []
+    return []
+
+
+def _fitting(ordered: Sequence[Kept], nbytes: float) -> list[Kept]:
+    kept = []
+    for layer in ordered:
+        if layer.added <= nbytes:
+            kept.append(layer)
+            nbytes -= layer.added
+    return kept
 
 
 def bound_layers(findings: Iterable[Finding]) -> set[str]:

@@ -5,6 +5,7 @@ in entities; of sentences everything that is markup, a mention or a link is writ
 """
 
 import re
+from collections.abc import Iterable, Iterator
 
 from quanterr.report.formatting import sentence
 from quanterr.util.text import MAX_SHOWN, display
@@ -26,3 +27,10 @@ def prose(text: str) -> str:
     """A sentence whose characters are all text."""
     shown = _LINK.sub(_SPLIT, sentence(text).strip())
     return "".join(c if _TEXT.match(shown, n) or c.isalpha() else f"&#{ord(c)};" for n, c in enumerate(shown))
+
+
+def table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    """Lines of a table; its cells are Markdown."""
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)

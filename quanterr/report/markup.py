@@ -133,9 +133,9 @@ def headed(verdict: str, reasons: Iterable[str], sides: Markup, word: str | None
     return tag("section", title, listed, sides, class_=f"verdict {verdict}")
 
 
-def part(name: str, **values: str) -> Markup:
-    """A part of a page that is filled by its script: ``html/<name>.html``."""
-    return Markup(Template(_read(f"{name}.html")).substitute(values))
+def part(file: str, **values: str) -> Markup:
+    """A part of a page that is filled by its script: ``html/<file>.html``."""
+    return Markup(Template(_read(f"{file}.html")).substitute(values))
 
 
 def packed(data: Any) -> str:

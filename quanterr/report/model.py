@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA, notebook
+from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, OUTPUTS, SCHEMA, notebook
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
@@ -338,10 +338,9 @@ class Report(Model):
             UsageError: an unknown suffix.
             ResourceError: the file cannot be written.
         """
-        from quanterr.report.files import targets, write
+        from quanterr.report.files import save
 
-        for target in targets([fspath(path)], []):
-            write(target, lambda file, target=target: target.output.write(self, file), "save()")  # type: ignore[misc]
+        save(self, fspath(path), OUTPUTS)
 
     def write_json(self, file: IO[str]) -> None:
         """Strict, ASCII JSON, a layer per line; written piece by piece."""

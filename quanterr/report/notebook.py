@@ -12,7 +12,7 @@ from quanterr.util.text import count, display, size
 
 if TYPE_CHECKING:
     from quanterr.report.model import Report
-    from quanterr.report.ranking import Ranking
+    from quanterr.report.ranking.model import Ranking
 
 WORST = 10  # layers of a table
 RIGHT = ' style="text-align: right"'
@@ -35,7 +35,7 @@ def html_of(report: "Report") -> str:
     of = f"the {len(layers)} worst of " if len(layers) < len(report.layers) else ""
     title = f"{of}{count(len(report.layers), 'layer')}, by {SORTS['snr'][1]}"
     headers = ("layer", "format", "SNR dB", "excess dB", "relative error")
-    return _heading(report.verdict, report.reasons) + (_table(title, headers, rows, 2) if rows else "")
+    return _heading(report.verdict, report.reasons) + (table(title, headers, rows, 2) if rows else "")
 
 
 def line_of_ranking(ranking: "Ranking") -> str:
@@ -58,7 +58,7 @@ def html_of_ranking(ranking: "Ranking") -> str:
     ]
     headers = ("rank", "candidate", "SNR dB", "bits per weight", "size")
     title = f"{count(len(ranking.layers), 'layer')} differ"
-    return _heading(ranking.verdict, ranking.reasons) + _table(title, headers, rows, 2)
+    return _heading(ranking.verdict, ranking.reasons) + table(title, headers, rows, 2)
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> Any:
@@ -80,8 +80,8 @@ def _heading(verdict: str, reasons: Sequence[str]) -> str:
     return f"<p><b>{escape(verdict)}</b>: {said}{more}</p>"
 
 
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """``words`` columns hold words, the others numbers."""
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
+    """A table with a caption. ``words`` columns hold words, the others numbers."""
     align = [""] * words + [RIGHT] * (len(headers) - words)
     head = "".join(f"<th{a}>{escape(header)}</th>" for header, a in zip(headers, align, strict=True))
     body = "".join(

@@ -54,13 +54,14 @@ function stacksOf(layers) {
 }
 
 function drawMaps(section, layers, stacks, metric, pick) {
+  const scaled = (section.dataset.scale ?? metric).split(" "); // metrics that share the colours
   const worst = new Map(); // of each cell
   const values = [];
   for (const stack of stacks) {
     for (const rows of stack.cells.values()) {
       const row = rows.reduce((a, b) => (badness(layers, metric, b) > badness(layers, metric, a) ? b : a));
       worst.set(rows, row);
-      if (layers.status[row] === DIFFERS) values.push(layers[metric][row]);
+      if (layers.status[row] === DIFFERS) values.push(...scaled.map((key) => layers[key][row]));
     }
   }
   const scale = scaleOf(metric, values);

@@ -13,9 +13,9 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.report.keeping import bound_layers
+from quanterr.report.keeping import Budget, Kept, bound_layers, by_worth, dtype_name, few, original_bytes, within
 from quanterr.report.model import Layer, Report, Tool
-from quanterr.report.ranking import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
+from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
@@ -32,6 +32,7 @@ class Stored(NamedTuple):
     nbytes: int
     error: float  # Σe²
     signal: float | None  # Σx²; None: the same on both sides, so the report does not give it
+    dtype: str  # of the original
     is_layer: bool  # a weight; else a norm, a bias or another 1-D tensor that differs
 
 
@@ -67,8 +68,11 @@ def names_of(paths: Sequence[str]) -> list[str]:
     return [name.removesuffix(shared) for name in names]
 
 
-def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
-    """The ranking of candidates by their reports, which are of one original and one selection."""
+def ranked(names: Sequence[str], reports: Sequence[Report], keep: Budget | None = None) -> Ranking:
+    """The ranking of candidates by their reports, which are of one original and one selection.
+
+    ``keep``: propose for each candidate which layers to leave as in the original within this budget.
+    """
     excluded = {name: why for name, report in zip(names, reports, strict=True) if (why := _why_not(report))}
     chosen = [
         _Ranked(name, report, _tensors(report), bound_layers(report.findings))
@@ -88,11 +92,16 @@ def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
     rows += [_candidate(n, r, excluded[n]) for n, r in zip(names, reports, strict=True) if n in excluded]
     front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
     swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
+    kept = [_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
+    failed = [name for name, report in zip(names, reports, strict=True) if report.verdict == "fail"]
     first = reports[0]
     return Ranking.model_construct(
         tool=Tool(name="quanterr", version=__version__),
-        verdict="inconclusive" if excluded else "pass",
-        reasons=[f"{name}: {why}" for name, why in excluded.items()]
+        verdict="inconclusive" if excluded else "fail" if failed else "pass",
+        reasons=[
+            *(f"{name}: {why}" for name, why in excluded.items()),
+            *(f"{name}: {'; '.join(report.reasons)}" for name, report in _by(names, reports, failed)),
+        ]
         or ["everything selected was compared in every candidate"],
         complete=all(report.complete for report in reports),
         original=first.original.path,
@@ -103,9 +112,14 @@ def ranked(names: Sequence[str], reports: Sequence[Report]) -> Ranking:
         candidates=rows,
         front=[candidate.name for candidate in sorted(front, key=lambda candidate: candidate.nbytes)],
         swaps=[found for found in swaps if found.layers],
+        kept=[found for found in kept if found.layers],
         layers=in_layers,
         run=first.run,
     )
+
+
+def _by(names: Sequence[str], reports: Sequence[Report], wanted: Sequence[str]) -> list[tuple[str, Report]]:
+    return [(name, report) for name, report in zip(names, reports, strict=True) if name in wanted]
 
 
 def _common(chosen: Sequence[_Ranked]) -> list[str]:
@@ -138,10 +152,14 @@ def _tensors(report: Report) -> dict[str, Stored]:
         for layer in tensors:
             error, signal = (layer.error_norm**2, layer.original_norm**2) if is_layer else (0.0, None)
             n_bytes = _bytes(layer.bits_per_weight, layer.tensor_elements)
-            found[layer.layer_name] = Stored(layer.format, layer.tensor_elements, n_bytes, error, signal, is_layer)
+            found[layer.layer_name] = Stored(
+                layer.format, layer.tensor_elements, n_bytes, error, signal, layer.original_dtype, is_layer
+            )
     for same in report.lossless:
         n_bytes = _bytes(same.bits_per_weight, same.tensor_elements)
-        found[same.layer_name] = Stored(same.format, same.tensor_elements, n_bytes, 0.0, None, False)
+        found[same.layer_name] = Stored(
+            same.format, same.tensor_elements, n_bytes, 0.0, None, same.original_dtype, False
+        )
     return found
 
 
@@ -176,7 +194,7 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
     return Candidate(
         name=name,
         path=report.quantized.path,
-        verdict="pass" if _relied_on(report) else "inconclusive",
+        verdict=report.verdict,
         reasons=report.reasons,
         rank=None,
         not_ranked=why_not,
@@ -189,10 +207,12 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
         best_layers=0,
         checkpoint_bytes=report.quantized.bytes,
         overall_snr_db=report.aggregate.overall_snr_db,
+        weighted_snr_db=report.aggregate.weighted_snr_db,
         excess_db=report.aggregate.excess_db,
         worst_layer=_worst(worst) if worst else None,
         formats=formats,
         findings=report.findings,
+        gates=report.gates,
     )
 
 
@@ -233,17 +253,32 @@ def _swaps(candidate: _Ranked, chosen: Sequence[_Ranked], layers: Sequence[str],
         options = [swap for swap in options if -swap.squared_error_change >= least]
         if options:
             found.append(min(options, key=_by_gain_for_bytes))
-    found = sorted(found, key=_by_gain_for_bytes)[:FEW]
-    bytes_change = sum(swap.bytes_change for swap in found)
-    error_change = sum(swap.squared_error_change for swap in found)
+    return _together(candidate, sorted(found, key=_by_gain_for_bytes)[:FEW], signal)
+
+
+def _together(candidate: _Ranked, swaps: list[Swap], signal: float) -> Swaps:
+    """What comes of several swaps."""
+    bytes_change = sum(swap.bytes_change for swap in swaps)
+    error_change = sum(swap.squared_error_change for swap in swaps)
     return Swaps(
         candidate=candidate.name,
-        layers=found,
+        layers=swaps,
         bytes_change=bytes_change,
         bytes=candidate.nbytes + bytes_change,
         squared_error_change=error_change,
         snr_db=_db(signal, max(candidate.error + error_change, 0.0)),
     )
+
+
+def _kept(candidate: _Ranked, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
+    """Layers of a candidate to leave as in the original: within a budget, or the few that make most of its error."""
+    stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
+    added = {name: original_bytes(own.dtype, own.elements) - own.nbytes for name, own in stored.items()}
+    ordered = by_worth(Kept(name, added[name], own.error) for name, own in stored.items())
+    error = candidate.error
+    found = within(ordered, keep, error) if keep else few(ordered, error, candidate.nbytes)
+    swaps = [Swap(k.name, display(k.name), None, dtype_name(stored[k.name].dtype), k.added, -k.error) for k in found]
+    return _together(candidate, swaps, signal)
 
 
 def _swap(candidate: _Ranked, other: _Ranked, name: str) -> Swap | None:

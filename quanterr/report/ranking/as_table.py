@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from quanterr.report.as_table import STYLES, Column, ended, fitted
-from quanterr.report.ranking import Candidate, RankedLayer, Ranking, Swaps
+from quanterr.report.as_table import STYLES, Column, ended, fitted, written
+from quanterr.report.keeping import FEW
+from quanterr.report.ranking.model import Candidate, RankedLayer, Ranking, Swaps
 from quanterr.util.text import count, display, size
 
 COLUMNS = (
@@ -21,20 +22,22 @@ COLUMNS = (
     Column("warnings", 8),
     Column("worst layer", 9, right=False),
 )
+WEIGHTED = Column("weighted dB", 2)
+GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 NONE = "-"
 SAME_SIZE = 0.05  # %
 
 
-def show(ranking: Ranking, to: Console, top: int = 10, status: int | None = None) -> None:
+def show(ranking: Ranking, to: Console, top: int = 10, status: int | None = None, wrote: Sequence[str] = ()) -> None:
     """Print it, with at most ``top`` layers; the last line is the answer, with the exit ``status``."""
     plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
     to.print(_head(ranking), soft_wrap=not to.is_terminal)
     for line in _excluded(ranking):
         to.print(Text(line, style=STYLES["inconclusive"]), soft_wrap=not to.is_terminal)
     to.print()
-    rows = [(candidate.name, _cells(candidate, len(ranking.layers))) for candidate in ranking.candidates]
-    to.print(fitted("Candidates, the least error first", "candidate", COLUMNS, rows, plain, to))
+    columns, rows = _candidates(ranking)
+    to.print(fitted("Candidates, the least error first", "candidate", columns, rows, plain, to))
     for candidate in ranking.candidates:
         if candidate.behind:
             line = f"{display(candidate.name)}: {display(candidate.behind)} is no larger and has no more error"
@@ -42,18 +45,55 @@ def show(ranking: Ranking, to: Console, top: int = 10, status: int | None = None
     if top and ranking.layers:
         to.print()
         _show_layers(ranking, to, top, plain)
-    for swaps in ranking.swaps:
+    for swaps in (*ranking.swaps, *ranking.kept):
         to.print()
-        _show_swaps(swaps, ranking, to, plain)
+        _show_swaps(swaps, ranking, to, plain, top)
     to.print()
     for reason in ranking.reasons if ranking.verdict != "pass" else ():
         to.print(Text(display(reason, 2000)), soft_wrap=not to.is_terminal)
-    answer = ended(ranking.verdict, status, conclusion(ranking))
+    answer = ended(ranking.verdict, status, conclusion(ranking) + written(wrote))
     to.print(Text(answer, style=STYLES[ranking.verdict]), soft_wrap=not to.is_terminal)
 
 
+def _candidates(ranking: Ranking) -> tuple[tuple[Column, ...], list[tuple[str, list[str]]]]:
+    """The columns that mean something here, and their cells."""
+    columns, rows = list(COLUMNS), []
+    weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
+    gates = any(candidate.gates for candidate in ranking.candidates)
+    columns += [WEIGHTED] * weighted + [GATES] * gates
+    for candidate in ranking.candidates:
+        cells = _cells(candidate, len(ranking.layers))
+        if weighted:
+            cells.append(NONE if candidate.weighted_snr_db is None else f"{candidate.weighted_snr_db:.2f}")
+        if gates:
+            cells.append(_gates(candidate))
+        rows.append((candidate.name, cells))
+    return tuple(columns), rows
+
+
+def _gates(candidate: Candidate) -> str:
+    return f"{sum(gate.status == 'pass' for gate in candidate.gates)} of {len(candidate.gates)}"
+
+
 def conclusion(ranking: Ranking) -> str:
-    """Which candidate is best, by how much, and for how many bytes."""
+    """Which candidate is best, by how much, for how many bytes, and what would make it better still."""
+    kept = next((swaps for swaps in ranking.kept if swaps.candidate == ranking.candidates[0].name), None)
+    more = f"; {_better_kept(kept, ranking.candidates[0])}" if kept else ""
+    failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
+    held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
+    return f"{_best(ranking)}{more}{held}"
+
+
+def _better_kept(kept: Swaps, own: Candidate) -> str:
+    dtypes = {swap.format for swap in kept.layers}
+    where = f"in {dtypes.pop()}" if len(dtypes) == 1 else "as in the original"
+    give = "gives" if len(kept.layers) == 1 else "give"
+    gain = "" if kept.snr_db is None or own.snr_db is None else f"{kept.snr_db - own.snr_db:.2f} dB more for "
+    share = 100 * kept.bytes_change / (own.bytes or 1)
+    return f"kept {where}, {len(kept.layers):,} of its layers {give} {gain}{share:.2g} % more bytes"
+
+
+def _best(ranking: Ranking) -> str:
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     if len(ranked) < 2:
         return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
@@ -146,12 +186,13 @@ def _snrs(layer: RankedLayer) -> Sequence[str]:
     return [_snr(choice.snr_db, choice.squared_error) for choice in layer.choices]
 
 
-def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool) -> None:
+def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool, top: int) -> None:
     own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
     error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
     after = _snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
+    whence = "of others" if any(swap.take_from for swap in swaps.layers) else "kept as in the original"
     description = (
-        f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} of others: "
+        f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} {whence}: "
         f"{_percent(swaps.bytes_change, own.bytes or 1)} bytes, {_percent(swaps.squared_error_change, error)} "
         f"squared error, {_db(own)} -> {after}"
     )
@@ -159,15 +200,18 @@ def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool) -> Non
         (
             swap.layer_name,
             [
-                f"{display(swap.take_from)} ({swap.format})",
+                f"{display(swap.take_from or 'original')} ({swap.format})",
                 f"{swap.bytes_change:+,}",
                 _percent(swap.squared_error_change, error),
             ],
         )
-        for swap in swaps.layers
+        for swap in swaps.layers[: max(top, FEW)]
     ]
     to.print(Text(description, style="bold"), soft_wrap=not to.is_terminal)
-    to.print(fitted("", "layer", SWAP_COLUMNS, rows, plain, to))
+    if rows:
+        to.print(fitted("", "layer", SWAP_COLUMNS, rows, plain, to))
+    if len(rows) < len(swaps.layers):
+        to.print(Text(f"and {len(swaps.layers) - len(rows):,} more, in the JSON"), soft_wrap=not to.is_terminal)
 
 
 def _percent(change: float, whole: float) -> str:

@@ -1,15 +1,17 @@
 """Several candidates for one original: data with a schema version, made from their reports."""
 
 from dataclasses import dataclass, fields
+from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
+from quanterr.report.gate_results import Gate
 from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.ranking"
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"  # 1.1 adds gates, kept, weighted_snr_db, and the verdict fail
 
 
 @dataclass(slots=True)
@@ -27,7 +29,7 @@ class Candidate:
 
     name: Annotated[str, Field(description="the end of its path, as far as it distinguishes it")]
     path: str
-    verdict: Annotated[Literal["pass", "inconclusive"], Field(description="as compare's")]
+    verdict: Annotated[Literal["pass", "fail", "inconclusive"], Field(description="as compare's")]
     reasons: list[str]
     rank: Annotated[int | None, Field(description="1 has the least error; null: not ranked, as not_ranked says")]
     not_ranked: str | None
@@ -40,10 +42,12 @@ class Candidate:
     best_layers: Annotated[int, Field(description="layers in which it has the least error")]
     checkpoint_bytes: Annotated[int, Field(description="of all its tensors")]
     overall_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: over its own layers that differ")]
+    weighted_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: null without importance [dB]")]
     excess_db: Annotated[FiniteFloat | None, Field(description="as compare's: beyond what its scales allow [dB]")]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
     findings: list[Finding]
+    gates: list[Gate]
 
 
 @dataclass(slots=True)
@@ -74,7 +78,7 @@ class Swap:
 
     layer_name: str
     display_name: str
-    take_from: Annotated[str, Field(description="the other candidate")]
+    take_from: Annotated[str | None, Field(description="the other candidate; null: the original")]
     format: str
     bytes_change: int
     squared_error_change: FiniteFloat
@@ -102,7 +106,9 @@ class Ranking(Model):
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
     tool: Tool
-    verdict: Literal["pass", "inconclusive"] = Field(description="inconclusive if any candidate is not ranked")
+    verdict: Literal["pass", "fail", "inconclusive"] = Field(
+        description="inconclusive if a candidate is not ranked; fail if one does not hold its gates"
+    )
     reasons: list[str]
     complete: bool = Field(description="false when the run was interrupted")
     original: str = Field(description="path")
@@ -113,6 +119,10 @@ class Ranking(Model):
     candidates: list[Candidate] = Field(description="the least error first; at the end those that are not ranked")
     front: list[str] = Field(description="candidates that no other beats in error and bytes, the smallest first")
     swaps: list[Swaps] = Field(description="of candidates on the front")
+    kept: list[Swaps] = Field(
+        description="layers to leave as in the original: within the budget that was given, of each ranked candidate; "
+        "without one, of the first, if a few make most of its error"
+    )
     layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
     run: RunInfo
 
@@ -135,6 +145,18 @@ class Ranking(Model):
         return notebook.frame(
             row | {"worst_layer": row["worst_layer"] and row["worst_layer"].layer_name} for row in rows
         )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, as ``rank -o`` does: the suffix chooses JSON, HTML, CSV, Markdown or JUnit XML.
+
+        Raises:
+            UsageError: an unknown suffix.
+            ResourceError: the file cannot be written.
+        """
+        from quanterr.report.files import save
+        from quanterr.report.ranking import OUTPUTS
+
+        save(self, fspath(path), OUTPUTS)
 
     def to_json(self) -> str:
         """Strict, ASCII JSON."""

@@ -1,0 +1,120 @@
+"""What changed between two reports of one original: plain data with a schema version."""
+
+import os
+from dataclasses import asdict, dataclass, field
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+from quanterr.report import notebook
+from quanterr.report.formatting import db
+from quanterr.util.text import count, display
+
+SCHEMA = "quanterr.diff"
+SCHEMA_VERSION = "1.1"
+
+
+class Both(NamedTuple):
+    """A layer that both reports have; an SNR is infinite where it is as in the original, None where undefined."""
+
+    name: str
+    old_snr_db: float | None
+    new_snr_db: float | None
+    change_db: float | None
+    format: str | None  # in the new report
+
+
+@dataclass(slots=True)
+class Totals:
+    """One of the two reports as a whole."""
+
+    path: str
+    verdict: str
+    layers: int
+    overall_snr_db: float | None
+    excess_db: float | None
+    bits_per_weight: float | None
+    quantized_bytes: int
+
+
+@dataclass(slots=True)
+class Change:
+    """A layer of both. An SNR is null where it is undefined or infinite, as ``reason`` then says."""
+
+    layer: str
+    old_snr_db: float | None
+    new_snr_db: float | None
+    change_db: float | None
+    reason: str | None
+    old_excess_db: float | None = None  # null without nearest codes, and in reports of schema 1.1 and before
+    new_excess_db: float | None = None
+
+
+@dataclass(slots=True)
+class FormatChange:
+    """A layer of both that is stored in another format."""
+
+    layer: str
+    old_format: str
+    new_format: str
+
+
+@dataclass(slots=True)
+class Diff:
+    """All that changed. ``difference`` says why the numbers do not belong together, if that was forced.
+
+    ``worse`` and ``better`` begin with the largest change; ``undefined`` are layers without an SNR in either.
+    """
+
+    schema: str
+    schema_version: str
+    old: Totals
+    new: Totals
+    difference: str | None
+    added: list[str]
+    gone: list[str]
+    format_changes: list[FormatChange]
+    unchanged: int = 0
+    worse: list[Change] = field(default_factory=list)
+    better: list[Change] = field(default_factory=list)
+    undefined: list[str] = field(default_factory=list)
+    layers: list[Both] = field(default_factory=list, repr=False)  # all of both; in JSON those that changed
+
+    def __repr__(self) -> str:
+        paths = ", ".join(display(os.path.basename(totals.path)) for totals in (self.old, self.new))
+        counts = f"{len(self.worse):,} worse, {len(self.better):,} better, {self.unchanged:,} unchanged"
+        return f"<quanterr.Diff {counts}; {paths}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (word, item.layer, db(item.old_snr_db), db(item.new_snr_db), db(item.change_db))
+            for word, items in (("worse", self.worse), ("better", self.better))
+            for item in items[: notebook.WORST]
+        ]
+        found = f"{count(len(self.worse), 'layer')} worse, {len(self.better):,} better, {self.unchanged:,} unchanged"
+        return notebook.table(found, ("", "layer", "old dB", "new dB", "change dB"), rows, 2)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row per layer of both reports.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return notebook.frame(layer._asdict() for layer in self.layers)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file: JSON or a page (.html), by its suffix.
+
+        Raises:
+            UsageError: an unknown suffix.
+            ResourceError: the file cannot be written.
+        """
+        from quanterr.report.diff import OUTPUTS
+        from quanterr.report.files import save
+
+        save(self, fspath(path), OUTPUTS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        found = asdict(self)
+        del found["layers"]
+        return found
