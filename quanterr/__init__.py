@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare, rank
     from quanterr.comparison.measure import measure
     from quanterr.errors import QuanterrError
+    from quanterr.evaluation import evaluate
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
     from quanterr.inspection import inspect
@@ -33,6 +34,7 @@ _HOMES = {
     "CompareOptions": "quanterr.selection",
     "compare": "quanterr.comparison",
     "diff": "quanterr.report.diff.making",
+    "evaluate": "quanterr.evaluation",
     "inspect": "quanterr.inspection",
     "open_checkpoint": "quanterr.checkpoints",
     "judge": "quanterr.gates",
@@ -54,6 +56,7 @@ __all__ = [
     "Report",
     "compare",
     "diff",
+    "evaluate",
     "inspect",
     "judge",
     "measure",

@@ -71,6 +71,12 @@ class ResourceError(QuanterrError):
     status = Status.ENVIRONMENT
 
 
+class Interrupted(QuanterrError):
+    """A run that was stopped before it had a result."""
+
+    status = Status.INTERRUPTED
+
+
 # What is said where memory, or room for one more thread, is missing: by Python, the C library, C++, torch.
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new thread", "bad_alloc")
 

@@ -25,7 +25,7 @@ FLOORS = [
     {"formats"},
     {"pairing"},
     {"findings"},
-    {"comparison", "inspection", "guide"},
+    {"comparison", "evaluation", "inspection", "guide"},
     {"cli", "quanterr"},
     {"__main__"},
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quanterr.cli import completion, diff, gate, guide, rank, settings
+from quanterr.cli import completion, diff, evaluate, gate, guide, rank, settings
 from quanterr.cli.common import (
     AllowPartial,
     AsJson,
@@ -35,6 +35,7 @@ from quanterr.cli.common import (
     TopLayers,
     color_of,
     command_line,
+    deliver,
     help_of,
     printing,
     require_memory,
@@ -52,6 +53,8 @@ from quanterr.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import Console
 
     from quanterr.formats.base import Format
     from quanterr.report.files import Target
@@ -201,10 +204,10 @@ def compare(
         try:
             report = rules.judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _print(gate.not_judged(report, error), to, shown, Status.USAGE)
+            _deliver(gate.not_judged(report, error), to, shown, Status.USAGE)
             raise
         status = _status(report, allow_partial, interrupt)
-        _print(report, to, shown, status)
+        _deliver(report, to, shown, status)
         gate.report_verdict(report)
     raise typer.Exit(status)
 
@@ -230,39 +233,14 @@ def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "
         return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
 
 
-def _print(report: "Report", to: "list[Target]", display: Display, status: Status) -> None:
-    """Files first: no reader that leaves the table early costs a report, and no full disk costs the table."""
-    wrote: list[str] = []
-    with printing():
-        try:
-            for target in to:
-                if target.path is not None:
-                    _write(report, [target])
-                    wrote.append(str(target.path))
-        finally:
-            _show(report, to, display, status, wrote)
-        _write(report, [target for target in to if target.path is None])
+def _deliver(report: "Report", to: "list[Target]", display: Display, status: Status) -> None:
+    from quanterr.report.as_table import answer, brief, show
 
+    def table(console: "Console", wrote: list[str]) -> None:
+        ending = answer(report, status, wrote)
+        show(report, console, display.top_layers, display.sort_by, display.verbose, display.plot, ending)
 
-def _show(report: "Report", to: "list[Target]", display: Display, status: Status, wrote: list[str]) -> None:
-    from quanterr.report.as_table import answer, brief, console, show
-
-    if display.quiet:
-        print(brief(report), file=sys.stderr)
-        return
-    # Standard output carries one thing: the document, if one is to go there.
-    stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-    table = console(stream, display.color)
-    ending = answer(report, status, wrote)
-    show(report, table, display.top_layers, display.sort_by, display.verbose, display.plot, ending)
-    stream.flush()
-
-
-def _write(report: "Report", to: "list[Target]") -> None:
-    from quanterr.report.files import write
-
-    for target in to:
-        write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+    deliver(report, to, display, table, brief(report))
 
 
 def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
@@ -276,6 +254,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 
 
 app.command(cls=Command, help=rank.HELP)(rank.rank)
+app.command(cls=Command, help=evaluate.HELP)(evaluate.evaluate)
 
 
 RENDER_HELP = help_of("""Write other outputs of a stored report, without the models.
@@ -323,7 +302,7 @@ def render(
     ] = False,
 ) -> None:
     """Write other outputs of a stored report."""
-    from quanterr.report.files import STDOUT, output_named, targets, update
+    from quanterr.report.files import STDOUT, output_named, targets, update, write
 
     if not to and not outputs and not document:
         raise UsageError("nothing to write: give --to html, -o report.html or --update README.md")
@@ -342,7 +321,8 @@ def render(
     with printing():
         if document:
             update(document, report, append)
-        _write(report, targeted)
+        for target in targeted:
+            write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
         print(brief(report), file=sys.stderr)
 
 

@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,10 @@ from quanterr.util.text import size, unicode
 if TYPE_CHECKING:
     from types import FrameType
 
-    from quanterr.cli.progress import Bar, Heartbeat
+    from rich.console import Console
+
+    from quanterr.cli.progress import Bar, Heartbeat, Steps
+    from quanterr.report.files import Target
     from quanterr.report.model import Finding, Layer
 
 
@@ -267,6 +270,19 @@ def watching(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
 
 
 @contextmanager
+def stepping(quiet: bool) -> "Iterator[Steps | None]":
+    """Progress of an evaluation on stderr, unless it is to be quiet there."""
+    from quanterr.cli.progress import Steps
+
+    steps = None if quiet else Steps(sys.stderr.isatty())
+    try:
+        yield steps
+    finally:
+        if steps is not None:
+            steps.close()
+
+
+@contextmanager
 def printing() -> Iterator[None]:
     """Around whatever writes to standard output: a closed pipe and a full disk end the command.
 
@@ -286,3 +302,43 @@ def printing() -> Iterator[None]:
 def _abandon_stdout() -> None:
     """Nothing more can be written there, nor flushed at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def deliver(
+    found: Any, to: "Sequence[Target]", display: Display, show: "Callable[[Console, list[str]], None]", brief: str
+) -> None:
+    """A result to where it was asked for: files, tables by ``show(console, files that were written)``, standard output.
+
+    Files first: no reader that leaves the table early costs a result, and no full disk costs the table. Standard output
+    carries one thing: the document, if one is to go there.
+    """
+    from quanterr.report.files import write
+
+    documents = [target for target in to if target.path is None]
+    wrote: list[str] = []
+    with printing():
+        try:
+            for target in to:
+                if target.path is not None:
+                    write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
+                    wrote.append(str(target.path))
+        finally:
+            _tell(display, bool(documents), wrote, show, brief)
+        for target in documents:
+            write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
+        if display.as_json and not documents:
+            sys.stdout.write(found.to_json())
+            sys.stdout.flush()
+
+
+def _tell(
+    display: Display, to_stderr: bool, wrote: list[str], show: "Callable[[Console, list[str]], None]", brief: str
+) -> None:
+    from quanterr.report.as_table import console
+
+    if display.quiet:
+        print(brief, file=sys.stderr)
+    elif not display.as_json:
+        stream = sys.stderr if to_stderr else sys.stdout
+        show(console(stream, display.color), wrote)
+        stream.flush()

@@ -91,3 +91,36 @@ class Heartbeat:
 
     def close(self) -> None:
         """Nothing to take away."""
+
+
+class Steps:
+    """Of an evaluation: units of the model and micro-batches; a bar in a terminal, now and then a line elsewhere."""
+
+    def __init__(self, terminal: bool) -> None:
+        """Say what takes the first seconds."""
+        self._terminal = terminal
+        self._bar: tqdm[Never] | None = None
+        self._started = self._last = time.monotonic()
+        if terminal:
+            print("loading torch", end="\r", file=sys.stderr, flush=True)
+
+    def __call__(self, unit: int, units: int, batch: int, batches: int) -> None:
+        """Show where the run is: ``unit`` are done, and ``batch`` micro-batches of the next one."""
+        done, total, now = unit * batches + batch, units * batches, time.monotonic()
+        if self._terminal:
+            if self._bar is None:
+                self._bar = tqdm(total=total, file=sys.stderr, leave=False, dynamic_ncols=True, bar_format=SHORT)
+            self._bar.set_postfix_str(f"unit {unit + 1:,}/{units:,}", refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif now - self._last >= EVERY:
+            self._last = now
+            left = (now - self._started) * (total - done) / done
+            share = f"{100 * done / total:.0f}%"
+            print(f"progress {share} unit {unit + 1:,}/{units:,} eta {left:.0f} s", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+        if self._terminal:
+            print(" " * len("loading torch"), end="\r", file=sys.stderr, flush=True)

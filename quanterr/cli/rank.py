@@ -1,7 +1,6 @@
 """``quanterr rank``: several candidates for one original, in one pass over it."""
 
 import gc
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,8 +23,8 @@ from quanterr.cli.common import (
     Quiet,
     color_of,
     command_line,
+    deliver,
     help_of,
-    printing,
     require_memory,
     warn,
     watching,
@@ -35,7 +34,6 @@ from quanterr.errors import Status
 from quanterr.selection import CompareOptions
 
 if TYPE_CHECKING:
-    from quanterr.report.files import Target
     from quanterr.report.ranking.model import Ranking
 
 HELP = help_of("""Compare several quantized checkpoints with one original and say which is best for its size.
@@ -108,6 +106,7 @@ def rank(
     from quanterr.report.files import targets
     from quanterr.report.keeping import budget
     from quanterr.report.ranking import OUTPUTS
+    from quanterr.report.ranking.as_table import brief, show
     from quanterr.report.ranking.making import names_of, ranked
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
@@ -135,7 +134,9 @@ def rank(
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
-        _print(ranking, to, shown, status)
+        deliver(
+            ranking, to, shown, lambda console, wrote: show(ranking, console, top_layers, status, wrote), brief(ranking)
+        )
         for name, report in zip(names, reports, strict=True):
             gate.report_verdict(report, name)
     raise typer.Exit(status)
@@ -148,40 +149,3 @@ def _status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:
         return Status.INCONCLUSIVE
     failed = any(candidate.verdict == "fail" for candidate in ranking.candidates)
     return Status.GATE_FAILED if failed else Status.OK
-
-
-def _print(ranking: "Ranking", to: "list[Target]", display: Display, status: int) -> None:
-    """Files first: no reader that leaves the table early costs a ranking, and no full disk costs the table."""
-    wrote: list[str] = []
-    with printing():
-        try:
-            for target in to:
-                if target.path is not None:
-                    _write(ranking, target)
-                    wrote.append(str(target.path))
-        finally:
-            _show(ranking, any(target.path is None for target in to), display, status, wrote)
-        for target in to:
-            if target.path is None:
-                _write(ranking, target)
-
-
-def _write(ranking: "Ranking", target: "Target") -> None:
-    from quanterr.report.files import write
-
-    write(target, lambda file: target.output.write(ranking, file))
-
-
-def _show(ranking: "Ranking", to_stdout: bool, display: Display, status: int, wrote: list[str]) -> None:
-    from quanterr.report.as_table import console
-    from quanterr.report.ranking.as_table import brief, show
-
-    if display.quiet:
-        print(brief(ranking), file=sys.stderr)
-    elif not display.as_json:
-        stream = sys.stderr if to_stdout else sys.stdout
-        show(ranking, console(stream, display.color), display.top_layers, status, wrote)
-        stream.flush()
-    if display.as_json and not to_stdout:
-        sys.stdout.write(ranking.to_json())
-        sys.stdout.flush()

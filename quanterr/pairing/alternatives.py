@@ -19,8 +19,11 @@ from quanterr.pairing.sampling import CLOSE_READING, READING, Workspaces, neares
 from quanterr.pairing.smoothing import undo_smoothing
 
 
-def choose_alternatives(plan: Plan) -> Plan:
-    """The plan with every choice made: each pair as the original bears it out, or among the leftovers."""
+def choose_alternatives(plan: Plan, undo: bool = True) -> Plan:
+    """The plan with every choice made: each pair as the original bears it out, or among the leftovers.
+
+    ``undo``: factors that a quantizer moved between weights are moved back.
+    """
     pairs: list[Pair] = []
     leftovers = list(plan.leftovers)
     with on_cpu() as workspaces:
@@ -31,7 +34,7 @@ def choose_alternatives(plan: Plan) -> Plan:
                 pairs.append(chosen)
             else:
                 leftovers += chosen
-        pairs, folded = undo_smoothing(pairs, workspaces)
+        pairs, folded = undo_smoothing(pairs, workspaces) if undo else (pairs, [])
     return replace(plan, pairs=pairs, leftovers=leftovers, folded=folded)
 
 

@@ -1,11 +1,13 @@
 """Writing outputs: checked before the work, whole or not at all."""
 
 import errno
+import io
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -154,10 +156,33 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
 
 
 def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
+    with _whole(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", write_through=True)
+        render(text)
+        text.detach()  # else it would close the file
+
+
+@contextmanager
+def replaced(path: str, option: str) -> Iterator[IO[bytes]]:
+    """A binary file that takes the place of what was there once it is whole.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    try:
+        with _whole(Path(os.path.realpath(path))) as file:
+            yield file
+    except OSError as error:
+        raise ResourceError(f"{option} {display(path)}: {error.strerror}") from error
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A new file beside the path, which it replaces in the end."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            render(file)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, _mode(path))  # mkstemp makes it private

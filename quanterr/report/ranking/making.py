@@ -56,6 +56,15 @@ def names_of(paths: Sequence[str]) -> list[str]:
     """
     if len(paths) < 2:
         raise UsageError("give at least two candidates; for one use quanterr compare")
+    return short_names(paths)
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The same of any number of candidates.
+
+    Raises:
+        UsageError: one is given twice.
+    """
     parts = [PurePath(os.path.abspath(path)).parts for path in paths]
     for n, path in enumerate(paths):
         if parts[n] in parts[:n]:

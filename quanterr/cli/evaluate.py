@@ -1,0 +1,185 @@
+"""``quanterr evaluate``: is the model still good, on a text."""
+
+import gc
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quanterr.cli.common import (
+    AllowPartial,
+    AsJson,
+    Color,
+    Colors,
+    Display,
+    Interrupt,
+    Lenient,
+    NoClobber,
+    NoColor,
+    Outputs,
+    Quiet,
+    TopLayers,
+    color_of,
+    command_line,
+    deliver,
+    help_of,
+    require_memory,
+    stepping,
+)
+from quanterr.errors import Status
+
+if TYPE_CHECKING:
+    from quanterr.report.evaluation.model import Evaluation
+
+PANEL = "Text"
+HELP = help_of("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
+
+\b
+[bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
+[bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
+[bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
+
+ORIGINAL is a folder with config.json. Any format that compare reads runs through transformers' model of it, one block
+of each side in memory. Needs pip install "quanterr[evaluate]"; no model code is downloaded or run.
+
+Exit status: 0 all gates hold; 1 one does not; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks tensors, or
+is not finite; 5 memory or disk; 70 a bug.
+""")
+
+
+def evaluate(
+    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="The folder of the model.", show_default=False)],
+    candidates: Annotated[
+        list[str],
+        typer.Argument(metavar="QUANTIZED ...", help="Quantized checkpoints of it.", show_default=False),
+    ],
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text",
+            metavar="FILE",
+            help="A text, UTF-8, read through the original's tokenizer.json.",
+            rich_help_panel=PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="FILE",
+            help="Token ids instead: a safetensors file with one tensor of integers.",
+            rich_help_panel=PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        int,
+        typer.Option(
+            "--context",
+            metavar="N",
+            help="Tokens of a chunk; predictions of its second half are scored.",
+            min=2,
+            rich_help_panel=PANEL,
+        ),
+    ] = 512,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            "--chunks", metavar="N", help="How many chunks at most.", min=1, rich_help_panel=PANEL, show_default=False
+        ),
+    ] = None,
+    lenient: Lenient = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require",
+            metavar="CONDITION",
+            help="A condition that must hold for each: 'kld_mean <= 0.01', 'lower(top1) >= 0.98'. Repeatable.",
+            rich_help_panel="Gates",
+            show_default=False,
+        ),
+    ] = None,
+    allow_partial: AllowPartial = False,
+    importance_out: Annotated[
+        str | None,
+        typer.Option(
+            "--importance-out",
+            metavar="FILE",
+            help="Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    outputs: Outputs = None,
+    no_clobber: NoClobber = False,
+    top_layers: TopLayers = 10,
+    color: Colors = Color.AUTO,
+    no_color: NoColor = False,
+    quiet: Quiet = False,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            help="In which both sides compute: float32 or bfloat16.",
+            rich_help_panel="Performance",
+        ),
+    ] = "float32",
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch",
+            metavar="N",
+            help="Chunks that run through a block together.",
+            min=1,
+            rich_help_panel="Performance",
+        ),
+    ] = 4,
+) -> None:
+    """Is the model still good?"""
+    from quanterr.report.evaluation import OUTPUTS
+    from quanterr.report.evaluation.as_table import show
+    from quanterr.report.evaluation.wording import conclusion
+    from quanterr.report.files import targets
+
+    gc.disable()  # a model has many modules, and there are no cycles to find
+    to = targets(outputs or [], [original, *candidates], no_clobber=no_clobber, outputs=OUTPUTS)
+    with Interrupt() as interrupt:
+        require_memory()
+        from quanterr.evaluation import evaluate as evaluated
+
+        with stepping(quiet) as on_progress:
+            evaluation = evaluated(
+                original,
+                candidates,
+                text=text,
+                tokens=tokens,
+                context=context,
+                chunks=chunks,
+                batch=batch,
+                dtype=dtype,
+                require=require or [],
+                importance_out=importance_out,
+                lenient=lenient,
+                on_progress=on_progress,
+                stop=interrupt.stop,
+                command=command_line(),
+            )
+        status = _status(evaluation, allow_partial)
+        shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
+        deliver(
+            evaluation,
+            to,
+            shown,
+            lambda console, wrote: show(evaluation, console, top_layers, status, wrote),
+            f"quanterr: {evaluation.verdict}: {conclusion(evaluation)}",
+        )
+    raise typer.Exit(status)
+
+
+def _status(evaluation: "Evaluation", allow_partial: bool) -> int:
+    if evaluation.verdict == "inconclusive" and not allow_partial:
+        return Status.INCONCLUSIVE
+    failed = any(gate.status == "fail" for candidate in evaluation.candidates for gate in candidate.gates)
+    return Status.GATE_FAILED if failed else Status.OK

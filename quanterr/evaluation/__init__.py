@@ -1,0 +1,195 @@
+"""Is the model still good? Both sides in lockstep through the original's own architecture, a block of each in memory.
+
+models.py     the model of a config.json without memory for weights, and its units
+names.py      which stored tensors make up a parameter
+sides.py      the weights of both checkpoints in the original's terms
+stepping.py   a forward that stops at each unit
+lockstep.py   all sides, unit by unit, compared as they pass
+scores.py     perplexity, divergence, agreement
+states.py     errors of hidden states and of the outputs of weights
+"""
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation import models
+from quanterr.evaluation.importance import write_importance
+from quanterr.evaluation.lockstep import Lockstep, Outcome
+from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.tokens import Text, chunks_of, read_text, read_tokens
+from quanterr.pairing.importance import architecture_of
+from quanterr.report.evaluation.gates import judged, overall, rules_of
+from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Tokens
+from quanterr.report.model import RunInfo, Tool
+from quanterr.report.ranking.making import short_names
+from quanterr.util.text import count, display, listed
+from quanterr.version import __version__
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOptions:
+    """What an evaluation does.
+
+    Attributes:
+        text: a text file, read through the original's tokenizer.json; or
+        tokens: a safetensors file with one tensor of token ids.
+        context: tokens of a chunk; predictions of its second half are scored.
+        chunks: how many chunks at most; all of them where it is None.
+        batch: chunks that run through a unit together.
+        dtype: in which both sides compute: float32 or bfloat16.
+        require: rules such as ``kld_mean <= 0.01``; see report/evaluation/gates.py.
+        importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
+        lenient: as for :func:`quanterr.compare`.
+        on_progress: called with (units done, units, micro-batches done, micro-batches).
+        stop: when it is set, the run ends; nothing is scored then.
+        command: the command line, for ``run``.
+    """
+
+    text: str | os.PathLike[str] | None = None
+    tokens: str | os.PathLike[str] | None = None
+    context: int = 512
+    chunks: int | None = None
+    batch: int = 4
+    dtype: str = "float32"
+    require: Iterable[str] = ()
+    importance_out: str | os.PathLike[str] | None = None
+    lenient: bool = False
+    on_progress: Callable[[int, int, int, int], None] | None = None
+    stop: threading.Event | None = None
+    command: Iterable[str] = ()
+
+
+def evaluate(
+    original: str | os.PathLike[str], candidates: Sequence[str | os.PathLike[str]], **options: Any
+) -> Evaluation:
+    """Are quantized checkpoints still good models? Runs the original's architecture with the weights of each side.
+
+    ``original`` is a folder with config.json; ``options`` are the fields of :class:`EvaluateOptions`, by name.
+
+    Raises:
+        UsageError: transformers is missing, no text or too little of it, a rule that is none.
+        CheckpointError: an input that is missing or damaged, a model that transformers lacks, a weight that is
+            missing or has another shape.
+        ResourceError: no memory.
+    """
+    chosen = EvaluateOptions(**options)
+    started, clock = datetime.now(UTC), time.monotonic()
+    rules = rules_of(list(chosen.require))
+    dtype = DTYPES.get(chosen.dtype)
+    if dtype is None:
+        raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
+    paths = [os.fspath(path) for path in candidates]
+    folder = Path(original)
+    config = models.read_config(folder)
+    kind = models.kind_of(config)
+    text = _text(chosen, folder)
+    given, raw = chunks_of(text, chosen.context, chosen.chunks, config.get_text_config().vocab_size)
+    with ExitStack() as stack:
+        first, *others = (
+            stack.enter_context(open_checkpoint(path, chosen.lenient)) for path in (os.fspath(original), *paths)
+        )
+        sides = Sides(first)
+        found = [Candidate(sides, checkpoint) for checkpoint in others]
+        lockstep = stack.enter_context(
+            Lockstep(config, kind, dtype, sides, found, given, raw, chosen.batch, chosen.on_progress, chosen.stop)
+        )
+        outcomes = lockstep.run()
+        if chosen.importance_out is not None:
+            architecture = architecture_of(first)
+            write_importance(
+                os.fspath(chosen.importance_out),
+                lockstep.moments(),
+                architecture,
+                text.source,
+                chosen.context,
+                len(given),
+            )
+        for checkpoint in (first, *others):
+            checkpoint.check_unchanged()
+        evaluated = [_evaluated(*each) for each in zip(short_names(paths), found, outcomes, strict=True)]
+        verdict, reasons = overall(evaluated)
+        made = Evaluation.model_construct(
+            tool=Tool(name="quanterr", version=__version__),
+            verdict=verdict,
+            reasons=reasons,
+            original=first.path,
+            original_bytes=_bytes(first),
+            model=type(lockstep.model).__name__,
+            kind=kind,
+            dtype=chosen.dtype,
+            tokens=_tokens(text, chosen, given, outcomes),
+            candidates=evaluated,
+            run=_run(chosen, started, time.monotonic() - clock, lockstep.read_bytes),
+        )
+    return judged(made, rules)
+
+
+def _text(chosen: EvaluateOptions, folder: Path) -> Text:
+    if (chosen.text is None) == (chosen.tokens is None):
+        raise UsageError("give a text with --text FILE, or token ids with --tokens FILE.safetensors")
+    if chosen.context < 2:
+        raise UsageError(f"--context {chosen.context}: at least 2 tokens are needed")
+    if chosen.tokens is not None:
+        return read_tokens(os.fspath(chosen.tokens))
+    return read_text(os.fspath(chosen.text or ""), folder)
+
+
+def _bytes(checkpoint: Checkpoint) -> int:
+    return sum(entry.nbytes for entry in checkpoint.entries.values())
+
+
+def _evaluated(name: str, candidate: Candidate, outcome: Outcome) -> Evaluated:
+    missing = [Missing(key, display(key), why) for key, why in candidate.not_found.items()]
+    reasons = []
+    if missing:
+        names = listed([item.layer_name for item in missing], 3)
+        reasons.append(f"{count(len(missing), 'tensor')} taken from the original: {names} ({missing[0].reason})")
+    if outcome.not_finite:
+        reasons.append(f"not finite from {outcome.not_finite} on")
+    return Evaluated(
+        name=name,
+        path=candidate.checkpoint.path,
+        verdict="inconclusive" if reasons else "pass",
+        reasons=reasons or ["evaluated on all tokens; no gates set"],
+        bytes=_bytes(candidate.checkpoint),
+        scores=outcome.scores,
+        embeddings=outcome.embeddings,
+        not_finite=outcome.not_finite,
+        blocks=outcome.blocks,
+        weights=outcome.weights,
+        missing=missing,
+        gates=[],
+    )
+
+
+def _tokens(text: Text, chosen: EvaluateOptions, given: torch.Tensor, outcomes: Sequence[Outcome]) -> Tokens:
+    scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
+    return Tokens(text.source, text.fingerprint, chosen.context, len(given), scored)
+
+
+def _run(chosen: EvaluateOptions, started: datetime, seconds: float, read_bytes: int) -> RunInfo:
+    return RunInfo(
+        started=started.isoformat(timespec="seconds"),
+        seconds=seconds,
+        device="cpu",
+        threads=torch.get_num_threads(),
+        kernel=None,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        read_bytes=read_bytes,
+        command=list(chosen.command),
+    )

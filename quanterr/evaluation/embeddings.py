@@ -1,0 +1,61 @@
+"""How far the embeddings of an encoder are apart: of each chunk the mean of its last hidden states."""
+
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from quanterr.evaluation.states import HiddenError
+from quanterr.report.evaluation.model import Embeddings
+
+
+@dataclass
+class Embedded:
+    """The embeddings of both sides."""
+
+    of_x: list[Tensor] = field(default_factory=list)
+    of_y: list[Tensor] = field(default_factory=list)
+    error: HiddenError = field(default_factory=HiddenError)
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return sum(map(len, self.of_x))
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Last hidden states (chunks, tokens, d) of both."""
+        self.of_x.append(x.double().mean(1))
+        self.of_y.append(y.double().mean(1))
+        self.error.add(x, y)
+
+    def result(self) -> Embeddings:
+        """Cosines of the same chunk on both sides, and whether chunks are as near to each other as they were."""
+        x, y = torch.cat(self.of_x), torch.cat(self.of_y)
+        cosines = F.cosine_similarity(x, y, -1)
+        places = torch.triu_indices(len(x), len(x), 1)
+        near_x, near_y = (F.cosine_similarity(each[places[0]], each[places[1]], -1) for each in (x, y))
+        correlation = spearman(near_x, near_y) if len(near_x) > 1 else None
+        return Embeddings(
+            chunks=len(x),
+            cosine_mean=float(cosines.mean()),
+            cosine_min=float(cosines.min()),
+            rank_correlation=correlation,
+            relative_error=self.error.row()["relative_error"],
+        )
+
+
+def spearman(x: Tensor, y: Tensor) -> float | None:
+    """Spearman's rank correlation; None where one side is constant."""
+    ranks = torch.stack([_ranks(each) for each in (x, y)])
+    found = float(torch.corrcoef(ranks)[0, 1])
+    return found if isfinite(found) else None
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks from 1; equal values have the mean of theirs."""
+    _, which, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last: Tensor = counts.cumsum(0).double()
+    middle: Tensor = last - (counts.double() - 1) / 2
+    return middle[which]

@@ -1,0 +1,70 @@
+"""Second moments of the inputs of each weight as an importance matrix of llama.cpp (GGUF).
+
+Layout: llama.cpp, tools/imatrix/imatrix.cpp, save_imatrix: for each weight ``<name>.in_sum2`` (matrices, columns) and
+``<name>.counts`` (matrices, 1), both float32; the mean of squares is their quotient.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import IO
+
+from quanterr.evaluation.states import Product
+from quanterr.pairing.gguf import llama_name
+from quanterr.pairing.names import canonical
+from quanterr.report.files import replaced
+
+ALIGNMENT = 32
+STRING, U32, ARRAY, F32 = 8, 4, 9, 0
+VERSION = 3
+
+
+def write_importance(
+    path: str, moments: Mapping[str, Product], architecture: str, source: str, context: int, chunks: int
+) -> None:
+    """Write it under llama.cpp's names of an architecture; modules that it does not know keep their own.
+
+    Stacked experts are left out: their inputs are not told apart here.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    known = {
+        f"{llama_name(architecture, canonical(name)[0])}.weight": product
+        for name, product in moments.items()
+        if product.moments is not None and not product.is_stack
+    }
+    with replaced(path, "--importance-out") as file:
+        _write(file, known, source, context, chunks)
+
+
+def _write(file: IO[bytes], moments: Mapping[str, Product], source: str, context: int, chunks: int) -> None:
+    tensors: list[tuple[str, tuple[int, int], bytes]] = []
+    for name, product in moments.items():
+        assert product.moments is not None  # noqa: S101 - the caller chose those that have them
+        sums = product.moments.tolist()
+        tensors.append((f"{name}.in_sum2", (1, len(sums)), struct.pack(f"<{len(sums)}f", *sums)))
+        tensors.append((f"{name}.counts", (1, 1), struct.pack("<f", float(product.inputs))))
+    fields = [
+        _text("general.type") + struct.pack("<I", STRING) + _text("imatrix"),
+        _text("imatrix.datasets") + struct.pack("<IIQ", ARRAY, STRING, 1) + _text(source),
+        _text("imatrix.chunk_count") + struct.pack("<II", U32, chunks),
+        _text("imatrix.chunk_size") + struct.pack("<II", U32, context),
+    ]
+    head = b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(fields)) + b"".join(fields)
+    offset, infos = 0, b""
+    for name, (rows, cols), raw in tensors:
+        infos += _text(name) + struct.pack("<IQQIQ", 2, cols, rows, F32, offset)
+        offset += _padded(len(raw))
+    head += infos
+    file.write(head.ljust(_padded(len(head)), b"\0"))
+    for _, _, raw in tensors:
+        file.write(raw.ljust(_padded(len(raw)), b"\0"))
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _padded(n_bytes: int) -> int:
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT

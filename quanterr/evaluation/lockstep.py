@@ -1,0 +1,235 @@
+"""All sides, unit by unit: each weight is read once, hidden states are compared as they pass, logits as they come."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quanterr.errors import CheckpointError, Interrupted
+from quanterr.evaluation.embeddings import Embedded
+from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Unit, build, takes
+from quanterr.evaluation.names import Names
+from quanterr.evaluation.scores import Scores
+from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
+from quanterr.evaluation.stepping import Stream, return_memory_at_once
+from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
+from quanterr.report.evaluation.model import Scores as ReportedScores
+from quanterr.util.text import display, listed
+
+MAX_NAMED = 3
+
+
+@dataclass
+class Outcome:
+    """What came of a candidate."""
+
+    scores: ReportedScores | None = None
+    embeddings: Embeddings | None = None
+    not_finite: str | None = None
+    blocks: list[BlockError] = field(default_factory=list)
+    weights: list[WeightError] = field(default_factory=list)
+
+
+@dataclass
+class _Side:
+    """A candidate on its way."""
+
+    stream: Stream
+    scores: Scores = field(default_factory=Scores)
+    embedded: Embedded = field(default_factory=Embedded)
+    blocks: dict[str, HiddenError] = field(default_factory=dict)
+    not_finite: str | None = None
+
+
+class Lockstep:
+    """The original and its candidates on the same tokens."""
+
+    def __init__(
+        self,
+        config: Any,
+        kind: str,
+        dtype: torch.dtype,
+        sides: Sides,
+        candidates: Sequence[Candidate],
+        given: Tensor,
+        raw: Tensor,
+        batch: int,
+        on_progress: Callable[[int, int, int, int], None] | None,
+        stop: threading.Event | None,
+    ) -> None:
+        """Build a model for each side; no weight is read but those that are in no unit.
+
+        Raises:
+            CheckpointError: the model has a weight that is not stored, or stored otherwise.
+        """
+        return_memory_at_once()
+        self.kind, self._sides, self._given, self._raw = kind, sides, given, raw
+        self._on_progress, self._stop = on_progress, stop or threading.Event()
+        self.model = build(config, dtype)
+        self._batches = list(zip(torch.split(given, batch), torch.split(raw, batch), strict=True))
+        inputs = [self._inputs(config, chunk) for chunk, _ in self._batches]
+        names = _complete(Names(self.model, sides.weights), sides)
+        self.read_bytes = 0
+        self._original = Stream(self.model, names, sides.get, inputs)
+        self._others = []
+        for candidate in candidates:
+            model = build(config, dtype)
+            own = _complete(Names(model, candidate.names), sides)
+            self._others.append(_Side(Stream(model, own, candidate.get, inputs)))
+        self._products: dict[str, Product] = {}
+        self._unit_of: dict[str, str] = {}
+
+    def __enter__(self) -> "Lockstep":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for stream in (self._original, *(side.stream for side in self._others)):
+            stream.close()
+
+    def _inputs(self, config: Any, chunk: Tensor) -> dict[str, Any]:
+        """Arguments of the model's forward for a micro-batch of chunks."""
+        if self.kind == SEQUENCE:
+            half = chunk.shape[1] // 2
+            start = torch.full((len(chunk), 1), config.decoder_start_token_id or 0)
+            decoder = torch.cat([start, chunk[:, half:-1]], 1)
+            return {"input_ids": chunk[:, :half], "decoder_input_ids": decoder, "use_cache": False}
+        inputs: dict[str, Any] = {"input_ids": chunk}
+        if takes(self.model, "use_cache"):
+            inputs["use_cache"] = False
+        if self.kind == CAUSAL and takes(self.model, "logits_to_keep"):
+            inputs["logits_to_keep"] = chunk.shape[1] - chunk.shape[1] // 2
+        return inputs
+
+    def run(self) -> list[Outcome]:
+        """Every unit for every micro-batch of every side.
+
+        Raises:
+            Interrupted: ``stop`` was set.
+        """
+        done, total = 0, len(self._original.units)
+        while (unit := self._original.next_unit) is not None:
+            self._step(unit, done, total)
+            done += 1
+        return [self._outcome(n) for n in range(len(self._others))]
+
+    def _step(self, unit: Unit, done: int, total: int) -> None:
+        """One unit: loaded on all sides, run for all micro-batches, freed."""
+        tensors = self._original.tensors(unit)
+        unit.load(tensors)
+        units = [side.stream.units[unit.name] for side in self._others]
+        others = [side.stream.tensors(unit) for side in self._others]
+        watching = OutputErrors(self._products)
+        watching.watch(unit, others)
+        self._unit_of |= {slot.name: unit.name for slot in unit.slots}
+        for own, loaded in zip(units, others, strict=True):
+            own.load(loaded)
+        for batch in range(len(self._batches)):
+            if self._stop.is_set():
+                raise Interrupted("interrupted; nothing is scored before all units were passed")
+            if self._original.waits(batch, unit):
+                self._run(batch, unit, watching)
+            if self._on_progress:
+                self._on_progress(done, total, batch + 1, len(self._batches))
+        for each in (unit, *units):
+            each.free()
+
+    def _run(self, batch: int, unit: Unit, watching: OutputErrors) -> None:
+        with watching:
+            output = self._original.run(batch)
+        x = hidden_of(output)
+        self._original.resume(batch, output)
+        del output
+        base = self._original.result(batch)
+        for side in self._others:
+            if not side.stream.waits(batch, unit):
+                raise CheckpointError(f"the models take different ways at {display(unit.name)}")
+            other = side.stream.run(batch)
+            y = hidden_of(other)
+            if x is not None and y is not None and base is None:
+                error = side.blocks.setdefault(unit.name, HiddenError())
+                error.add(x, y)
+                if not error.finite and side.not_finite is None:
+                    side.not_finite = unit.name
+            side.stream.resume(batch, other)
+            del other
+            result = side.stream.result(batch)
+            if base is not None and result is not None:
+                self._score(batch, side, base, result)
+
+    def _score(self, batch: int, side: _Side, base: Any, other: Any) -> None:
+        """What both models gave for a micro-batch."""
+        if self.kind == ENCODER:
+            side.embedded.add(base.last_hidden_state, other.last_hidden_state)
+            return
+        _, raw = self._batches[batch]
+        half = raw.shape[1] // 2
+        for n, chunk in enumerate(raw):
+            x, y = base.logits[n], other.logits[n]
+            if self.kind == CAUSAL:
+                rows = raw.shape[1] - half
+                x, y = x[-rows:-1], y[-rows:-1]
+                targets = chunk[half + 1 :]
+            else:
+                targets = chunk[half:]
+            if not side.scores.add(x, y, targets) and side.not_finite is None:
+                side.not_finite = "the logits"
+
+    def _outcome(self, n: int) -> Outcome:
+        side = self._others[n]
+        blocks = [BlockError(name, **error.row()) for name, error in side.blocks.items()]
+        outcome = Outcome(not_finite=side.not_finite, blocks=blocks, weights=self._weights(n))
+        if side.not_finite is None and side.scores.columns:
+            outcome.scores = ReportedScores(**side.scores.result())
+        if side.not_finite is None and side.embedded.chunks:
+            outcome.embeddings = side.embedded.result()
+        return outcome
+
+    def _weights(self, n: int) -> list[WeightError]:
+        """Output errors of a candidate, the largest first."""
+        totals: dict[str, float] = {}
+        for name, product in self._products.items():
+            totals[self._unit_of[name]] = totals.get(self._unit_of[name], 0.0) + product.noise[n]
+        rows = []
+        for name, product in self._products.items():
+            noise, total, stored = product.noise[n], totals[self._unit_of[name]], self._stored_name(name)
+            known = product.signal > 0 and noise == noise and noise != float("inf")
+            rows.append(
+                WeightError(
+                    layer_name=stored,
+                    display_name=display(stored),
+                    block=self._unit_of[name],
+                    output_error=noise / product.signal if known else None,
+                    share_of_block=noise / total if known and total > 0 else None,
+                    inputs=product.inputs,
+                )
+            )
+        return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))
+
+    def _stored_name(self, name: str) -> str:
+        sources = self._original.names.sources(name)
+        return sources[0] if len(sources) == 1 else name
+
+    def moments(self) -> Mapping[str, Product]:
+        """Second moments of the inputs of each weight, by stored names."""
+        return {self._stored_name(name): product for name, product in self._products.items()}
+
+
+def _complete(names: Names, sides: Sides) -> Names:
+    """Names of a model for which every parameter is stored.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    missing = names.missing()
+    if missing:
+        raise CheckpointError(
+            f"{display(sides.checkpoint.path)}: lacks {listed(missing, MAX_NAMED)}, which the model of config.json has"
+        )
+    return names

@@ -1,0 +1,96 @@
+"""Perplexity, KL divergence and agreement as llama.cpp defines them (tools/perplexity/perplexity.cpp), in float64.
+
+Where llama.cpp stores the base's logits in 16 bits, nothing is rounded here. Logarithms are natural. A standard error
+is that of a mean of independent values; as tokens of a chunk are not, ``*_chunk_se`` is that of the means of chunks.
+"""
+
+from dataclasses import dataclass, field
+from math import exp, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SLAB = 128  # rows that are scored at once
+TOP = 5
+SURE = 0.5  # probability of the original's first choice above which a flip is a confident one
+
+# Columns that are kept of each scored token.
+NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
+
+
+@dataclass
+class Scores:
+    """What was scored of one candidate against the original."""
+
+    columns: list[Tensor] = field(default_factory=list)  # (8, tokens) float64 of each chunk
+
+    def add(self, base: Tensor, other: Tensor, targets: Tensor) -> bool:
+        """Score a chunk: logits (T, V) of both and the tokens (T,) that came next; whether all logits are finite."""
+        slabs, finite = [], True
+        for first in range(0, len(targets), SLAB):
+            rows = slice(first, first + SLAB)
+            x, y, target = base[rows].double(), other[rows].double(), targets[rows, None]
+            finite = finite and bool(y.isfinite().all())
+            log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
+            p = log_p.exp()
+            nll, nll_q = -log_p.gather(1, target)[:, 0], -log_q.gather(1, target)[:, 0]
+            top, top_q = x.topk(min(TOP, x.shape[1])).indices, y.topk(min(TOP, y.shape[1])).indices
+            overlap = (top[:, :, None] == top_q[:, None, :]).any(-1).double().mean(-1)
+            same = (x.argmax(-1) == y.argmax(-1)).double()
+            kld = (p * (log_p - log_q)).nan_to_num(nan=float("nan")).sum(-1)
+            slabs.append(torch.stack([nll, nll_q, kld, same, overlap, p.amax(-1), (-nll).exp(), (-nll_q).exp()]))
+        self.columns.append(torch.cat(slabs, 1))
+        return finite
+
+    def result(self) -> dict[str, Any]:
+        """All numbers; see report/evaluation/model.py."""
+        rows = torch.cat(self.columns, 1)
+        n = rows.shape[1]
+        nll, nll_q, kld, same, overlap, confidence, p, p_q = rows
+        base, base_se = _mean(nll)
+        mean, mean_se = _mean(nll_q)
+        covariance = float(((nll - nll.mean()) * (nll_q - nll_q.mean())).mean()) / max(n - 1, 1)
+        ratio = mean - base
+        top, delta = float(same.mean()), p_q - p
+        kld_mean, kld_se = _mean(kld)
+        quantiles = torch.quantile(kld, torch.tensor([0.5, 0.9, 0.95, 0.99, 0.999], dtype=torch.float64)).tolist()
+        square, square_se = _mean(delta.square())
+        rms = sqrt(square)
+        return {
+            "tokens": n,
+            "chunks": len(self.columns),
+            "ppl_original": exp(base),
+            "ppl_original_se": exp(base) * base_se,
+            "ppl": exp(mean),
+            "ppl_se": exp(mean) * mean_se,
+            "ln_ppl_ratio": ratio,
+            "ln_ppl_ratio_se": sqrt(max(base_se**2 + mean_se**2 - 2 * covariance, 0.0)),
+            "ln_ppl_ratio_chunk_se": self._chunk_se(NLL_Q, NLL),
+            "ppl_ratio": exp(ratio),
+            "kld_mean": kld_mean,
+            "kld_mean_se": kld_se,
+            "kld_mean_chunk_se": self._chunk_se(KLD),
+            **dict(zip(("kld_median", "kld_p90", "kld_p95", "kld_p99", "kld_p99_9"), quantiles, strict=True)),
+            "kld_max": float(kld.max()),
+            "top1": top,
+            "top1_se": sqrt(top * (1 - top) / max(n - 1, 1)),
+            "top5_overlap": float(overlap.mean()),
+            "delta_p_mean": float(delta.mean()),
+            "delta_p_mean_se": _mean(delta)[1],
+            "delta_p_rms": rms,
+            "delta_p_rms_se": 0.5 / rms * square_se if rms else 0.0,
+            "confident_flips": float(((same == 0) & (confidence > SURE)).double().mean()),
+        }
+
+    def _chunk_se(self, column: int, less: int | None = None) -> float | None:
+        """Standard error from the means of chunks; None of a single one."""
+        means = torch.stack([(c[column] if less is None else c[column] - c[less]).mean() for c in self.columns])
+        return float(means.std()) / sqrt(len(means)) if len(means) > 1 else None
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    """Mean and its standard error, as llama.cpp's mean_and_uncertainty: from the biased variance over n - 1."""
+    n, mean = len(values), float(values.mean())
+    variance = float((values - mean).square().mean())
+    return mean, sqrt(variance / (n - 1)) if n > 1 else 0.0

@@ -1,0 +1,116 @@
+"""The weights of both checkpoints by the name and in the shape in which the original stores them, whole.
+
+Pairing may have changed the original's side where the other stores a weight otherwise: transposed, a norm plus one,
+-exp of it. A model needs its own convention: there the quantized weight is brought back. Factors that a quantizer
+folded into norms stay where the file has them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.errors import CheckpointError
+from quanterr.formats import Weight
+from quanterr.pairing import pair, views
+from quanterr.pairing.alternatives import choose_alternatives
+from quanterr.pairing.plan import Bucket, Pair, Plan
+from quanterr.pairing.side import Recognized, Side
+from quanterr.selection import Selection
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import display
+
+Back = Callable[[Tensor], Tensor]
+
+# Leftovers of the original that a model does without: it computes them, or the converter did.
+NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
+
+
+class Sides:
+    """The original, and the quantized checkpoints in its terms."""
+
+    def __init__(self, original: Checkpoint) -> None:
+        """Recognize its weights."""
+        self.checkpoint, self._recognized = original, Recognized()
+        side = Side("original", original, self._recognized)
+        side.attach_siblings()
+        self.weights = {name: side.recognized(name) for name in side.codes}
+        self._workspace = Workspace(torch.device("cpu"))
+
+    def get(self, name: str) -> Tensor:
+        """A tensor of the original."""
+        return self.whole(self.weights[name])
+
+    def whole(self, weight: Weight) -> Tensor:
+        """A weight, dequantized chunk by chunk, in its shape; float32, or as it is stored where that is no float."""
+        rows, cols = weight.matrix
+        out = torch.empty((rows, cols), dtype=torch.float32)
+        with torch.inference_mode():
+            for chunk in Cut(rows, cols, CPU_CHUNK):
+                values = weight.dequantize(chunk, self._workspace).weight
+                out[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = values
+        return out.view(weight.shape)
+
+
+class Candidate:
+    """A quantized checkpoint in the original's terms."""
+
+    def __init__(self, sides: Sides, quantized: Checkpoint) -> None:
+        """Pair it with the original.
+
+        Raises:
+            CheckpointError: a weight that cannot be brought into the original's shape.
+        """
+        self.sides, self.checkpoint = sides, quantized
+        self.plan: Plan = choose_alternatives(
+            pair(sides.checkpoint, quantized, Selection([]), sides._recognized), undo=False
+        )
+        self.found: dict[str, tuple[Weight, Back]] = {}
+        for each in self.plan.pairs:
+            self.found[each.name] = each.quantized, self._back(each)
+        left = (item for item in self.plan.leftovers if item.side == "original" and item.bucket not in NOT_NEEDED)
+        self.not_found = {item.name: item.reason for item in left if item.name in sides.weights}
+
+    @property
+    def names(self) -> list[str]:
+        """Stored names of all that its model is made of: what is not found is taken from the original."""
+        return list(dict.fromkeys([*self.found, *self.sides.weights]))
+
+    def get(self, name: str) -> Tensor:
+        """A tensor of it by the original's name; the original's own where it has none."""
+        if name not in self.found:
+            return self.sides.get(name)
+        weight, back = self.found[name]
+        return back(self.sides.whole(weight))
+
+    def _back(self, each: Pair) -> Back:
+        """What brings the quantized weight into the original's convention and shape."""
+        stored = self.sides.weights.get(each.name)
+        if stored is None:  # a head that only this side stores
+            return lambda tensor: tensor
+        back = _inverse(each.original.dequantize)
+        if each.original.shape != stored.shape and each.original.shape != stored.shape[:-2] + stored.shape[:-3:-1]:
+            raise CheckpointError(
+                f"{display(each.name)}: paired as {list(each.original.shape)}, the original stores {list(stored.shape)}"
+            )
+        return partial(_shaped, shape=stored.shape, back=back)
+
+
+def _shaped(tensor: Tensor, shape: tuple[int, ...], back: Back) -> Tensor:
+    return back(tensor).reshape(shape)
+
+
+def _inverse(dequantize: Any) -> Back:
+    """The inverse of a view of views.py that pairing laid on the original; the identity for what is no view."""
+    function, args = getattr(dequantize, "func", None), list[Any](getattr(dequantize, "args", ()))
+    if function is views._plus:
+        return lambda tensor: tensor - args[1]
+    if function is views._minus_exp:
+        return lambda tensor: (-tensor).log()
+    if function in (views._transposed, views._kernels_transposed):
+        return lambda tensor: tensor.transpose(-1, -2).contiguous()
+    return lambda tensor: tensor

@@ -1,0 +1,151 @@
+"""How far hidden states and outputs of weights are apart, added up over all tokens."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.overrides import TorchFunctionMode
+
+from quanterr.evaluation.models import Unit
+
+
+@dataclass
+class HiddenError:
+    """The error of what a block gives: over all tokens, and of the worst one."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    cosines: float = 0.0
+    tokens: int = 0
+    worst: float = 0.0
+    worst_token: int = 0
+    finite: bool = True
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """The hidden states (…, d) of both sides for some tokens."""
+        x, y = x.flatten(0, -2).double(), y.flatten(0, -2).double()
+        noise, signal = (y - x).square().sum(-1), x.square().sum(-1)
+        self.finite = self.finite and bool(noise.isfinite().all())
+        self.noise += float(noise.sum())
+        self.signal += float(signal.sum())
+        self.cosines += float(F.cosine_similarity(x, y, -1).sum())
+        relative = (noise / signal).sqrt()
+        if len(relative) and float(relative.max()) > self.worst:
+            self.worst, self.worst_token = float(relative.max()), self.tokens + int(relative.argmax())
+        self.tokens += len(x)
+
+    def row(self) -> dict[str, Any]:
+        """Relative error ‖y - x‖ / ‖x‖, mean cosine, the worst token."""
+        known = self.signal > 0 and self.finite
+        return {
+            "relative_error": sqrt(self.noise / self.signal) if known else None,
+            "cosine": self.cosines / self.tokens if self.tokens and self.finite else None,
+            "worst_token": self.worst_token,
+            "worst_token_error": self.worst if self.finite else None,
+        }
+
+
+def hidden_of(output: Any) -> Tensor | None:
+    """The hidden states among what a unit returns: its first floating tensor."""
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() and output.dim() > 1 else None
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return next((part for part in map(hidden_of, parts) if part is not None), None)
+
+
+@dataclass
+class Product:
+    """The output of one weight: Σ over all inputs of the squares of X Wᵀ, and of X Eᵀ for each candidate."""
+
+    signal: float
+    noise: list[float]
+    is_stack: bool  # of the matrices of experts
+    moments: Tensor | None = None  # (columns,) Σ of squares of inputs
+    inputs: int = 0
+
+
+@dataclass
+class Watched:
+    """A weight of a unit that is loaded: the original's, and the errors of the candidates."""
+
+    name: str
+    weight: Tensor
+    errors: list[Tensor]
+
+
+class OutputErrors(TorchFunctionMode):
+    """While the original's unit runs: what the errors of its weights make of the inputs that it really has.
+
+    Exact, with the inputs of the original. Of stacked experts each matrix counts with the inputs that were sent to it.
+    """
+
+    def __init__(self, products: dict[str, Product]) -> None:
+        """``products`` are added to, by names of the model."""
+        super().__init__()
+        self._products = products
+        self._watched: dict[int, Watched] = {}
+
+    def watch(self, unit: Unit, others: Sequence[Mapping[str, Tensor]]) -> None:
+        """A unit that is loaded, with the same weights of the candidates."""
+        self._watched = {}
+        for slot in unit.slots:
+            weight = slot.there
+            if weight.dim() < 2 or slot.is_buffer:
+                continue
+            errors = [other[slot.name].to(weight.dtype) - weight for other in others]
+            self._watched[weight.untyped_storage().data_ptr()] = Watched(slot.name, weight, errors)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        for values, weight, transposed in _products_of(function, args):
+            watched = self._watched.get(weight.untyped_storage().data_ptr()) if _has_storage(weight) else None
+            if watched is not None:
+                self._add(watched, values, weight, transposed)
+        return output
+
+    def _add(self, watched: Watched, values: Tensor, weight: Tensor, transposed: bool) -> None:
+        product = self._products.get(watched.name)
+        if product is None:
+            product = self._products[watched.name] = Product(0.0, [0.0] * len(watched.errors), watched.weight.dim() > 2)
+        with torch._C.DisableTorchFunction():
+            if values.is_floating_point():
+                flat = values.reshape(-1, values.shape[-1])
+                rows = flat.shape[0]
+                moments = flat.square().sum(0, dtype=torch.float64)
+                product.moments = moments if product.moments is None else product.moments + moments
+            else:
+                flat, rows = values.reshape(-1), values.numel()
+            product.inputs += rows
+            product.signal += _energy(flat, weight, transposed)
+            for n, error in enumerate(watched.errors):
+                view = error.as_strided(weight.size(), weight.stride(), weight.storage_offset())
+                product.noise[n] += _energy(flat, view, transposed)
+
+
+def _energy(values: Tensor, weight: Tensor, transposed: bool) -> float:
+    """Σ of squares of what a weight makes of its inputs, or of the rows that they choose."""
+    if not values.is_floating_point():
+        return float(weight[values].square().sum(dtype=torch.float64))
+    output = values @ (weight if transposed else weight.t())
+    return float(output.square().sum(dtype=torch.float64))
+
+
+def _has_storage(weight: Any) -> bool:
+    return isinstance(weight, Tensor) and weight.device.type != "meta"
+
+
+def _products_of(function: Any, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Inputs and weight of a product that a model's code computes, and whether the weight is stored [in, out]."""
+    if function in (F.linear, F.embedding):
+        yield args[0], args[1], False
+    elif function is torch.addmm and len(args) > 2:
+        yield args[1], args[2], True
+    elif function in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm) and len(args) > 1:
+        weight = args[1]
+        if isinstance(weight, Tensor) and weight.dim() == 2:
+            turned = weight.stride(0) < weight.stride(1)  # a weight.t(), whose storage is [out, in]
+            yield args[0], weight.t() if turned else weight, not turned

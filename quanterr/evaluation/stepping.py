@@ -1,0 +1,151 @@
+"""A model of any size in the memory of one unit: its own forward stops at each unit until the driver has run it.
+
+Every micro-batch runs the forward of the model in a thread of its own, which hands over (unit, arguments) and waits. So
+masks, rotary tables, caches between blocks and soft caps stay the business of the model; the driver loads the weights
+of a unit once for all micro-batches.
+"""
+
+import ctypes
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.evaluation.models import Unit, fitting, kept_slots, units_of
+from quanterr.evaluation.names import Get, Names
+
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
+LARGE = 1 << 20  # bytes
+
+
+def return_memory_at_once() -> None:
+    """Freed weights go back to the system, and threads share their heaps: else half a block more stays in use."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE)
+        libc.mallopt(M_ARENA_MAX, 2)
+
+
+class _Abandoned(BaseException):
+    """Ends the thread of a forward that nobody goes on with."""
+
+
+class _Forward:
+    """One forward of the model, stopped where it needs a unit."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], local: threading.local) -> None:
+        self.model, self.inputs, self.local = model, inputs, local
+        self.go, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self.asked: tuple[Unit, tuple[Any, ...], dict[str, Any]] | None = None
+        self.result: Any = None
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._dead = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.go.acquire()
+        try:
+            torch.set_num_threads(1)  # of what is between units; they run in the driver's thread
+            self.local.forward = self
+            with torch.inference_mode():
+                self.result = None if self._dead else self.model(**self.inputs)
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            self._error = error
+        self.stopped.release()
+
+    def ask(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called by the model's thread in the place of a unit."""
+        self.asked = unit, args, kwargs
+        self.stopped.release()
+        self.go.acquire()
+        if self._dead:
+            raise _Abandoned
+        answer, self._answer = self._answer, None
+        return answer
+
+    def resume(self, answer: Any = None) -> None:
+        """Go on, with what the unit gave, until the next unit or the end."""
+        self.asked, self._answer = None, answer
+        del answer
+        self.go.release()
+        self.stopped.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """End the thread."""
+        if self._thread.is_alive():
+            self._dead = True
+            self.go.release()
+            self._thread.join()
+
+
+class Stream:
+    """One side's model on its way through all micro-batches."""
+
+    def __init__(self, model: nn.Module, names: Names, get: Get, batches: Sequence[Mapping[str, Any]]) -> None:
+        """Start a forward for each micro-batch; all stop at the first unit."""
+        self.model, self.names, self.get = model, names, get
+        self._local = threading.local()
+        self.units = units_of(model)
+        kept = kept_slots(model, self.units)
+        tensors = names.tensors([slot.name for slot in kept], get)
+        for slot in kept:
+            slot.fill(fitting(slot, tensors[slot.name]))
+        for unit in self.units.values():
+            unit.free()
+            unit.module.forward = partial(self._called, unit)
+        self._forwards = [_Forward(model, batch, self._local) for batch in batches]
+        for forward in self._forwards:
+            forward.resume()
+
+    def _called(self, unit: Unit, *args: Any, **kwargs: Any) -> Any:
+        forward = getattr(self._local, "forward", None)
+        return unit.forward(*args, **kwargs) if forward is None else forward.ask(unit, args, kwargs)
+
+    @property
+    def next_unit(self) -> Unit | None:
+        """The unit that some forward waits for; None: all have ended."""
+        return next((forward.asked[0] for forward in self._forwards if forward.asked), None)
+
+    def tensors(self, unit: Unit) -> dict[str, Tensor]:
+        """The weights of a unit, dequantized."""
+        return self.names.tensors([slot.name for slot in unit.slots], self.get)
+
+    def waits(self, batch: int, unit: Unit) -> bool:
+        """Whether a micro-batch is at that unit."""
+        asked = self._forwards[batch].asked
+        return asked is not None and asked[0].name == unit.name
+
+    def run(self, batch: int) -> Any:
+        """Run the unit that a micro-batch waits for, whose weights are loaded; its output."""
+        asked = self._forwards[batch].asked
+        assert asked is not None  # noqa: S101 - waits() said so
+        unit, args, kwargs = asked
+        self._forwards[batch].asked = None
+        del asked
+        with torch.inference_mode():
+            return unit.forward(*args, **kwargs)
+
+    def resume(self, batch: int, output: Any) -> None:
+        """Give the output to the micro-batch, which goes on to its next unit or to its end."""
+        self._forwards[batch].resume(output)
+
+    def result(self, batch: int) -> Any:
+        """What the forward of a micro-batch returned; given away, so that it can be freed."""
+        forward = self._forwards[batch]
+        result, forward.result = forward.result, None
+        return result
+
+    def close(self) -> None:
+        """End all threads."""
+        for forward in self._forwards:
+            forward.abandon()

@@ -1,0 +1,110 @@
+"""What is read by both models: a text through the original's own tokenizer, or token ids as they are."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.evaluation.models import EXTRA
+from quanterr.util.text import display
+
+LEAST_CONTEXTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Token ids (n,) int64, where they are from, and the token that begins each chunk."""
+
+    ids: Tensor
+    source: str
+    bos: int | None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the ids: two evaluations compare only over the same tokens."""
+        return sha256(self.ids.numpy().tobytes()).hexdigest()
+
+
+def read_text(path: str, folder: Path) -> Text:
+    """A text file through the tokenizer.json of the original.
+
+    Raises:
+        UsageError: no such file, not UTF-8, or tokenizers is not installed.
+        CheckpointError: no tokenizer.json, or one that is damaged.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"--text {display(path)}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--text {display(path)}: not UTF-8 at byte {error.start:,}; convert it first") from error
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UsageError(EXTRA) from error
+    if not (folder / "tokenizer.json").exists():
+        raise CheckpointError(
+            f"{display(str(folder / 'tokenizer.json'))}: missing; give token ids with --tokens ids.safetensors instead"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise CheckpointError(f"{display(str(folder / 'tokenizer.json'))}: {display(str(error), 300)}") from error
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer))
+
+
+def _bos(tokenizer: Any) -> int | None:
+    """The token that the tokenizer puts before a text; None: it puts none."""
+    first = tokenizer("a")["input_ids"][:1]
+    bos: int | None = tokenizer.bos_token_id
+    return bos if bos is not None and first == [bos] else None
+
+
+def read_tokens(path: str) -> Text:
+    """Token ids from a safetensors file with one tensor of integers.
+
+    Raises:
+        UsageError: no such file, or not such a file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except OSError as error:
+        raise UsageError(f"--tokens {display(path)}: {error.strerror or 'cannot be read'}") from error
+    except SafetensorError as error:
+        raise UsageError(f"--tokens {display(path)}: not a safetensors file") from error
+    ids = next(iter(tensors.values())) if len(tensors) == 1 else None
+    if ids is None or ids.is_floating_point() or ids.is_complex():
+        raise UsageError(f"--tokens {display(path)}: one tensor of integers is needed, the ids of the text")
+    return Text(ids.flatten().to(torch.int64), path, None)
+
+
+def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Chunks (n, context) without overlap as the model gets them, and as they are in the text.
+
+    Raises:
+        UsageError: less than two contexts, or an id that the vocabulary does not have.
+    """
+    n = len(text.ids) // context
+    if n < LEAST_CONTEXTS:
+        raise UsageError(
+            f"{display(text.source)}: {len(text.ids):,} tokens; at least {LEAST_CONTEXTS * context:,} are needed for a "
+            f"context of {context}: give more text, or a smaller --context"
+        )
+    lowest, highest = int(text.ids.min()), int(text.ids.max())
+    if lowest < 0 or highest >= vocabulary:
+        raise UsageError(
+            f"{display(text.source)}: has token {highest if lowest >= 0 else lowest}, the vocabulary has {vocabulary:,}"
+        )
+    raw = text.ids[: n * context].view(n, context)[:limit].clone()
+    given = raw.clone()
+    if text.bos is not None:
+        given[:, 0] = text.bos
+    return given, raw

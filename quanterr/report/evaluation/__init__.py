@@ -1,0 +1,18 @@
+"""Whether a quantized model is still good: the evaluation of candidates on a text, and how it is shown.
+
+To add an output: write its file with ``write(evaluation, file)``, add its row here.
+"""
+
+from quanterr.report import Output
+
+_HERE = "quanterr.report.evaluation"
+SCHEMA = "quanterr.evaluation"
+
+OUTPUTS: tuple[Output, ...] = (
+    Output("json", ".json", "everything, as strict JSON, for jq and for gate", f"{_HERE}.as_json"),
+    Output("jsonl", ".jsonl", "the same as JSON Lines: the evaluation, then a weight per line", f"{_HERE}.as_jsonl"),
+    Output("csv", ".csv", "a line per candidate, block and weight", f"{_HERE}.as_csv"),
+    Output("html", ".html", "one page: numbers, blocks, map by output error, all weights", f"{_HERE}.as_html"),
+    Output("md", ".md", "a section for a model card", f"{_HERE}.as_md"),
+    Output("junit", ".xml", "JUnit XML, as CI systems show it", f"{_HERE}.as_junit"),
+)

@@ -1,0 +1,20 @@
+"""The evaluation as JSON Lines: first the whole without its weights, then a weight of a candidate per line."""
+
+from dataclasses import fields
+from typing import IO
+
+from quanterr.report.evaluation.model import Evaluated, Evaluation
+from quanterr.report.model import dumps
+
+
+def write(evaluation: Evaluation, file: IO[str]) -> None:
+    """Write it line by line; ``record`` says which a line is, the first how many weights follow."""
+    own = Evaluation.model_fields.items()
+    head = {info.alias or name: getattr(evaluation, name) for name, info in own if name != "candidates"}
+    kept = [field.name for field in fields(Evaluated) if field.name != "weights"]
+    head["candidates"] = [{name: getattr(candidate, name) for name in kept} for candidate in evaluation.candidates]
+    count = sum(len(candidate.weights) for candidate in evaluation.candidates)
+    file.write(dumps({"record": "evaluation", **head, "records": {"weight": count}}) + "\n")
+    for candidate in evaluation.candidates:
+        for weight in candidate.weights:
+            file.write(f'{{"record": "weight", "candidate": {dumps(candidate.name)}, {dumps(weight)[1:]}\n')

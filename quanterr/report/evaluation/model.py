@@ -1,0 +1,206 @@
+"""The evaluation of candidates on a text: data with a schema version."""
+
+from dataclasses import dataclass, fields
+from os import PathLike, fspath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from quanterr.report import notebook
+from quanterr.report.evaluation import SCHEMA
+from quanterr.report.gate_results import Gate
+from quanterr.report.model import Model, RunInfo, Tool, dumps
+from quanterr.util.text import display
+
+SCHEMA_VERSION = "1.0"
+
+Number = FiniteFloat | None
+
+
+@dataclass(slots=True)
+class Tokens:
+    """What both models read."""
+
+    source: Annotated[str, Field(description="path of the text or of the token ids")]
+    sha256: Annotated[str, Field(description="of the token ids: only evaluations of the same tokens compare")]
+    context: Annotated[int, Field(description="tokens of a chunk")]
+    chunks: int
+    scored: Annotated[int, Field(description="predictions that were scored, 0 of an encoder")]
+
+
+@dataclass(slots=True)
+class Scores:
+    """Predictions, as llama.cpp's perplexity defines these numbers. ``_se`` is a standard error."""
+
+    tokens: int
+    chunks: int
+    ppl_original: Annotated[FiniteFloat, Field(description="perplexity of the original: exp of the mean of -ln p")]
+    ppl_original_se: FiniteFloat
+    ppl: Annotated[FiniteFloat, Field(description="perplexity of the candidate")]
+    ppl_se: FiniteFloat
+    ppl_ratio: Annotated[FiniteFloat, Field(description="ppl / ppl_original")]
+    ln_ppl_ratio: FiniteFloat
+    ln_ppl_ratio_se: Annotated[FiniteFloat, Field(description="the covariance of both counted")]
+    ln_ppl_ratio_chunk_se: Annotated[Number, Field(description="from the means of chunks")]
+    kld_mean: Annotated[FiniteFloat, Field(description="mean of KL(original || candidate) over the predictions [nat]")]
+    kld_mean_se: FiniteFloat
+    kld_mean_chunk_se: Number
+    kld_median: FiniteFloat
+    kld_p90: FiniteFloat
+    kld_p95: FiniteFloat
+    kld_p99: FiniteFloat
+    kld_p99_9: FiniteFloat
+    kld_max: FiniteFloat
+    top1: Annotated[FiniteFloat, Field(description="share of predictions with the same most probable token")]
+    top1_se: FiniteFloat
+    top5_overlap: Annotated[FiniteFloat, Field(description="mean share of the five most probable tokens in common")]
+    delta_p_mean: Annotated[FiniteFloat, Field(description="mean change of the probability of the token that came")]
+    delta_p_mean_se: FiniteFloat
+    delta_p_rms: FiniteFloat
+    delta_p_rms_se: FiniteFloat
+    confident_flips: Annotated[
+        FiniteFloat, Field(description="share of predictions that flip although the original had more than 50 %")
+    ]
+
+
+@dataclass(slots=True)
+class Embeddings:
+    """Embeddings of chunks: means of the last hidden states over their tokens."""
+
+    chunks: int
+    cosine_mean: Annotated[Number, Field(description="mean cosine of the embeddings of both")]
+    cosine_min: Number
+    rank_correlation: Annotated[Number, Field(description="Spearman's, of the cosines between all pairs of chunks")]
+    relative_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ of the last hidden states")]
+
+
+@dataclass(slots=True)
+class BlockError:
+    """How far the hidden states behind a unit are from the original's."""
+
+    name: str
+    relative_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
+    cosine: Number
+    worst_token: int
+    worst_token_error: Number
+
+
+@dataclass(slots=True)
+class WeightError:
+    """What the error of a weight makes of the inputs that it really has."""
+
+    layer_name: Annotated[str, Field(description="name in the original, or in the model where several make it up")]
+    display_name: str
+    block: Annotated[str, Field(description="the unit of the model that it is in")]
+    output_error: Annotated[Number, Field(description="‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
+    share_of_block: Annotated[Number, Field(description="of Σ ‖X Eᵀ‖² of its block")]
+    inputs: Annotated[int, Field(description="rows of X")]
+
+
+@dataclass(slots=True)
+class Missing:
+    """A tensor that the candidate lacks; the original's was taken."""
+
+    layer_name: str
+    display_name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """A candidate."""
+
+    name: str
+    path: str
+    verdict: Literal["pass", "fail", "inconclusive"]
+    reasons: list[str]
+    bytes: int
+    scores: Annotated[Scores | None, Field(description="null of an encoder, and where logits are not finite")]
+    embeddings: Annotated[Embeddings | None, Field(description="null of a model that predicts tokens")]
+    not_finite: Annotated[str | None, Field(description="the first unit whose output is not finite")]
+    blocks: list[BlockError]
+    weights: Annotated[list[WeightError], Field(description="matrices, the largest output error first")]
+    missing: list[Missing]
+    gates: list[Gate]
+
+    def value(self, metric: str) -> float | None:
+        """A number of its scores or embeddings; None where it has none."""
+        for part in (self.scores, self.embeddings):
+            if part is not None and metric in part.__dataclass_fields__:
+                found: float | None = getattr(part, metric)
+                return found
+        return None
+
+
+class Evaluation(Model):
+    """Are quantized models still good? Candidates against their original on the same tokens, in one runtime.
+
+    Weights are dequantized, activations are not quantized. ``verdict`` is ``inconclusive`` if any candidate is.
+    """
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    schema_version: str = SCHEMA_VERSION
+    tool: Tool
+    verdict: Literal["pass", "fail", "inconclusive"]
+    reasons: list[str]
+    original: str = Field(description="path")
+    original_bytes: int
+    model: str = Field(description="class of transformers")
+    kind: Literal["causal", "sequence to sequence", "encoder"]
+    dtype: str = Field(description="in which both sides compute")
+    tokens: Tokens
+    candidates: list[Evaluated]
+    run: RunInfo
+
+    def __repr__(self) -> str:
+        names = ", ".join(display(candidate.name) for candidate in self.candidates)
+        return f"<quanterr.Evaluation {self.verdict}: {names}; {display(self.original)}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        shown = ("kld_mean", "ppl_ratio", "top1") if self.kind != "encoder" else ("cosine_mean", "rank_correlation")
+        rows = [
+            (candidate.name, *(_short(candidate.value(metric)) for metric in shown)) for candidate in self.candidates
+        ]
+        return notebook.table(f"{self.verdict}: {'; '.join(self.reasons[:3])}", ("candidate", *shown), rows, 1)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row per weight of each candidate.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        names = [field.name for field in fields(WeightError)]
+        return notebook.frame(
+            {"candidate": candidate.name} | {name: getattr(weight, name) for name in names}
+            for candidate in self.candidates
+            for weight in candidate.weights
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, as ``evaluate -o`` does: the suffix chooses the output.
+
+        Raises:
+            UsageError: an unknown suffix.
+            ResourceError: the file cannot be written.
+        """
+        from quanterr.report.evaluation import OUTPUTS
+        from quanterr.report.files import save
+
+        save(self, fspath(path), OUTPUTS)
+
+    def to_json(self) -> str:
+        """Strict, ASCII JSON."""
+        own = type(self).model_fields.items()
+        return dumps({info.alias or name: getattr(self, name) for name, info in own}) + "\n"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+# Numbers that gates may ask for: those of scores and embeddings but counts.
+METRICS = tuple(
+    field.name for kind in (Scores, Embeddings) for field in fields(kind) if field.name not in ("tokens", "chunks")
+)

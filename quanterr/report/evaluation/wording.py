@@ -1,0 +1,65 @@
+"""Numbers of an evaluation as people read them, with their errors; the same in all outputs."""
+
+from quanterr.report.evaluation.model import Evaluated, Evaluation
+from quanterr.util.text import count
+
+CAVEAT = (
+    "Weights are dequantized and activations are not quantized: a runtime that quantizes these as well may be worse. "
+    "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error."
+)
+
+# Titles, values and errors of what is shown of a model that predicts tokens, and of one that embeds texts.
+PREDICTIONS = (
+    ("KLD", "kld_mean"),
+    ("KLD 99 %", "kld_p99"),
+    ("PPL", "ppl"),
+    ("PPL ratio", "ppl_ratio"),
+    ("same top", "top1"),
+    ("Δp rms", "delta_p_rms"),
+    ("sure flips", "confident_flips"),
+)
+EMBEDDINGS = (
+    ("cosine", "cosine_mean"),
+    ("least cosine", "cosine_min"),
+    ("rank correlation", "rank_correlation"),
+    ("relative error", "relative_error"),
+)
+SHARES = ("top1", "confident_flips", "delta_p_rms")
+
+
+def shown(evaluation: Evaluation) -> tuple[tuple[str, str], ...]:
+    """Titles and metrics of what is shown of it."""
+    return EMBEDDINGS if evaluation.kind == "encoder" else PREDICTIONS
+
+
+def worded(candidate: Evaluated, metric: str) -> str:
+    """``0.01234 ± 0.0005``; shares in per cent."""
+    value, error = candidate.value(metric), candidate.value(f"{metric}_se")
+    if value is None:
+        return "undefined"
+    if metric in SHARES:
+        return f"{100 * value:.4g} %" if error is None else f"{100 * value:.4g} ± {100 * error:.2g} %"
+    return f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
+
+
+def base_line(evaluation: Evaluation) -> str:
+    """What was evaluated, on one line."""
+    tokens = evaluation.tokens
+    scored = f", {tokens.scored:,} predictions scored" if tokens.scored else ""
+    first = next((c.scores for c in evaluation.candidates if c.scores is not None), None)
+    ppl = "" if first is None else f"; PPL {first.ppl_original:.5g} ± {first.ppl_original_se:.2g}"
+    chunks = count(tokens.chunks, "chunk")
+    return f"{evaluation.model} in {evaluation.dtype}: {chunks} of {tokens.context:,} tokens{scored}{ppl}"
+
+
+def conclusion(evaluation: Evaluation) -> str:
+    """The candidate that is nearest to the original, in a sentence."""
+    metric, highest = ("cosine_mean", True) if evaluation.kind == "encoder" else ("kld_mean", False)
+    known = [(value, c) for c in evaluation.candidates if (value := c.value(metric)) is not None]
+    if not known:
+        return "; ".join(evaluation.reasons)
+    value, best = (max if highest else min)(known, key=lambda item: item[0])
+    title = next(title for title, name in shown(evaluation) if name == metric)
+    what = f"{title} {worded(best, metric)}"
+    nearest = f"{best.name} is nearest to the original: " if len(evaluation.candidates) > 1 else f"{best.name}: "
+    return f"{nearest}{what}"

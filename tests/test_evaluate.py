@@ -1,0 +1,326 @@
+"""Evaluation by the original's own architecture, against plain transformers with the same dequantized weights."""
+
+import json
+import math
+import shutil
+import threading
+
+import pytest
+import torch
+from making import quantized_fp8, quantized_int8
+from safetensors.torch import load_file, save_file
+from small_models import MODELS, auto_of, ids, quantized_by, saved, stored
+
+import quanterr
+from quanterr.errors import CheckpointError, Interrupted, UsageError
+from quanterr.pairing.importance import read_importance
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+CONTEXT = 32
+
+
+def candidate(folder, recipe=quantized_fp8):
+    """A quantized copy of a saved model, and one with its values as plain weights."""
+    written, values = quantized_by(recipe, stored(folder))
+    found = []
+    for name, tensors in (("quantized", written), ("plain", values)):
+        path = folder.parent / name
+        path.mkdir(exist_ok=True)
+        save_file(tensors, path / "model.safetensors", {"format": "pt"})
+        shutil.copy(folder / "config.json", path)
+        found.append(path)
+    return found
+
+
+def plain(name, folder, chunks, dtype=torch.float32):
+    """What transformers computes with everything in memory."""
+    model = auto_of(name).from_pretrained(folder, dtype=dtype).eval()
+    with torch.inference_mode():
+        if name == "t5":
+            half = chunks.shape[1] // 2
+            decoder = torch.cat([torch.zeros(len(chunks), 1, dtype=torch.int64), chunks[:, half:-1]], 1)
+            return model(input_ids=chunks[:, :half], decoder_input_ids=decoder, use_cache=False).logits
+        if name == "bert":
+            return model(input_ids=chunks).last_hidden_state
+        return model(input_ids=chunks, use_cache=False).logits
+
+
+def expected(name, x, y, chunks):
+    """Perplexities and divergence by the definitions."""
+    half = chunks.shape[1] // 2
+    rows, targets = (slice(None), chunks[:, half:]) if name == "t5" else (slice(half, -1), chunks[:, half + 1 :])
+    log_p, log_q = (each[:, rows].double().log_softmax(-1) for each in (x, y))
+    nll = [-each.gather(-1, targets[..., None]).mean() for each in (log_p, log_q)]
+    return math.exp(nll[0]), math.exp(nll[1]), float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A Llama in shards, with a quantized copy and the same as plain weights, and tokens."""
+    folder = tmp_path_factory.mktemp("llama")
+    original = saved("llama", folder / "original", shard="40KB")
+    quantized, values = candidate(original)
+    return original, quantized, values, ids(folder)
+
+
+@pytest.fixture(scope="module")
+def evaluation(llama):
+    original, quantized, _, tokens = llama
+    return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT)
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
+    def test_predictions_are_those_of_plain_transformers(self, name, tmp_path):
+        original = saved(name, tmp_path / "original")
+        quantized, values = candidate(original)
+        tokens = ids(tmp_path)
+        chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+        found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, batch=2)
+        scores = found.candidates[0].scores
+        want = expected(name, *(plain(name, folder, chunks) for folder in (original, values)), chunks)
+
+        assert pytest.approx(want, rel=1e-6) == (scores.ppl_original, scores.ppl, scores.kld_mean)
+        assert ("pass", []) == (found.verdict, found.candidates[0].missing)
+        assert scores.kld_mean > 1e-7
+        assert [block for block in found.candidates[0].blocks if block.relative_error]
+        assert all(weight.output_error is not None for weight in found.candidates[0].weights)
+
+    def test_embeddings_are_those_of_plain_transformers(self, tmp_path):
+        original = saved("bert", tmp_path / "original")
+        quantized, values = candidate(original)
+        tokens = ids(tmp_path, 160)
+        chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+        found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT)
+        got = found.candidates[0].embeddings
+        x, y = (plain("bert", folder, chunks).double() for folder in (original, values))
+        cosines = torch.nn.functional.cosine_similarity(x.mean(1), y.mean(1))
+
+        assert "encoder" == found.kind
+        assert pytest.approx(float(cosines.mean()), rel=1e-9) == got.cosine_mean
+        assert pytest.approx(float((y - x).norm() / x.norm()), rel=1e-6) == got.relative_error
+        assert 0.9 < got.rank_correlation <= 1
+
+    def test_two_candidates_share_a_pass_and_give_what_each_gives_alone(self, tmp_path):
+        original = saved("llama tied", tmp_path / "original")
+        first, _ = candidate(original)
+        second = first.rename(tmp_path / "fp8")
+        third, _ = candidate(original, quantized_int8)
+        tokens = ids(tmp_path)
+        both = quanterr.evaluate(original, [second, third], tokens=tokens, context=CONTEXT)
+        alone = quanterr.evaluate(original, [third], tokens=tokens, context=CONTEXT)
+
+        assert ["fp8", "quantized"] == [each.name for each in both.candidates]
+        assert alone.candidates[0] == both.candidates[1]
+
+    def test_an_original_against_itself_is_the_same(self, llama, tmp_path):
+        original, *_, tokens = llama
+        copy = shutil.copytree(original, tmp_path / "copy")
+        found = quanterr.evaluate(original, [copy], tokens=tokens, context=CONTEXT).candidates[0]
+
+        assert (0, 1, 0) == (found.scores.kld_mean, found.scores.top1, found.scores.kld_max)
+        assert {0.0} == {block.relative_error for block in found.blocks}
+        assert {0.0} == {weight.output_error for weight in found.weights}
+
+
+class TestOutputErrors:
+    def test_are_exact_with_the_inputs_that_the_weight_has(self, llama, evaluation):
+        original, _, values, tokens = llama
+        name = "model.layers.1.mlp.down_proj.weight"
+        inputs = []
+        model = auto_of("llama").from_pretrained(original).eval()
+        model.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        with torch.inference_mode():
+            model(input_ids=load_file(tokens)["ids"].view(-1, CONTEXT))
+        x = inputs[0].flatten(0, 1).double()
+        w, q = (stored(folder)[name].double() for folder in (original, values))
+        want = float((x @ (q - w).T).square().sum() / (x @ w.T).square().sum())
+        found = next(weight for weight in evaluation.candidates[0].weights if weight.layer_name == name)
+
+        assert pytest.approx(want, rel=1e-5) == found.output_error
+        assert (96, "model.layers.1") == (found.inputs, found.block)
+
+    def test_shares_of_a_block_are_one_together(self, evaluation):
+        weights = evaluation.candidates[0].weights
+        for block in {weight.block for weight in weights} - {"model.embed_tokens", "lm_head"}:
+            shares = [weight.share_of_block for weight in weights if weight.block == block]
+            assert pytest.approx(1) == sum(shares)
+
+    def test_the_largest_comes_first(self, evaluation):
+        errors = [weight.output_error for weight in evaluation.candidates[0].weights]
+
+        assert errors == sorted(errors, reverse=True)
+
+    def test_second_moments_are_an_importance_matrix(self, llama, tmp_path):
+        original, quantized, _, tokens = llama
+        path = tmp_path / "i.gguf"
+        quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, importance_out=str(path))
+        inputs = []
+        model = auto_of("llama").from_pretrained(original).eval()
+        model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        with torch.inference_mode():
+            model(input_ids=load_file(tokens)["ids"].view(-1, CONTEXT))
+        means, counts = read_importance(str(path))["blk.0.attn_output.weight"]
+
+        assert torch.allclose(inputs[0].flatten(0, 1).square().mean(0), means.flatten(), rtol=1e-5)
+        assert 96 == counts
+        report = quanterr.compare(original, quantized, importance=str(path), device="cpu")
+        assert report.aggregate.weighted_snr_db is not None
+
+
+class TestTokens:
+    def test_the_first_of_a_chunk_is_what_the_tokenizer_puts_there_and_targets_stay(self, llama):
+        from quanterr.evaluation.tokens import Text, chunks_of
+
+        given, raw = chunks_of(Text(torch.arange(40), "x", 7), 16, None, 96)
+
+        assert [7, 7] == given[:, 0].tolist()
+        assert [0, 16] == raw[:, 0].tolist()
+        assert torch.equal(given[:, 1:], raw[:, 1:])
+
+    def test_a_text_goes_through_the_tokenizer_of_the_original(self, llama, tmp_path):
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        original, quantized, *_ = llama
+        folder = shutil.copytree(original, tmp_path / "original")
+        words = {f"w{n}": n for n in range(90)} | {"[UNK]": 90}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(96)))
+        found = quanterr.evaluate(folder, [quantized], text=str(tmp_path / "text.txt"), context=CONTEXT)
+        numbers = tmp_path / "n.safetensors"
+        save_file({"ids": torch.arange(96) % 90}, numbers)
+        same = quanterr.evaluate(folder, [quantized], tokens=numbers, context=CONTEXT)
+
+        assert found.candidates[0].scores == same.candidates[0].scores
+        assert (found.tokens.sha256, 3, 45) == (same.tokens.sha256, found.tokens.chunks, found.tokens.scored)
+
+
+class TestGates:
+    def evaluated(self, llama, *require):
+        original, quantized, _, tokens = llama
+        return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, require=require)
+
+    def test_hold_or_not_by_value_and_by_the_end_of_the_interval(self, llama, evaluation):
+        kld, error = (evaluation.candidates[0].value(name) for name in ("kld_mean", "kld_mean_chunk_se"))
+        own = max(error, evaluation.candidates[0].value("kld_mean_se"))
+        between = kld + own
+        found = self.evaluated(llama, f"kld_mean <= {between!r}", f"upper(kld_mean) <= {between!r}", "lower(top1)>=0")
+        gates = found.candidates[0].gates
+
+        assert ["pass", "fail", "pass"] == [gate.status for gate in gates]
+        assert pytest.approx(kld + 1.96 * own) == gates[1].observed
+        assert ("fail", [f"quantized: {gates[1].message}"]) == (found.verdict, found.reasons)
+
+    @pytest.mark.parametrize(
+        ("rule", "told"),
+        [
+            ("kld_men <= 1", "has no kld_men; did you mean kld_mean?"),
+            ("kld_mean", "is no rule of an evaluation"),
+            ("upper(kld_max) <= 1", "kld_max has no standard error"),
+        ],
+    )
+    def test_that_are_none_cost_no_run(self, tmp_path, rule, told):
+        with pytest.raises(UsageError, match=told.replace("(", r"\(").replace("?", r"\?")):
+            quanterr.evaluate(tmp_path / "nowhere", ["x"], tokens="none", require=[rule])
+
+    def test_of_what_an_encoder_does_not_have_do_not_hold(self, tmp_path):
+        original = saved("bert", tmp_path / "original")
+        quantized, _ = candidate(original)
+        found = quanterr.evaluate(
+            original, [quantized], tokens=ids(tmp_path), context=CONTEXT, require=["kld_mean <= 1", "cosine_min > 0.5"]
+        )
+
+        assert ["fail", "pass"] == [gate.status for gate in found.candidates[0].gates]
+
+
+class TestWhatIsWrong:
+    def edited(self, llama, tmp_path, change):
+        """A copy of the quantized side, changed."""
+        folder = shutil.copytree(llama[1], tmp_path / "edited")
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+        return quanterr.evaluate(llama[0], [folder], tokens=llama[3], context=CONTEXT)
+
+    def test_a_missing_weight_is_taken_from_the_original_and_that_is_inconclusive(self, llama, tmp_path):
+        name = "model.layers.0.mlp.up_proj.weight"
+        found = self.edited(llama, tmp_path, lambda tensors: (tensors.pop(name), tensors.pop(f"{name}_scale")))
+        (candidate,) = found.candidates
+
+        assert ("inconclusive", [name]) == (found.verdict, [item.layer_name for item in candidate.missing])
+        assert f"1 tensor taken from the original: {name}" in found.reasons[0]
+        assert candidate.scores is not None
+
+    def test_nan_is_inconclusive_and_the_first_block_that_has_it_is_named(self, llama, tmp_path):
+        def spoil(tensors):
+            tensors["model.layers.1.input_layernorm.weight"][3] = float("nan")
+
+        found = self.edited(llama, tmp_path, spoil)
+
+        assert ("inconclusive", "model.layers.1") == (found.verdict, found.candidates[0].not_finite)
+        assert None is found.candidates[0].scores
+        json.loads(found.to_json())
+
+    def test_the_original_must_have_all_that_its_config_asks_for(self, llama, tmp_path):
+        folder = shutil.copytree(llama[2], tmp_path / "original")
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["model.norm.weight"]
+        save_file(tensors, folder / "model.safetensors")
+
+        with pytest.raises(CheckpointError, match=r"lacks model\.norm\.weight, which the model of config\.json has"):
+            quanterr.evaluate(folder, [llama[1]], tokens=llama[3], context=CONTEXT)
+
+    def test_a_weight_of_another_shape_is_named_with_both(self, llama, tmp_path):
+        folder = shutil.copytree(llama[2], tmp_path / "original")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+
+        with pytest.raises(CheckpointError, match=r"stored as \[\d+, \d+\], the model of config.json has \["):
+            quanterr.evaluate(folder, [llama[1]], tokens=llama[3], context=CONTEXT)
+
+    @pytest.mark.parametrize(
+        ("fields", "told"),
+        [
+            ({"model_type": "nothing_known"}, "transformers has no model nothing_known"),
+            ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "this is a quantized model"),
+        ],
+    )
+    def test_a_config_that_cannot_be_used_is_named(self, llama, tmp_path, fields, told):
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+
+        with pytest.raises(CheckpointError, match=told):
+            quanterr.evaluate(tmp_path, [llama[1]], tokens=llama[3])
+
+    def test_no_config_no_tokenizer_and_too_little_text_are_sentences(self, llama, tmp_path):
+        original, quantized, _, tokens = llama
+        (tmp_path / "t.txt").write_text("some text")
+        (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
+        few = tmp_path / "few.safetensors"
+        save_file({"ids": torch.zeros(40, dtype=torch.int32)}, few)
+        large = tmp_path / "large.safetensors"
+        save_file({"ids": torch.full((96,), 96)}, large)
+
+        with pytest.raises(CheckpointError, match=r"a folder with config\.json is needed"):
+            quanterr.evaluate(tmp_path, [quantized], tokens=tokens)
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing; give token ids with --tokens"):
+            quanterr.evaluate(original, [quantized], text=str(tmp_path / "t.txt"))
+        with pytest.raises(UsageError, match="not UTF-8 at byte 1"):
+            quanterr.evaluate(original, [quantized], text=str(tmp_path / "latin.txt"))
+        with pytest.raises(UsageError, match="40 tokens; at least 64 are needed for a context of 32"):
+            quanterr.evaluate(original, [quantized], tokens=few, context=CONTEXT)
+        with pytest.raises(UsageError, match="has token 96, the vocabulary has 96"):
+            quanterr.evaluate(original, [quantized], tokens=large, context=CONTEXT)
+        with pytest.raises(UsageError, match="give a text with --text FILE, or token ids"):
+            quanterr.evaluate(original, [quantized])
+
+    def test_a_run_that_is_stopped_has_no_result_and_leaves_no_thread(self, llama):
+        stop = threading.Event()
+        before = threading.active_count()
+        stop.set()
+        with pytest.raises(Interrupted, match="nothing is scored before all units were passed"):
+            quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT, stop=stop)
+
+        assert before == threading.active_count()
