@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quanterr.cli import completion, diff, evaluate, gate, guide, rank, settings
+from quanterr.cli import completion, diff, evaluate, gate, guide, ppl, rank, settings
 from quanterr.cli.common import (
     AllowPartial,
     AsJson,
@@ -255,6 +255,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 
 app.command(cls=Command, help=rank.HELP)(rank.rank)
 app.command(cls=Command, help=evaluate.HELP)(evaluate.evaluate)
+app.command(cls=Command, help=ppl.HELP)(ppl.ppl)
 
 
 RENDER_HELP = help_of("""Write other outputs of a stored report, without the models.

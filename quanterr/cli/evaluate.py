@@ -1,7 +1,7 @@
 """``quanterr evaluate``: is the model still good, on a text."""
 
 import gc
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,10 +25,6 @@ from quanterr.cli.common import (
     require_memory,
     stepping,
 )
-from quanterr.errors import Status
-
-if TYPE_CHECKING:
-    from quanterr.report.evaluation.model import Evaluation
 
 PANEL = "Text"
 HELP = help_of("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
@@ -140,6 +136,7 @@ def evaluate(
     """Is the model still good?"""
     from quanterr.report.evaluation import OUTPUTS
     from quanterr.report.evaluation.as_table import show
+    from quanterr.report.evaluation.gates import exit_status
     from quanterr.report.evaluation.wording import conclusion
     from quanterr.report.files import targets
 
@@ -166,7 +163,7 @@ def evaluate(
                 stop=interrupt.stop,
                 command=command_line(),
             )
-        status = _status(evaluation, allow_partial)
+        status = exit_status(evaluation, allow_partial)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
         deliver(
             evaluation,
@@ -176,10 +173,3 @@ def evaluate(
             f"quanterr: {evaluation.verdict}: {conclusion(evaluation)}",
         )
     raise typer.Exit(status)
-
-
-def _status(evaluation: "Evaluation", allow_partial: bool) -> int:
-    if evaluation.verdict == "inconclusive" and not allow_partial:
-        return Status.INCONCLUSIVE
-    failed = any(gate.status == "fail" for candidate in evaluation.candidates for gate in candidate.gates)
-    return Status.GATE_FAILED if failed else Status.OK

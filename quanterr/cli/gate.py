@@ -152,12 +152,16 @@ def gate(
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.judging import exit_status, judge_values, needed, unreliable
     from quanterr.gates.rules import check_baseline_use, read_rules
+    from quanterr.report.evaluation.reading import is_evaluation
     from quanterr.report.files import targets
     from quanterr.report.formatting import sentence
     from quanterr.report.reading import read_extract
     from quanterr.report.values import Values
 
     gc.disable()  # what is read is kept to the end, and the end is near
+    if is_evaluation(report):
+        given = (thresholds, fail_if, baseline, explain, strict_warnings, update_baseline)
+        raise typer.Exit(_gate_evaluation(report, require or [], any(given), outputs or [], no_clobber))
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
     rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings, baseline is not None)
@@ -182,6 +186,29 @@ def gate(
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)
     raise typer.Exit(exit_status(judged, allow_partial))
+
+
+def _gate_evaluation(path: str, require: list[str], others: bool, outputs: list[str], no_clobber: bool) -> int:
+    """Judge a stored evaluation by its own rules; its exit status."""
+    from quanterr.gates.as_text import gate_lines
+    from quanterr.report.evaluation import OUTPUTS
+    from quanterr.report.evaluation.gates import exit_status, judged, rules_of
+    from quanterr.report.evaluation.reading import read_evaluation
+    from quanterr.report.files import targets, write
+
+    if others or not require:
+        raise UsageError(
+            f"{display(path)} is an evaluation: give rules such as --require 'kld_mean <= 0.01', and no others"
+        )
+    rules = rules_of(require)
+    to = targets(outputs, [path], no_clobber=no_clobber, outputs=OUTPUTS)
+    found = judged(read_evaluation(path), rules)
+    for candidate in found.candidates:
+        print("\n".join([no_command(f"{display(candidate.name)}:"), *gate_lines(candidate.gates)]), file=sys.stderr)
+    print(f"verdict: {found.verdict}", file=sys.stderr)
+    for target in to:
+        write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
+    return exit_status(found)
 
 
 def _same_file(report: str, baseline: str) -> bool:

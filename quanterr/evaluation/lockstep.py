@@ -39,11 +39,18 @@ class Outcome:
 class _Side:
     """A candidate on its way."""
 
+    candidate: Candidate
     stream: Stream
     scores: Scores = field(default_factory=Scores)
     embedded: Embedded = field(default_factory=Embedded)
     blocks: dict[str, HiddenError] = field(default_factory=dict)
     not_finite: str | None = None
+
+    def compared(self, unit: Unit, loaded: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a unit, loaded as the model needs them, in the original's scales."""
+        names = [slot.name for slot in unit.slots]
+        folded = any(key in self.candidate.unfolded for name in names for key in self.stream.names.sources(name))
+        return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
 
 
 class Lockstep:
@@ -80,7 +87,7 @@ class Lockstep:
         for candidate in candidates:
             model = build(config, dtype)
             own = _complete(Names(model, candidate.names), sides)
-            self._others.append(_Side(Stream(model, own, candidate.get, inputs)))
+            self._others.append(_Side(candidate, Stream(model, own, candidate.get, inputs)))
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
 
@@ -126,7 +133,7 @@ class Lockstep:
         units = [side.stream.units[unit.name] for side in self._others]
         others = [side.stream.tensors(unit) for side in self._others]
         watching = OutputErrors(self._products)
-        watching.watch(unit, others)
+        watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
             own.load(loaded)

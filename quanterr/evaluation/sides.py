@@ -18,7 +18,9 @@ from quanterr.formats import Weight
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.plan import Bucket, Pair, Plan
+from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.side import Recognized, Side
+from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.selection import Selection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
@@ -69,9 +71,8 @@ class Candidate:
         self.plan: Plan = choose_alternatives(
             pair(sides.checkpoint, quantized, Selection([]), sides._recognized), undo=False
         )
-        self.found: dict[str, tuple[Weight, Back]] = {}
-        for each in self.plan.pairs:
-            self.found[each.name] = each.quantized, self._back(each)
+        self.found = {each.name: (each.quantized, self._back(each)) for each in self.plan.pairs}
+        self.unfolded = self._unfolded()
         left = (item for item in self.plan.leftovers if item.side == "original" and item.bucket not in NOT_NEEDED)
         self.not_found = {item.name: item.reason for item in left if item.name in sides.weights}
 
@@ -86,6 +87,23 @@ class Candidate:
             return self.sides.get(name)
         weight, back = self.found[name]
         return back(self.sides.whole(weight))
+
+    def compared(self, name: str) -> Tensor:
+        """The same with the factors undone that a quantizer folded elsewhere: what compares with the original's."""
+        if name not in self.unfolded:
+            return self.get(name)
+        weight, back = self.unfolded[name]
+        return back(self.sides.whole(weight))
+
+    def _unfolded(self) -> dict[str, tuple[Weight, Back]]:
+        """Weights that are others once all factors are undone."""
+        with on_cpu() as workspaces:
+            undone, _ = undo_smoothing(list(self.plan.pairs), workspaces)
+        return {
+            after.name: (after.quantized, self._back(after))
+            for before, after in zip(self.plan.pairs, undone, strict=True)
+            if after.quantized is not before.quantized
+        }
 
     def _back(self, each: Pair) -> Back:
         """What brings the quantized weight into the original's convention and shape."""

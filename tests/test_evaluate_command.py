@@ -1,0 +1,233 @@
+"""The evaluate and ppl commands as their users call them, and the outputs of an evaluation."""
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from forked import call
+from making import quantized_fp8
+from safetensors.torch import save_file
+from small_models import ids, quantized_by, saved, stored
+
+import quanterr
+from quanterr.errors import ReportError, Status, UsageError
+from quanterr.report.evaluation.logprobs import perplexity, ratio, read_logprobs
+from quanterr.report.evaluation.reading import read_evaluation
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+SUFFIXES = ("json", "jsonl", "csv", "html", "md", "xml")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small model, its quantized copy, and tokens; with the outputs of an evaluation."""
+    path = tmp_path_factory.mktemp("evaluate")
+    saved("llama", path / "original")
+    written, _ = quantized_by(quantized_fp8, stored(path / "original"))
+    (path / "quantized").mkdir()
+    save_file(written, path / "quantized/model.safetensors")
+    ids(path)
+    return path
+
+
+def evaluate(folder, *words, **more):
+    return call("evaluate", "original", *words, "--tokens", "ids.safetensors", "--context", 32, cwd=folder, **more)
+
+
+@pytest.fixture(scope="module")
+def done(folder):
+    words = [word for suffix in SUFFIXES for word in ("-o", f"e.{suffix}")]
+    return evaluate(folder, "quantized", "--require", "kld_mean <= 1", *words)
+
+
+class TestCommand:
+    def test_shows_numbers_blocks_weights_and_the_answer_last(self, done):
+        lines = done.stdout.splitlines()
+
+        assert Status.OK == done.returncode, done.stderr
+        assert lines[0].startswith("LlamaForCausalLM in float32: 3 chunks of 32 tokens, 45 predictions scored; PPL ")
+        assert "Against the original" in done.stdout
+        assert "Hidden states, quantized" in done.stdout
+        assert "The 10 largest output errors of 16 weights, quantized" in done.stdout
+        assert "activations are not quantized" in done.stdout
+        assert lines[-1].startswith("PASS (exit 0): quantized: KLD ")
+        assert lines[-1].endswith("Wrote e.json, e.jsonl, e.csv, e.html, e.md, e.xml")
+
+    def test_a_gate_that_does_not_hold_is_1(self, folder):
+        done = evaluate(folder, "quantized", "--require", "kld_mean <= 1e-9", "-q")
+
+        assert Status.GATE_FAILED == done.returncode
+        assert "" == done.stdout
+
+    def test_json_is_what_the_library_gives(self, folder):
+        found = json.loads(evaluate(folder, "quantized", "--json").stdout)
+        same = quanterr.evaluate(
+            folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=32
+        )
+
+        assert ("quanterr.evaluation", "1.0") == (found["schema"], found["schema_version"])
+        assert json.loads(same.to_json())["candidates"][0]["scores"] == found["candidates"][0]["scores"]
+
+    def test_without_tokens_or_text_it_is_wrong_usage(self, folder):
+        done = call("evaluate", "original", "quantized", cwd=folder)
+
+        assert Status.USAGE == done.returncode
+        assert "give a text with --text FILE, or token ids" in done.stderr
+
+    def test_a_missing_tensor_is_4_and_partial_is_allowed(self, folder, tmp_path):
+        shutil.copytree(folder / "quantized", tmp_path / "less")
+        tensors = stored(tmp_path / "less")
+        del tensors["model.norm.weight"]
+        save_file(tensors, tmp_path / "less/model.safetensors")
+
+        assert Status.INCONCLUSIVE == evaluate(folder, tmp_path / "less", "-q").returncode
+        assert Status.OK == evaluate(folder, tmp_path / "less", "-q", "--allow-partial").returncode
+
+    def test_without_transformers_the_extra_is_named(self, folder):
+        before = "import sys; sys.modules['transformers'] = None"
+        done = evaluate(folder, "quantized", before=before)
+
+        assert Status.USAGE == done.returncode
+        assert 'quanterr: evaluate needs transformers: pip install "quanterr[evaluate]"\n' == done.stderr
+
+    def test_help_loads_neither_torch_nor_transformers(self):
+        code = (
+            "import sys\nfrom quanterr.cli import app\n"
+            "for words in (['--help'], ['evaluate', '--help'], ['ppl', '--help']):\n"
+            "    app(words, standalone_mode=False)\n"
+            "assert not {'torch', 'transformers'} & set(sys.modules)"
+        )
+
+        assert 0 == subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode
+
+
+class TestGate:
+    def test_judges_a_stored_evaluation(self, folder, done, tmp_path):
+        good = call("gate", folder / "e.json", "--require", "top1 >= 0.1", "-o", tmp_path / "judged.json")
+        bad = call("gate", folder / "e.json", "--require", "upper(kld_mean) <= 1e-9")
+
+        assert (Status.OK, Status.GATE_FAILED) == (good.returncode, bad.returncode)
+        assert "verdict: pass" in good.stderr
+        assert "FAIL: gate upper(kld_mean) <= 1e-9 does not hold: " in bad.stderr
+        assert ["top1 >= 0.1"] == [
+            g.require for g in read_evaluation(str(tmp_path / "judged.json")).candidates[0].gates
+        ]
+
+    def test_refuses_what_is_for_reports(self, folder, done):
+        for words in ((), ("--thresholds", "fp8"), ("--require", "snr_db >= 30")):
+            assert Status.USAGE == call("gate", folder / "e.json", *words).returncode
+
+    def test_a_damaged_one_is_unreadable(self, folder, done, tmp_path):
+        text = (folder / "e.json").read_text()
+        for n, damaged in enumerate((text[:-200], text.replace('"kld_mean": ', '"kld_mean": "x", "y": ', 1))):
+            path = tmp_path / f"{n}.json"
+            path.write_text(damaged)
+            assert Status.UNREADABLE == call("gate", path, "--require", "kld_mean <= 1").returncode
+
+
+class TestOutputs:
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _written(cls, done):
+        """The files are there."""
+
+    def text(self, folder, suffix):
+        return (folder / f"e.{suffix}").read_text()
+
+    def test_json_is_read_again(self, folder):
+        found = read_evaluation(str(folder / "e.json"))
+
+        assert found.to_json() == self.text(folder, "json")
+
+    def test_jsonl_says_how_many_weights_follow(self, folder):
+        first, *weights = map(json.loads, self.text(folder, "jsonl").splitlines())
+
+        assert first["records"]["weight"] == len(weights) == 16
+        assert {"quantized"} == {weight["candidate"] for weight in weights}
+
+    def test_csv_has_every_number_with_the_verdict(self, folder):
+        rows = list(csv.DictReader(self.text(folder, "csv").splitlines()))
+
+        assert {"pass"} == {row["quanterr_verdict"] for row in rows}
+        assert {"evaluation", "candidates", "scores", "blocks", "weights"} == {row["list"] for row in rows}
+
+    def test_markdown_and_junit_name_verdict_and_gate(self, folder):
+        root = ElementTree.fromstring(self.text(folder, "xml"))
+
+        assert "**Verdict: pass**" in self.text(folder, "md")
+        assert "| `quantized` |" in self.text(folder, "md")
+        assert ("quantized", "2") == (root[0].get("name"), root.get("tests"))
+
+    def test_the_page_has_the_caveat_and_a_link_to_the_worst(self, folder):
+        text = self.text(folder, "html")
+
+        assert text.startswith("<!DOCTYPE html>\n<!-- quanterr.evaluation -->")
+        assert "activations are not quantized" in text
+        assert 'class="layer"' in text
+
+    def test_a_notebook_shows_a_line_and_a_table(self, folder):
+        found = read_evaluation(str(folder / "e.json"))
+
+        assert repr(found).startswith("<quanterr.Evaluation pass: quantized; ")
+        assert "kld_mean" in found._repr_html_()
+
+
+class TestPpl:
+    FORMS = (
+        [-1.0, -2.0],
+        {"logprobs": [-1.0, -2.0]},
+        {"token_logprobs": [None, -1.0, -2.0]},
+        {"choices": [{"logprobs": {"token_logprobs": [None, -1.0, -2.0]}}]},
+        {"choices": [{"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]}}]},
+    )
+
+    def written(self, path, *lines):
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return str(path)
+
+    def test_every_form_is_read(self, tmp_path):
+        assert [[-1.0, -2.0]] * 5 == read_logprobs(self.written(tmp_path / "a.jsonl", *self.FORMS))
+
+    def test_is_the_exponential_of_the_mean_with_its_error(self, tmp_path):
+        found = perplexity("x", [[-1.0, -2.0], [-3.0]])
+
+        assert pytest.approx(math.exp(2)) == found.ppl
+        assert pytest.approx(math.exp(2) * math.sqrt(2 / 3 / 2)) == found.ppl_se
+        assert (3, 2) == (found.tokens, found.chunks)
+
+    def test_a_ratio_counts_that_tokens_are_the_same(self):
+        found = ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
+
+        assert pytest.approx((0.5, 0.0, math.exp(0.5))) == tuple(found)
+        with pytest.raises(UsageError, match="both must be of the same tokens"):
+            ratio([[-1.0]], [[-1.0, -2.0]])
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            ("{", "line 1: not JSON"),
+            ('{"a": 1}', "no list of log-probabilities"),
+            ("[0.5]", "0.5 is no natural logarithm"),
+            ('["x"]', "is no log-probability"),
+            ("[-1]", "at least 2 are needed"),
+            ('{"choices": [{"text": "x"}]}', "ask the server for logprobs"),
+        ],
+    )
+    def test_what_is_none_is_told(self, tmp_path, line, told):
+        (tmp_path / "x.jsonl").write_text(line)
+        with pytest.raises(ReportError, match=told):
+            read_logprobs(str(tmp_path / "x.jsonl"))
+
+    def test_the_command_shows_both_and_the_ratio(self, tmp_path):
+        paths = [self.written(tmp_path / f"{n}.jsonl", [-1.0, -2.0 - n]) for n in range(2)]
+        done = call("ppl", paths[1], "--baseline", paths[0])
+        found = json.loads(call("ppl", paths[1], "--baseline", paths[0], "--json").stdout)
+
+        assert ["PPL 7.3891" in line for line in done.stdout.splitlines()] == [True, False, False]
+        assert pytest.approx(0.5) == found["ln_ratio"]
+        assert Status.UNREADABLE == call("ppl", tmp_path / "none.jsonl").returncode
