@@ -8,7 +8,7 @@ DEMO = .demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz sanitize bench clean
+.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz sanitize bench bench-evaluate clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,5 +68,9 @@ bench: install ## weights/s of each format; speed and memory next to a plain scr
 	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/bench.py
 
+bench-evaluate: install ## evaluate: a model trained for it, quantized in many ways; memory next to plain transformers
+	$(BIN)/python tests/bench/evaluate.py
+	$(BIN)/python tests/bench/evaluate_memory.py
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(DEMO) .bench .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) .bench .bench-evaluate .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis

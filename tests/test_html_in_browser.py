@@ -688,6 +688,42 @@ class TestDiffPage:
         assert "New SNR" in changed.text("#details-body")
 
 
+class TestEvaluationPage:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def path(cls, tmp_path_factory):
+        """Of a small model with two candidates."""
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        from small_models import ids, quantized_by, saved, stored
+
+        folder = tmp_path_factory.mktemp("evaluation")
+        original, paths = saved("llama", folder / "original"), []
+        for recipe in (quantized_fp8, quantized_int8):
+            paths.append(folder / recipe.__name__)
+            paths[-1].mkdir()
+            store(paths[-1] / "model.safetensors", quantized_by(recipe, stored(original))[0])
+        quanterr.evaluate(original, paths, tokens=ids(folder), context=32).save(folder / "evaluation.html")
+        return folder / "evaluation.html"
+
+    @pytest.fixture
+    def evaluated(self, browser, path):
+        with opened(browser, path) as page:
+            yield page
+
+    def test_has_a_map_and_a_column_of_output_errors_for_each_candidate(self, evaluated):
+        heads = evaluated.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
+
+        assert ["quantized_fp8 %", "quantized_int8 %"] == [head.rstrip(" ↑↓") for head in heads[3:]]
+        assert 14 == evaluated.run("return document.querySelectorAll('#places td.cell').length")
+        assert "%" in evaluated.text("#place-legend")
+
+    def test_a_weight_shows_both(self, evaluated):
+        evaluated.click("#rows button")
+
+        assert "Output error, quantized_int8" in evaluated.text("#details-body")
+        assert "Share of its block, quantized_fp8" in evaluated.text("#details-body")
+
+
 @pytest.mark.slow
 class TestManyLayers:
     def timed(self, page, script):

@@ -96,6 +96,16 @@ def evaluate(
         ),
     ] = None,
     allow_partial: AllowPartial = False,
+    sensitivity: Annotated[
+        str | None,
+        typer.Option(
+            "--sensitivity",
+            metavar="FILE",
+            help="Write how much each weight matters (JSON), and predict the divergence of the candidates.",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
     importance_out: Annotated[
         str | None,
         typer.Option(
@@ -157,6 +167,7 @@ def evaluate(
                 batch=batch,
                 dtype=dtype,
                 require=require or [],
+                sensitivity=sensitivity,
                 importance_out=importance_out,
                 lenient=lenient,
                 on_progress=on_progress,

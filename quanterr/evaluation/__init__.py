@@ -13,10 +13,11 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from quanterr.errors import UsageError
 from quanterr.evaluation import models
 from quanterr.evaluation.importance import write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome
+from quanterr.evaluation.profiling import profile_of, write_sensitivity
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tokens import Text, chunks_of, read_text, read_tokens
 from quanterr.pairing.importance import architecture_of
@@ -51,6 +53,8 @@ class EvaluateOptions:
         chunks: how many chunks at most; all of them where it is None.
         batch: chunks that run through a unit together.
         dtype: in which both sides compute: float32 or bfloat16.
+        sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
+        sensitivity_chunks: how many chunks that is measured on.
         require: rules such as ``kld_mean <= 0.01``; see report/evaluation/gates.py.
         importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         lenient: as for :func:`quanterr.compare`.
@@ -65,6 +69,8 @@ class EvaluateOptions:
     chunks: int | None = None
     batch: int = 4
     dtype: str = "float32"
+    sensitivity: str | os.PathLike[str] | None = None
+    sensitivity_chunks: int = 1
     require: Iterable[str] = ()
     importance_out: str | os.PathLike[str] | None = None
     lenient: bool = False
@@ -108,6 +114,13 @@ def evaluate(
             Lockstep(config, kind, dtype, sides, found, given, raw, chosen.batch, chosen.on_progress, chosen.stop)
         )
         outcomes = lockstep.run()
+        predictions: Sequence[Mapping[str, float]] = [{} for _ in found]
+        if chosen.sensitivity is not None:
+            if kind != models.CAUSAL:
+                raise UsageError(f"--sensitivity: for models that continue a text; {config.model_type} does not")
+            profiled = profile_of(config, dtype, sides, found, given[: chosen.sensitivity_chunks])
+            write_sensitivity(os.fspath(chosen.sensitivity), profiled, first.path, text, chosen.context)
+            predictions = profiled.predictions
         if chosen.importance_out is not None:
             architecture = architecture_of(first)
             write_importance(
@@ -120,7 +133,7 @@ def evaluate(
             )
         for checkpoint in (first, *others):
             checkpoint.check_unchanged()
-        evaluated = [_evaluated(*each) for each in zip(short_names(paths), found, outcomes, strict=True)]
+        evaluated = [_evaluated(*each) for each in zip(short_names(paths), found, outcomes, predictions, strict=True)]
         verdict, reasons = overall(evaluated)
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
@@ -152,7 +165,11 @@ def _bytes(checkpoint: Checkpoint) -> int:
     return sum(entry.nbytes for entry in checkpoint.entries.values())
 
 
-def _evaluated(name: str, candidate: Candidate, outcome: Outcome) -> Evaluated:
+def _evaluated(name: str, candidate: Candidate, outcome: Outcome, predicted: Mapping[str, float]) -> Evaluated:
+    for weight in outcome.weights:
+        found = predicted.get(weight.layer_name)
+        weight.predicted_kld = found if found is not None and isfinite(found) else None
+    known = [weight.predicted_kld for weight in outcome.weights if weight.predicted_kld is not None]
     missing = [Missing(key, display(key), why) for key, why in candidate.not_found.items()]
     reasons = []
     if missing:
@@ -167,6 +184,7 @@ def _evaluated(name: str, candidate: Candidate, outcome: Outcome) -> Evaluated:
         reasons=reasons or ["evaluated on all tokens; no gates set"],
         bytes=_bytes(candidate.checkpoint),
         scores=outcome.scores,
+        predicted_kld=sum(known) if known else None,
         embeddings=outcome.embeddings,
         not_finite=outcome.not_finite,
         blocks=outcome.blocks,

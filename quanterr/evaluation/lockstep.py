@@ -215,6 +215,7 @@ class Lockstep:
                     output_error=noise / product.signal if known else None,
                     share_of_block=noise / total if known and total > 0 else None,
                     inputs=product.inputs,
+                    predicted_kld=None,
                 )
             )
         return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))

@@ -101,8 +101,8 @@ class OutputErrors(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
-        for values, weight, transposed in _products_of(function, args):
-            watched = self._watched.get(weight.untyped_storage().data_ptr()) if _has_storage(weight) else None
+        for values, weight, transposed in products_of(function, args):
+            watched = self._watched.get(storage_of(weight))
             if watched is not None:
                 self._add(watched, values, weight, transposed)
         return output
@@ -134,13 +134,14 @@ def _energy(values: Tensor, weight: Tensor, transposed: bool) -> float:
     return float(output.square().sum(dtype=torch.float64))
 
 
-def _has_storage(weight: Any) -> bool:
-    return isinstance(weight, Tensor) and weight.device.type != "meta"
+def storage_of(weight: Tensor) -> int:
+    """What the views of a weight have in common."""
+    return 0 if weight.device.type == "meta" else weight.untyped_storage().data_ptr()
 
 
-def _products_of(function: Any, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def products_of(function: Any, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Inputs and weight of a product that a model's code computes, and whether the weight is stored [in, out]."""
-    if function in (F.linear, F.embedding):
+    if function is F.linear or (function is F.embedding and len(args) > 1):
         yield args[0], args[1], False
     elif function is torch.addmm and len(args) > 2:
         yield args[1], args[2], True

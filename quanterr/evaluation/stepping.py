@@ -37,8 +37,8 @@ class _Abandoned(BaseException):
 class _Forward:
     """One forward of the model, stopped where it needs a unit."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], local: threading.local) -> None:
-        self.model, self.inputs, self.local = model, inputs, local
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], local: threading.local, graph: bool) -> None:
+        self.model, self.inputs, self.local, self.graph = model, inputs, local, graph
         self.go, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
         self.asked: tuple[Unit, tuple[Any, ...], dict[str, Any]] | None = None
         self.result: Any = None
@@ -53,7 +53,7 @@ class _Forward:
         try:
             torch.set_num_threads(1)  # of what is between units; they run in the driver's thread
             self.local.forward = self
-            with torch.inference_mode():
+            with torch.enable_grad() if self.graph else torch.inference_mode():
                 self.result = None if self._dead else self.model(**self.inputs)
         except _Abandoned:
             pass
@@ -91,8 +91,13 @@ class _Forward:
 class Stream:
     """One side's model on its way through all micro-batches."""
 
-    def __init__(self, model: nn.Module, names: Names, get: Get, batches: Sequence[Mapping[str, Any]]) -> None:
-        """Start a forward for each micro-batch; all stop at the first unit."""
+    def __init__(
+        self, model: nn.Module, names: Names, get: Get, batches: Sequence[Mapping[str, Any]], graph: bool = False
+    ) -> None:
+        """Start a forward for each micro-batch; all stop at the first unit.
+
+        ``graph``: what is between units keeps what a backward pass needs.
+        """
         self.model, self.names, self.get = model, names, get
         self._local = threading.local()
         self.units = units_of(model)
@@ -103,7 +108,7 @@ class Stream:
         for unit in self.units.values():
             unit.free()
             unit.module.forward = partial(self._called, unit)
-        self._forwards = [_Forward(model, batch, self._local) for batch in batches]
+        self._forwards = [_Forward(model, batch, self._local, graph) for batch in batches]
         for forward in self._forwards:
             forward.resume()
 
@@ -127,13 +132,16 @@ class Stream:
 
     def run(self, batch: int) -> Any:
         """Run the unit that a micro-batch waits for, whose weights are loaded; its output."""
-        asked = self._forwards[batch].asked
-        assert asked is not None  # noqa: S101 - waits() said so
-        unit, args, kwargs = asked
-        self._forwards[batch].asked = None
-        del asked
+        unit, args, kwargs = self.taken(batch)
         with torch.inference_mode():
             return unit.forward(*args, **kwargs)
+
+    def taken(self, batch: int) -> tuple[Unit, tuple[Any, ...], dict[str, Any]]:
+        """The unit that a micro-batch waits for, and its arguments, which are then held by nobody else."""
+        asked = self._forwards[batch].asked
+        assert asked is not None  # noqa: S101 - waits() said so
+        self._forwards[batch].asked = None
+        return asked
 
     def resume(self, batch: int, output: Any) -> None:
         """Give the output to the micro-batch, which goes on to its next unit or to its end."""

@@ -24,6 +24,7 @@ TOPICS = (
     "metrics",
     "gates",
     "rank",
+    "evaluate",
     "inspect",
     "outputs",
     "settings",

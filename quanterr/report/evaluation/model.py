@@ -95,6 +95,7 @@ class WeightError:
     output_error: Annotated[Number, Field(description="‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
     share_of_block: Annotated[Number, Field(description="of Σ ‖X Eᵀ‖² of its block")]
     inputs: Annotated[int, Field(description="rows of X")]
+    predicted_kld: Annotated[Number, Field(description="what its error alone is predicted to cost [nat]")]
 
 
 @dataclass(slots=True)
@@ -116,6 +117,9 @@ class Evaluated:
     reasons: list[str]
     bytes: int
     scores: Annotated[Scores | None, Field(description="null of an encoder, and where logits are not finite")]
+    predicted_kld: Annotated[
+        Number, Field(description="Σ over the weights, from --sensitivity; too low beyond about 0.1 nat [nat]")
+    ]
     embeddings: Annotated[Embeddings | None, Field(description="null of a model that predicts tokens")]
     not_finite: Annotated[str | None, Field(description="the first unit whose output is not finite")]
     blocks: list[BlockError]
@@ -124,7 +128,9 @@ class Evaluated:
     gates: list[Gate]
 
     def value(self, metric: str) -> float | None:
-        """A number of its scores or embeddings; None where it has none."""
+        """A number of its scores or embeddings, or predicted_kld; None where it has none."""
+        if metric == "predicted_kld":
+            return self.predicted_kld
         for part in (self.scores, self.embeddings):
             if part is not None and metric in part.__dataclass_fields__:
                 found: float | None = getattr(part, metric)

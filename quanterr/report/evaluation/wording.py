@@ -29,7 +29,10 @@ SHARES = ("top1", "confident_flips", "delta_p_rms")
 
 def shown(evaluation: Evaluation) -> tuple[tuple[str, str], ...]:
     """Titles and metrics of what is shown of it."""
-    return EMBEDDINGS if evaluation.kind == "encoder" else PREDICTIONS
+    if evaluation.kind == "encoder":
+        return EMBEDDINGS
+    predicted = any(candidate.predicted_kld is not None for candidate in evaluation.candidates)
+    return (*PREDICTIONS, ("predicted KLD", "predicted_kld")) if predicted else PREDICTIONS
 
 
 def worded(candidate: Evaluated, metric: str) -> str:

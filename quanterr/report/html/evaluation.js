@@ -4,15 +4,20 @@ const METRICS = {};
 
 function columnsOf(candidates) {
   const share = { unit: "%", better: "lower", log: true, show: (v) => percent(v, 3), brief: (v) => percent(v, 2) };
+  const of = (name) => (candidates.length > 1 ? `, ${name}` : "");
   candidates.forEach((name, n) => {
-    METRICS[`output_${n}`] = { ...share, title: candidates.length > 1 ? `Output error, ${name}` : "Output error" };
-    METRICS[`share_${n}`] = { ...share, title: candidates.length > 1 ? `Share of its block, ${name}` : "Share of its block" };
+    METRICS[`output_${n}`] = { ...share, title: `Output error${of(name)}` };
+    METRICS[`share_${n}`] = { ...share, title: `Share of its block${of(name)}` };
   });
+  const single = candidates.length === 1;
   return [
     { key: "name", title: "Weight" },
     { key: "role", title: "Role", wide: true },
     { key: "unit", title: "Block", wide: true },
-    ...Object.entries(METRICS).map(([key, { title }], n) => ({ key, title: `${title} %`, number: true, wide: n > 1 })),
+    ...candidates.map((name, n) => ({ key: `output_${n}`, title: single ? "Output error %" : `${name} %`, number: true, wide: n > 1 })),
+    ...candidates.map((name, n) => ({
+      key: `share_${n}`, title: single ? "Share of block %" : `${name}, share`, number: true, wide: true, hidden: !single,
+    })),
   ];
 }
 

@@ -48,6 +48,6 @@ function niceStep(width, log) {
 }
 
 function boundText(metric, value) {
-  const shown = metric === "relative_error" ? 100 * value : value;
+  const shown = METRICS[metric].unit === "%" ? 100 * value : value;
   return Math.abs(shown) >= 0.01 || shown === 0 ? `${Number(shown.toPrecision(3))}` : shown.toExponential(1);
 }

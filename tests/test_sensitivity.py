@@ -1,0 +1,146 @@
+"""Which weights matter: against a plain backward pass through the whole model, and against what errors really do."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import auto_of, ids, saved, stored
+from test_evaluate import CONTEXT, candidate
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation import models
+from quanterr.evaluation.names import Names
+from quanterr.evaluation.sensitivity import SEED, profile
+from quanterr.evaluation.sides import Sides
+from quanterr.evaluation.stepping import Stream
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+
+
+def streamed(folder, chunks):
+    """The profile, a unit at a time."""
+    with open_checkpoint(folder) as checkpoint:
+        sides = Sides(checkpoint)
+        model = models.build(models.read_config(folder), torch.float32)
+        inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
+        stream = Stream(model, Names(model, sides.weights), sides.get, inputs, graph=True)
+        try:
+            return profile(stream, len(inputs), CONTEXT // 2)
+        finally:
+            stream.close()
+
+
+def plain(name, folder, chunks):
+    """The same with everything in memory: squares of inputs and of output gradients of each linear layer."""
+    model = auto_of(name).from_pretrained(folder).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(SEED)
+    inputs, gradients = {}, {}
+
+    def watch(path):
+        def hook(_, args, output):
+            flat = args[0].detach().reshape(-1, args[0].shape[-1])
+            inputs[path] = inputs.get(path, 0) + flat.square().sum(0, dtype=torch.float64)
+            if not output.requires_grad:
+                output.requires_grad_(True)
+
+            def add(gradient):
+                squares = gradient.reshape(-1, gradient.shape[-1]).square().sum(0, dtype=torch.float64)
+                gradients[path] = gradients.get(path, 0) + squares
+
+            output.register_hook(add)
+
+        return hook
+
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(watch(f"{path}.weight"))
+    for chunk in chunks:
+        logits = model(input_ids=chunk[None], use_cache=False).logits[0, CONTEXT // 2 : -1]
+        labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
+        torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+    return inputs, gradients
+
+
+@pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3"])
+def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
+    folder = saved(name, tmp_path / "original")
+    chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
+    found = streamed(folder, chunks)
+    inputs, gradients = plain(name, folder, chunks)
+    both = [path for path in gradients if path in found.found]
+
+    assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
+    assert len(both) >= 8
+    for path in both:
+        assert torch.allclose(inputs[path], found.found[path].inputs, rtol=1e-6)
+        assert torch.allclose(gradients[path], found.found[path].gradients, rtol=1e-4), path
+
+
+def test_a_weight_that_is_stored_turned_has_its_vectors_the_right_way_round(tmp_path):
+    """GPT-2 stores [in, out]: an error in one input is weighed by that input."""
+    folder = saved("gpt2", tmp_path / "original")
+    chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
+    found = streamed(folder, chunks)
+    curvature = found.found["transformer.h.0.mlp.c_fc.weight"]
+    error = torch.zeros(curvature.shape)
+    error[3] = 1.0
+    want = 0.5 * float(curvature.inputs[3] * curvature.gradients.sum()) / curvature.tokens / found.scored
+
+    assert (32, 128) == curvature.shape == (len(curvature.inputs), len(curvature.gradients))
+    assert pytest.approx(want) == curvature.predicted(error, found.scored)
+
+
+class TestEvaluation:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def made(cls, tmp_path_factory):
+        """A model with small random errors in all matrices of its blocks, and one with a third of them."""
+        folder = tmp_path_factory.mktemp("sensitivity")
+        original = saved("llama", folder / "original")
+        generator = torch.Generator().manual_seed(3)
+        tensors, paths = stored(original), []
+        noise = {k: torch.randn(v.shape, generator=generator) * v.std() for k, v in tensors.items() if "proj" in k}
+        for name, share in (("large", 0.03), ("small", 0.01)):
+            (folder / name).mkdir()
+            changed = {key: value + share * noise.get(key, 0) for key, value in tensors.items()}
+            save_file(changed, folder / name / "model.safetensors")
+            paths.append(folder / name)
+        found = quanterr.evaluate(
+            original, paths, tokens=ids(folder, 320), context=CONTEXT, sensitivity=folder / "s.json",
+            sensitivity_chunks=10,
+        )  # fmt: skip
+        return found, json.loads((folder / "s.json").read_text())
+
+    def test_predicts_what_small_errors_cost(self, made):
+        for each in made[0].candidates:
+            assert 0.5 < each.predicted_kld / each.scores.kld_mean < 2
+
+    def test_is_quadratic_in_the_error(self, made):
+        large, small = (each.predicted_kld for each in made[0].candidates)
+
+        assert pytest.approx(9, rel=1e-3) == large / small
+
+    def test_is_the_sum_over_the_weights(self, made):
+        for each in made[0].candidates:
+            known = [weight.predicted_kld for weight in each.weights if weight.predicted_kld is not None]
+            assert pytest.approx(sum(known)) == each.predicted_kld
+
+    def test_the_file_names_every_matrix_the_most_sensitive_first(self, made):
+        _, document = made
+        alphas = [row["alpha"] for row in document["weights"]]
+
+        assert ("quanterr.sensitivity", "1.0") == (document["schema"], document["schema_version"])
+        assert alphas == sorted(alphas, reverse=True)
+        assert {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= {r["layer_name"] for r in document["weights"]}
+        assert "a ranking first" in document["note"]
+
+    def test_is_of_models_that_continue_a_text(self, tmp_path):
+        original = saved("bert", tmp_path / "original")
+        quantized, _ = candidate(original)
+        with pytest.raises(UsageError, match="for models that continue a text; bert does not"):
+            quanterr.evaluate(
+                original, [quantized], tokens=ids(tmp_path), context=CONTEXT, sensitivity=tmp_path / "s.json"
+            )
