@@ -54,6 +54,17 @@ def expected(name, x, y, chunks):
     return math.exp(nll[0]), math.exp(nll[1]), float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
 
 
+def with_words(folder):
+    """A tokenizer whose tokens are w0 … w89."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{n}": n for n in range(90)} | {"[UNK]": 90}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A Llama in shards, with a quantized copy and the same as plain weights, and tokens."""
@@ -179,15 +190,9 @@ class TestTokens:
         assert torch.equal(given[:, 1:], raw[:, 1:])
 
     def test_a_text_goes_through_the_tokenizer_of_the_original(self, llama, tmp_path):
-        from tokenizers import Tokenizer, models, pre_tokenizers
-
         original, quantized, *_ = llama
         folder = shutil.copytree(original, tmp_path / "original")
-        words = {f"w{n}": n for n in range(90)} | {"[UNK]": 90}
-        tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        with_words(folder)
         (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(96)))
         found = quanterr.evaluate(folder, [quantized], text=str(tmp_path / "text.txt"), context=CONTEXT)
         numbers = tmp_path / "n.safetensors"
@@ -324,3 +329,75 @@ class TestWhatIsWrong:
             quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT, stop=stop)
 
         assert before == threading.active_count()
+
+
+class TestTasks:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def made(cls, tmp_path_factory):
+        """A model with a tokenizer of words, a quantized copy, and questions of several lengths."""
+        folder = tmp_path_factory.mktemp("tasks")
+        original = saved("llama", folder / "original")
+        with_words(original)
+        quantized, values = candidate(original)
+        random = torch.Generator().manual_seed(5)
+        questions = []
+        for n in range(12):
+            words = [f"w{w}" for w in torch.randint(0, 90, (n % 5 + 2,), generator=random).tolist()]
+            choices = [f" w{w} w{w + 1}" for w in torch.randint(0, 88, (3,), generator=random).tolist()]
+            questions.append({"question": " ".join(words), "choices": [*choices, " w7"], "answer": n % 4})
+        path = folder / "words.jsonl"
+        path.write_text("".join(f"{json.dumps(question)}\n" for question in questions))
+        found = quanterr.evaluate(original, [quantized], tokens=ids(folder), context=CONTEXT, tasks=[path])
+        return found, questions, original, values
+
+    def test_answers_are_those_of_plain_transformers(self, made):
+        found, questions, *folders = made
+        answers = []
+        for folder in folders:
+            model = auto_of("llama").from_pretrained(folder).eval()
+            own = []
+            for each in questions:
+                likelihoods = []
+                for choice in each["choices"]:
+                    context = [int(word[1:]) for word in each["question"].split()]
+                    behind = [int(word[1:]) for word in choice.split()]
+                    with torch.inference_mode():
+                        log = model(torch.tensor([context + behind])).logits[0].double().log_softmax(-1)
+                    likelihoods.append(sum(float(log[len(context) - 1 + n, word]) for n, word in enumerate(behind)))
+                own.append(likelihoods.index(max(likelihoods)))
+            answers.append(own)
+        right = [[a == q["answer"] for a, q in zip(own, questions, strict=True)] for own in answers]
+        (task,) = found.candidates[0].tasks
+
+        assert ("words", 12) == (task.name, task.questions)
+        assert (sum(right[0]) / 12, sum(right[1]) / 12) == (task.accuracy_original, task.accuracy)
+        assert sum(x == y for x, y in zip(*answers, strict=True)) / 12 == task.agreement
+
+    def test_gates_may_ask_for_the_least_of_them(self, made):
+        from quanterr.report.evaluation.gates import judged, rules_of
+
+        found = judged(made[0], rules_of(["agreement >= 0", "accuracy > 1"]))
+
+        assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
+
+    @pytest.mark.parametrize(("lost", "won", "p"), [(0, 0, 1), (5, 5, 1), (0, 5, 0.0625), (1, 9, 0.021484375)])
+    def test_the_p_is_exact(self, lost, won, p):
+        from quanterr.evaluation.tasks import mcnemar
+
+        assert p == mcnemar(lost, won) == mcnemar(won, lost)
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            ("x", "line 1: no question; write it as"),
+            ('{"question": "a", "choices": [" b"], "answer": 0}', "at least two texts"),
+            ('{"question": "a", "choices": [" b", ""], "answer": 0}', "not empty"),
+            ('{"question": "a", "choices": [" b", " c"], "answer": 2}', "answer 2 is the number of none of 2 choices"),
+            ("", "holds no question"),
+        ],
+    )
+    def test_what_is_no_question_is_told(self, llama, tmp_path, line, told):
+        (tmp_path / "t.jsonl").write_text(line)
+        with pytest.raises(UsageError, match=told):
+            quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT, tasks=[tmp_path / "t.jsonl"])

@@ -68,6 +68,16 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="FILE",
+            help="Questions with choices, a JSON line each: question, choices, answer (its number). Repeatable.",
+            rich_help_panel=PANEL,
+            show_default=False,
+        ),
+    ] = None,
     context: Annotated[
         int,
         typer.Option(
@@ -167,6 +177,7 @@ def evaluate(
                 batch=batch,
                 dtype=dtype,
                 require=require or [],
+                tasks=tasks or [],
                 sensitivity=sensitivity,
                 importance_out=importance_out,
                 lenient=lenient,

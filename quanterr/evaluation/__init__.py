@@ -30,10 +30,11 @@ from quanterr.evaluation.importance import write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
 from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.tasks import answered, read_task
 from quanterr.evaluation.tokens import Text, chunks_of, read_text, read_tokens
 from quanterr.pairing.importance import architecture_of
 from quanterr.report.evaluation.gates import judged, overall, rules_of
-from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Tokens
+from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
 from quanterr.report.model import RunInfo, Tool
 from quanterr.report.ranking.making import short_names
 from quanterr.util.text import count, display, listed
@@ -53,6 +54,7 @@ class EvaluateOptions:
         chunks: how many chunks at most; all of them where it is None.
         batch: chunks that run through a unit together.
         dtype: in which both sides compute: float32 or bfloat16.
+        tasks: files of questions with choices; see tasks.py.
         sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
         sensitivity_chunks: how many chunks that is measured on.
         require: rules such as ``kld_mean <= 0.01``; see report/evaluation/gates.py.
@@ -69,6 +71,7 @@ class EvaluateOptions:
     chunks: int | None = None
     batch: int = 4
     dtype: str = "float32"
+    tasks: Iterable[str | os.PathLike[str]] = ()
     sensitivity: str | os.PathLike[str] | None = None
     sensitivity_chunks: int = 1
     require: Iterable[str] = ()
@@ -104,6 +107,10 @@ def evaluate(
     kind = models.kind_of(config)
     text = _text(chosen, folder)
     given, raw = chunks_of(text, chosen.context, chosen.chunks, config.get_text_config().vocab_size)
+    tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
+    if (tasks or chosen.sensitivity is not None) and kind != models.CAUSAL:
+        option = "--task" if tasks else "--sensitivity"
+        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     with ExitStack() as stack:
         first, *others = (
             stack.enter_context(open_checkpoint(path, chosen.lenient)) for path in (os.fspath(original), *paths)
@@ -114,10 +121,9 @@ def evaluate(
             Lockstep(config, kind, dtype, sides, found, given, raw, chosen.batch, chosen.on_progress, chosen.stop)
         )
         outcomes = lockstep.run()
+        answers = answered(config, dtype, sides, found, tasks) if tasks else [[] for _ in found]
         predictions: Sequence[Mapping[str, float]] = [{} for _ in found]
         if chosen.sensitivity is not None:
-            if kind != models.CAUSAL:
-                raise UsageError(f"--sensitivity: for models that continue a text; {config.model_type} does not")
             profiled = profile_of(config, dtype, sides, found, given[: chosen.sensitivity_chunks])
             write_sensitivity(os.fspath(chosen.sensitivity), profiled, first.path, text, chosen.context)
             predictions = profiled.predictions
@@ -133,7 +139,9 @@ def evaluate(
             )
         for checkpoint in (first, *others):
             checkpoint.check_unchanged()
-        evaluated = [_evaluated(*each) for each in zip(short_names(paths), found, outcomes, predictions, strict=True)]
+        evaluated = [
+            _evaluated(*each) for each in zip(short_names(paths), found, outcomes, predictions, answers, strict=True)
+        ]
         verdict, reasons = overall(evaluated)
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
@@ -165,7 +173,9 @@ def _bytes(checkpoint: Checkpoint) -> int:
     return sum(entry.nbytes for entry in checkpoint.entries.values())
 
 
-def _evaluated(name: str, candidate: Candidate, outcome: Outcome, predicted: Mapping[str, float]) -> Evaluated:
+def _evaluated(
+    name: str, candidate: Candidate, outcome: Outcome, predicted: Mapping[str, float], tasks: list[Task]
+) -> Evaluated:
     for weight in outcome.weights:
         found = predicted.get(weight.layer_name)
         weight.predicted_kld = found if found is not None and isfinite(found) else None
@@ -186,6 +196,7 @@ def _evaluated(name: str, candidate: Candidate, outcome: Outcome, predicted: Map
         scores=outcome.scores,
         predicted_kld=sum(known) if known else None,
         embeddings=outcome.embeddings,
+        tasks=tasks,
         not_finite=outcome.not_finite,
         blocks=outcome.blocks,
         weights=outcome.weights,

@@ -42,20 +42,31 @@ def read_text(path: str, folder: Path) -> Text:
         raise UsageError(f"--text {display(path)}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--text {display(path)}: not UTF-8 at byte {error.start:,}; convert it first") from error
+    tokenizer = tokenizer_of(folder)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer))
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a model.
+
+    Raises:
+        UsageError: transformers is not installed.
+        CheckpointError: no tokenizer.json, or one that is damaged.
+    """
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise UsageError(EXTRA) from error
-    if not (folder / "tokenizer.json").exists():
+    path = folder / "tokenizer.json"
+    if not path.exists():
         raise CheckpointError(
-            f"{display(str(folder / 'tokenizer.json'))}: missing; give token ids with --tokens ids.safetensors instead"
+            f"{display(str(path))}: missing; give token ids with --tokens ids.safetensors instead of a text"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise CheckpointError(f"{display(str(folder / 'tokenizer.json'))}: {display(str(error), 300)}") from error
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer))
+        raise CheckpointError(f"{display(str(path))}: {display(str(error), 300)}") from error
 
 
 def _bos(tokenizer: Any) -> int | None:

@@ -5,7 +5,7 @@ from typing import IO, Any
 
 from quanterr.report import html_data
 from quanterr.report.evaluation.model import Evaluated, Evaluation
-from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, worded
+from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, task_cells, worded
 from quanterr.report.formatting import sentence
 from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
 from quanterr.report.markup import Markup, folding, headed, joined, layer_link, navigation, page, part, table, tag
@@ -27,6 +27,7 @@ def write(evaluation: Evaluation, file: IO[str]) -> None:
         navigation(SECTIONS),
         part("map"),
         folding("scores", "Scores", _scores(evaluation), tag("p", CAVEAT, class_="about")),
+        folding("tasks", "Tasks", _tasks(evaluation)) if any(c.tasks for c in evaluation.candidates) else Markup(""),
         folding("gates", "Gates", *_gates(evaluation)),
         folding("blocks", "Hidden states by block", *_blocks(evaluation), is_open=False),
         part("layers"),
@@ -74,6 +75,16 @@ def _scores(evaluation: Evaluation) -> Markup:
         for candidate in evaluation.candidates
     ]
     return table(heads, rows, "short rows", len(heads) - 1)
+
+
+def _tasks(evaluation: Evaluation) -> Markup:
+    heads = ["task", "questions", "original", "accuracy", "agreement", "p"]
+    rows = [
+        [f"{display(task.name)}, {display(candidate.name)}", *task_cells(task)]
+        for candidate in evaluation.candidates
+        for task in candidate.tasks
+    ]
+    return table(heads, rows, "rows", len(heads) - 1)
 
 
 def _gates(evaluation: Evaluation) -> Iterator[Markup]:

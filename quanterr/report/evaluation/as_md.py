@@ -5,7 +5,7 @@ from typing import IO
 
 from quanterr.report.as_md import BEGIN, END, MAX_LISTED
 from quanterr.report.evaluation.model import Evaluation
-from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, worded
+from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, task_cells, worded
 from quanterr.report.markdown import code, prose, table
 from quanterr.util.text import size
 
@@ -32,6 +32,14 @@ def _lines(evaluation: Evaluation) -> Iterator[str]:
         for candidate in evaluation.candidates
     ]
     yield from table(["candidate", "size", *(title for title, _ in columns)], rows)
+    tasks = [
+        [prose(task.name), code(candidate.name), *map(prose, task_cells(task))]
+        for candidate in evaluation.candidates
+        for task in candidate.tasks
+    ]
+    if tasks:
+        yield ""
+        yield from table(["task", "candidate", "questions", "original", "accuracy", "agreement", "p"], tasks)
     for candidate in evaluation.candidates:
         worst = [weight for weight in candidate.weights if weight.output_error is not None][:WORST]
         if worst:

@@ -7,11 +7,12 @@ from rich.text import Text
 
 from quanterr.report.as_table import STYLES, Column, ended, fitted, written
 from quanterr.report.evaluation.model import Evaluated, Evaluation
-from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, worded
+from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, task_cells, worded
 from quanterr.util.text import count, display, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
+TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
 MAX_BLOCKS = 8
 
 
@@ -30,6 +31,14 @@ def show(
         for candidate in evaluation.candidates
     ]
     to.print(fitted("Against the original", "candidate", columns, rows, plain, to))
+    tasks = [
+        (f"{task.name}, {candidate.name}", task_cells(task))
+        for candidate in evaluation.candidates
+        for task in candidate.tasks
+    ]
+    if tasks:
+        to.print()
+        to.print(fitted("Tasks, by log-likelihood", "task", TASKS, tasks, plain, to))
     for candidate in evaluation.candidates:
         if top and candidate.blocks:
             to.print()

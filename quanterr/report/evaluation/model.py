@@ -15,6 +15,7 @@ from quanterr.util.text import display
 SCHEMA_VERSION = "1.0"
 
 Number = FiniteFloat | None
+OF_TASKS = ("accuracy", "retention", "agreement")
 
 
 @dataclass(slots=True)
@@ -75,6 +76,19 @@ class Embeddings:
 
 
 @dataclass(slots=True)
+class Task:
+    """Questions with choices, answered by log-likelihood."""
+
+    name: str
+    questions: int
+    accuracy_original: FiniteFloat
+    accuracy: FiniteFloat
+    retention: Annotated[Number, Field(description="accuracy / accuracy_original; null: that is 0")]
+    agreement: Annotated[FiniteFloat, Field(description="share of questions that both answer alike")]
+    mcnemar_p: Annotated[FiniteFloat, Field(description="exact, two-sided: that the accuracy changed is chance")]
+
+
+@dataclass(slots=True)
 class BlockError:
     """How far the hidden states behind a unit are from the original's."""
 
@@ -121,6 +135,7 @@ class Evaluated:
         Number, Field(description="Σ over the weights, from --sensitivity; too low beyond about 0.1 nat [nat]")
     ]
     embeddings: Annotated[Embeddings | None, Field(description="null of a model that predicts tokens")]
+    tasks: list[Task]
     not_finite: Annotated[str | None, Field(description="the first unit whose output is not finite")]
     blocks: list[BlockError]
     weights: Annotated[list[WeightError], Field(description="matrices, the largest output error first")]
@@ -128,9 +143,12 @@ class Evaluated:
     gates: list[Gate]
 
     def value(self, metric: str) -> float | None:
-        """A number of its scores or embeddings, or predicted_kld; None where it has none."""
+        """A number of its scores or embeddings, predicted_kld, the least of its tasks; None where it has none."""
         if metric == "predicted_kld":
             return self.predicted_kld
+        if metric in OF_TASKS:
+            values = [getattr(task, metric) for task in self.tasks]
+            return None if None in values or not values else min(values)
         for part in (self.scores, self.embeddings):
             if part is not None and metric in part.__dataclass_fields__:
                 found: float | None = getattr(part, metric)
@@ -206,7 +224,9 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 
-# Numbers that gates may ask for: those of scores and embeddings but counts.
-METRICS = tuple(
-    field.name for kind in (Scores, Embeddings) for field in fields(kind) if field.name not in ("tokens", "chunks")
+# Numbers that gates may ask for: those of scores and embeddings but counts, and the least of the tasks.
+METRICS = (
+    *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in ("tokens", "chunks")),
+    "predicted_kld",
+    *OF_TASKS,
 )

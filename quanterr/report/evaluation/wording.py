@@ -1,6 +1,6 @@
 """Numbers of an evaluation as people read them, with their errors; the same in all outputs."""
 
-from quanterr.report.evaluation.model import Evaluated, Evaluation
+from quanterr.report.evaluation.model import Evaluated, Evaluation, Task
 from quanterr.util.text import count
 
 CAVEAT = (
@@ -43,6 +43,12 @@ def worded(candidate: Evaluated, metric: str) -> str:
     if metric in SHARES:
         return f"{100 * value:.4g} %" if error is None else f"{100 * value:.4g} ± {100 * error:.2g} %"
     return f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
+
+
+def task_cells(task: Task) -> list[str]:
+    """Questions, accuracy of the original and of the candidate, agreement, and McNemar's p."""
+    shares = [f"{100 * share:.4g} %" for share in (task.accuracy_original, task.accuracy, task.agreement)]
+    return [f"{task.questions:,}", *shares, f"{task.mcnemar_p:.3g}"]
 
 
 def base_line(evaluation: Evaluation) -> str:

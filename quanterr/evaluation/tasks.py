@@ -1,0 +1,198 @@
+"""Questions with choices, answered by log-likelihood: is the quantized model still right as often?
+
+A task is a file of JSON lines: {"question": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}. The choice with the
+highest log-likelihood behind the question is the model's answer, as lm-evaluation-harness counts ``acc``.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.errors import UsageError
+from quanterr.evaluation.models import build, takes
+from quanterr.evaluation.names import Get, Names
+from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.stepping import Stream
+from quanterr.evaluation.tokens import tokenizer_of
+from quanterr.report.evaluation.model import Task
+from quanterr.util.text import display
+
+BATCH_TOKENS = 4096  # of a micro-batch, padding included
+
+
+class Question(NamedTuple):
+    """What is asked, what can be answered, and which of these is right."""
+
+    question: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+class Scored(NamedTuple):
+    """Token ids of which the last ``scored`` are predicted."""
+
+    ids: tuple[int, ...]
+    scored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A task with the sequences of its questions."""
+
+    name: str
+    questions: tuple[Question, ...]
+    sequences: tuple[Scored, ...]  # of each choice of each question
+
+
+def read_task(path: str, folder: Path) -> Asked:
+    """A task through the tokenizer of the original.
+
+    Raises:
+        UsageError: no such file, or a line that is no question.
+        CheckpointError: no tokenizer.json, or one that is damaged.
+    """
+    where = f"--task {display(path)}"
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 text") from error
+    questions = tuple(_question(line, f"{where}, line {n}") for n, line in enumerate(lines, 1) if line.strip())
+    if not questions:
+        raise UsageError(f"{where}: holds no question")
+    tokenizer = tokenizer_of(folder)
+    sequences = [sequence(tokenizer, each.question, choice) for each in questions for choice in each.choices]
+    return Asked(Path(path).stem, questions, tuple(sequences))
+
+
+def _question(line: str, where: str) -> Question:
+    try:
+        fields = json.loads(line)
+        question, choices, answer = fields["question"], fields["choices"], fields["answer"]
+    except (ValueError, KeyError, TypeError) as error:
+        form = '{"question": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}'
+        raise UsageError(f"{where}: no question; write it as {form}") from error
+    texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
+    if not isinstance(question, str) or not texts or len(choices) < 2:
+        raise UsageError(f"{where}: a question is a text, and its choices at least two texts that are not empty")
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise UsageError(f"{where}: answer {display(str(answer), 40)} is the number of none of {len(choices)} choices")
+    return Question(question, tuple(choices), answer)
+
+
+def sequence(tokenizer: Any, context: str, continuation: str) -> Scored:
+    """A continuation behind its context: the tokens of both together, of which those behind the context's count."""
+    whole = tokenizer(context + continuation)["input_ids"]
+    behind = len(tokenizer(context)["input_ids"])
+    scored = max(len(whole) - max(behind, 1), 1)
+    return Scored(tuple(whole), scored)
+
+
+def loglikelihoods(
+    config: Any, dtype: torch.dtype, stored: Sequence[str], get: Get, sequences: Sequence[Scored]
+) -> list[float]:
+    """Σ ln p of the scored tokens of each sequence, by a model that is read once, a unit at a time.
+
+    Padding stands behind a sequence, where no token of it can see it.
+    """
+    order = sorted(range(len(sequences)), key=lambda n: len(sequences[n].ids))
+    batches = _batches(order, sequences)
+    model = build(config, dtype)
+    more = {"use_cache": False} if takes(model, "use_cache") else {}
+    inputs = [{"input_ids": _padded([sequences[n].ids for n in batch]), **more} for batch in batches]
+    stream = Stream(model, Names(model, stored), get, inputs)
+    found = [0.0] * len(sequences)
+    try:
+        while (unit := stream.next_unit) is not None:
+            unit.load(stream.tensors(unit))
+            for number, batch in enumerate(batches):
+                if not stream.waits(number, unit):
+                    continue
+                stream.resume(number, stream.run(number))
+                result = stream.result(number)
+                for row, n in enumerate(batch if result is not None else ()):
+                    found[n] = _of(result.logits[row], sequences[n])
+                del result
+            unit.free()
+    finally:
+        stream.close()
+    return found
+
+
+def _batches(order: Sequence[int], sequences: Sequence[Scored]) -> list[list[int]]:
+    """Sequences of nearly the same length together."""
+    batches: list[list[int]] = []
+    for n in order:
+        if batches and (len(batches[-1]) + 1) * len(sequences[n].ids) <= BATCH_TOKENS:
+            batches[-1].append(n)
+        else:
+            batches.append([n])
+    return batches
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+
+
+def _of(logits: Tensor, of: Scored) -> float:
+    first, last = len(of.ids) - of.scored, len(of.ids)
+    targets = torch.tensor(of.ids[first:last])[:, None]
+    return float(logits[first - 1 : last - 1].double().log_softmax(-1).gather(1, targets).sum())
+
+
+def answered(
+    config: Any, dtype: torch.dtype, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
+) -> list[list[Task]]:
+    """Every task by every candidate, held against the original's answers."""
+    sequences = [each for task in tasks for each in task.sequences]
+    base = _answers(tasks, loglikelihoods(config, dtype, list(sides.weights), sides.get, sequences))
+    made = []
+    for candidate in candidates:
+        own = _answers(tasks, loglikelihoods(config, dtype, candidate.names, candidate.get, sequences))
+        made.append([_compared(*each) for each in zip(tasks, base, own, strict=True)])
+    return made
+
+
+def _answers(tasks: Sequence[Asked], likelihoods: Sequence[float]) -> list[list[int]]:
+    """The most likely choice of each question of each task."""
+    answers, at = [], 0
+    for task in tasks:
+        own = []
+        for question in task.questions:
+            values = likelihoods[at : at + len(question.choices)]
+            own.append(values.index(max(values)))
+            at += len(values)
+        answers.append(own)
+    return answers
+
+
+def _compared(task: Asked, base: Sequence[int], own: Sequence[int]) -> Task:
+    right = [question.answer == answer for question, answer in zip(task.questions, base, strict=True)]
+    right_too = [question.answer == answer for question, answer in zip(task.questions, own, strict=True)]
+    n, before, after = len(right), sum(right), sum(right_too)
+    lost = sum(was and not now for was, now in zip(right, right_too, strict=True))
+    won = sum(now and not was for was, now in zip(right, right_too, strict=True))
+    return Task(
+        name=task.name,
+        questions=n,
+        accuracy_original=before / n,
+        accuracy=after / n,
+        retention=after / before if before else None,
+        agreement=sum(x == y for x, y in zip(base, own, strict=True)) / n,
+        mcnemar_p=mcnemar(lost, won),
+    )
+
+
+def mcnemar(lost: int, won: int) -> float:
+    """The exact, two-sided p of McNemar's test: how likely so unequal a change is, were both as likely."""
+    n, least = lost + won, min(lost, won)
+    tail: float = 2 * sum(comb(n, k) for k in range(least + 1)) / 2.0**n
+    return min(1.0, tail)
