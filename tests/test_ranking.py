@@ -11,7 +11,7 @@ from making import numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
 from quanterr.comparison import compare_each
-from quanterr.errors import UsageError
+from quanterr.errors import ReportError, UsageError
 from quanterr.report.ranking.as_table import conclusion
 from quanterr.report.ranking.making import names_of, ranked
 from quanterr.selection import CompareOptions
@@ -294,6 +294,41 @@ class TestKept:
         for kept in found.kept:
             assert kept.snr_db >= by_name(found)[kept.candidate].snr_db + 3
             assert 2 == len(kept.layers)
+
+
+class TestSensitivity:
+    def test_predicts_and_says_who_is_best_by_it(self, tmp_path, x):
+        """A layer that matters most is stored worse by the candidate that has less error in all."""
+        int8 = stored_by(quantized_int8, original())
+        int8[B], int8[f"{B}_scale"] = coarse(original()[B], 3)
+        paths = [
+            store(tmp_path / "int8.safetensors", int8),
+            store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original())),
+        ]
+        weights = [{"layer_name": A, "alpha": 0.5}, {"layer_name": B, "alpha": 100.0}, {"layer_name": "x", "alpha": 1}]
+        document = {"schema": "quanterr.sensitivity", "schema_version": "1.0", "weights": weights}
+        (tmp_path / "s.json").write_text(json.dumps(document))
+        found = quanterr.rank(x, paths, device="cpu", sensitivity=tmp_path / "s.json")
+        nmse = {
+            path.stem: {layer.layer_name: layer.nmse for layer in quanterr.compare(x, path, device="cpu").layers}
+            for path in paths
+        }
+
+        for candidate in found.candidates:
+            own = nmse[candidate.name]
+            assert math.isclose(0.5 * own[A] + 100 * own[B], candidate.predicted_kld, rel_tol=1e-12)
+        best, other = sorted(found.candidates, key=lambda candidate: candidate.predicted_kld)
+        told = f"; {best.name} has the least predicted KLD" in conclusion(found)
+        assert told == (best.name != found.candidates[0].name)
+        assert best.predicted_kld < other.predicted_kld
+
+    @pytest.mark.parametrize(
+        "text", ["{", "[]", '{"schema": "x"}', '{"schema": "quanterr.sensitivity", "weights": []}']
+    )
+    def test_a_file_that_is_none_is_refused(self, tmp_path, x, text):
+        (tmp_path / "s.json").write_text(text)
+        with pytest.raises(ReportError):
+            quanterr.rank(x, [x, tmp_path / "s.json"], sensitivity=tmp_path / "s.json")
 
 
 class TestNames:

@@ -79,6 +79,16 @@ def rank(
             show_default=False,
         ),
     ] = None,
+    sensitivity: Annotated[
+        str | None,
+        typer.Option(
+            "--sensitivity",
+            metavar="FILE",
+            help="What evaluate --sensitivity wrote: predict the divergence of each candidate.",
+            rich_help_panel="Metrics",
+            show_default=False,
+        ),
+    ] = None,
     thresholds: Thresholds = None,
     require: Require = None,
     fail_if: FailIf = None,
@@ -108,11 +118,13 @@ def rank(
     from quanterr.report.ranking import OUTPUTS
     from quanterr.report.ranking.as_table import brief, show
     from quanterr.report.ranking.making import names_of, ranked
+    from quanterr.report.sensitivity import read_sensitivity
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     names = names_of(candidates)  # a mistake in them costs no run, nor the import of torch
     keep = None if keep_original is None else budget(keep_original)
-    inputs = [original, *candidates, *([] if baseline is None else [baseline])]
+    matters = None if sensitivity is None else read_sensitivity(sensitivity)
+    inputs = [original, *candidates, *(path for path in (baseline, sensitivity) if path is not None)]
     to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast=False)
     with Interrupt() as interrupt:
@@ -130,7 +142,7 @@ def rank(
                 command=command_line(),
             )
             reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
-        ranking = ranked(names, reports, keep)
+        ranking = ranked(names, reports, keep, matters)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)

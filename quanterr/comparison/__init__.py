@@ -26,6 +26,7 @@ from quanterr.report.keeping import budget
 from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.report.ranking.making import names_of, ranked
 from quanterr.report.ranking.model import Ranking
+from quanterr.report.sensitivity import read_sensitivity
 from quanterr.selection import CompareOptions, Selection
 from quanterr.util.memory import give_back
 from quanterr.util.text import display
@@ -118,12 +119,14 @@ def rank(
     candidates: Sequence[Path | Checkpoint],
     *,
     keep_original: str | None = None,
+    sensitivity: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Ranking:
     """Which of several quantized checkpoints is best for its size, and which layers could come from another?
 
     ``keep_original``, as ``"500MiB"`` or ``"3dB"``: propose for each candidate which layers to leave unquantized, so
-    that they add no more bytes, or give so much more SNR. ``options`` are the fields of
+    that they add no more bytes, or give so much more SNR. ``sensitivity``: a file of ``evaluate --sensitivity``, to
+    predict the divergence of each. ``options`` are the fields of
     :class:`quanterr.CompareOptions`, by name; the original is read once. A candidate whose report would be
     inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
 
@@ -133,7 +136,8 @@ def rank(
     """
     names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
     keep = None if keep_original is None else budget(keep_original)
-    return ranked(names, compare_each(original, candidates, CompareOptions(**options)), keep)
+    matters = None if sensitivity is None else read_sensitivity(os.fspath(sensitivity))
+    return ranked(names, compare_each(original, candidates, CompareOptions(**options)), keep, matters)
 
 
 def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:

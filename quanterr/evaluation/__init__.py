@@ -118,7 +118,19 @@ def evaluate(
         sides = Sides(first)
         found = [Candidate(sides, checkpoint) for checkpoint in others]
         lockstep = stack.enter_context(
-            Lockstep(config, kind, dtype, sides, found, given, raw, chosen.batch, chosen.on_progress, chosen.stop)
+            Lockstep(
+                config,
+                kind,
+                dtype,
+                sides,
+                found,
+                given,
+                raw,
+                chosen.batch,
+                chosen.on_progress,
+                chosen.stop,
+                chosen.importance_out is not None,
+            )
         )
         outcomes = lockstep.run()
         answers = answered(config, dtype, sides, found, tasks) if tasks else [[] for _ in found]

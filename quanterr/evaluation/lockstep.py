@@ -68,6 +68,7 @@ class Lockstep:
         batch: int,
         on_progress: Callable[[int, int, int, int], None] | None,
         stop: threading.Event | None,
+        with_moments: bool,
     ) -> None:
         """Build a model for each side; no weight is read but those that are in no unit.
 
@@ -76,6 +77,7 @@ class Lockstep:
         """
         return_memory_at_once()
         self.kind, self._sides, self._given, self._raw = kind, sides, given, raw
+        self._with_moments = with_moments
         self._on_progress, self._stop = on_progress, stop or threading.Event()
         self.model = build(config, dtype)
         self._batches = list(zip(torch.split(given, batch), torch.split(raw, batch), strict=True))
@@ -132,7 +134,7 @@ class Lockstep:
         unit.load(tensors)
         units = [side.stream.units[unit.name] for side in self._others]
         others = [side.stream.tensors(unit) for side in self._others]
-        watching = OutputErrors(self._products)
+        watching = OutputErrors(self._products, self._with_moments)
         watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import fsum, sqrt
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
 from quanterr.evaluation.models import Unit
+
+SLAB = 1 << 22  # elements of an output whose error is added up at once
 
 
 @dataclass
@@ -83,10 +85,10 @@ class OutputErrors(TorchFunctionMode):
     Exact, with the inputs of the original. Of stacked experts each matrix counts with the inputs that were sent to it.
     """
 
-    def __init__(self, products: dict[str, Product]) -> None:
-        """``products`` are added to, by names of the model."""
+    def __init__(self, products: dict[str, Product], with_moments: bool) -> None:
+        """``products`` are added to, by names of the model; ``with_moments`` with those of the inputs."""
         super().__init__()
-        self._products = products
+        self._products, self._with_moments = products, with_moments
         self._watched: dict[int, Watched] = {}
 
     def watch(self, unit: Unit, others: Sequence[Mapping[str, Tensor]]) -> None:
@@ -104,34 +106,51 @@ class OutputErrors(TorchFunctionMode):
         for values, weight, transposed in products_of(function, args):
             watched = self._watched.get(storage_of(weight))
             if watched is not None:
-                self._add(watched, values, weight, transposed)
+                with torch._C.DisableTorchFunction():
+                    self._add(watched, values, weight, transposed, _without_bias(function, args, kwargs, output))
         return output
 
-    def _add(self, watched: Watched, values: Tensor, weight: Tensor, transposed: bool) -> None:
+    def _add(self, watched: Watched, values: Tensor, weight: Tensor, transposed: bool, output: Tensor) -> None:
         product = self._products.get(watched.name)
         if product is None:
             product = self._products[watched.name] = Product(0.0, [0.0] * len(watched.errors), watched.weight.dim() > 2)
-        with torch._C.DisableTorchFunction():
-            if values.is_floating_point():
-                flat = values.reshape(-1, values.shape[-1])
-                rows = flat.shape[0]
+        if values.is_floating_point():
+            flat = values.reshape(-1, values.shape[-1])
+            rows = flat.shape[0]
+            if self._with_moments:
                 moments = flat.square().sum(0, dtype=torch.float64)
                 product.moments = moments if product.moments is None else product.moments + moments
-            else:
-                flat, rows = values.reshape(-1), values.numel()
-            product.inputs += rows
-            product.signal += _energy(flat, weight, transposed)
-            for n, error in enumerate(watched.errors):
-                view = error.as_strided(weight.size(), weight.stride(), weight.storage_offset())
-                product.noise[n] += _energy(flat, view, transposed)
+        else:
+            flat, rows = values.reshape(-1), values.numel()
+        product.inputs += rows
+        product.signal += _energy(output)
+        for n, error in enumerate(watched.errors):
+            view = error.as_strided(weight.size(), weight.stride(), weight.storage_offset())
+            slabs = torch.split(flat, max(SLAB // max(output.shape[-1], 1), 1))
+            product.noise[n] += fsum(_energy(_product(slab, view, transposed)) for slab in slabs)
 
 
-def _energy(values: Tensor, weight: Tensor, transposed: bool) -> float:
-    """Σ of squares of what a weight makes of its inputs, or of the rows that they choose."""
+def _product(values: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+    """What a weight makes of its inputs, or the rows that they choose."""
     if not values.is_floating_point():
-        return float(weight[values].square().sum(dtype=torch.float64))
-    output = values @ (weight if transposed else weight.t())
-    return float(output.square().sum(dtype=torch.float64))
+        return weight[values]
+    return values @ (weight if transposed else weight.t())
+
+
+def _energy(values: Tensor) -> float:
+    """Σ of squares: of each row in its own precision, of these in float64."""
+    norms: Tensor = torch.linalg.vector_norm(values, dim=-1)
+    return float(norms.double().square().sum())
+
+
+def _without_bias(function: Any, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
+    """The product alone, of a function that may add a bias to it."""
+    bias = None
+    if function is F.linear:
+        bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+    elif function is torch.addmm:
+        bias = args[0]
+    return output if bias is None else output - bias
 
 
 def storage_of(weight: Tensor) -> int:

@@ -51,7 +51,6 @@ class _Forward:
     def _run(self) -> None:
         self.go.acquire()
         try:
-            torch.set_num_threads(1)  # of what is between units; they run in the driver's thread
             self.local.forward = self
             with torch.enable_grad() if self.graph else torch.inference_mode():
                 self.result = None if self._dead else self.model(**self.inputs)

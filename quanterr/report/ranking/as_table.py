@@ -23,6 +23,7 @@ COLUMNS = (
     Column("worst layer", 9, right=False),
 )
 WEIGHTED = Column("weighted dB", 2)
+PREDICTED = Column("predicted KLD", 2)
 GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 NONE = "-"
@@ -60,11 +61,14 @@ def _candidates(ranking: Ranking) -> tuple[tuple[Column, ...], list[tuple[str, l
     columns, rows = list(COLUMNS), []
     weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
     gates = any(candidate.gates for candidate in ranking.candidates)
-    columns += [WEIGHTED] * weighted + [GATES] * gates
+    predicted = any(candidate.predicted_kld is not None for candidate in ranking.candidates)
+    columns += [WEIGHTED] * weighted + [PREDICTED] * predicted + [GATES] * gates
     for candidate in ranking.candidates:
         cells = _cells(candidate, len(ranking.layers))
         if weighted:
             cells.append(NONE if candidate.weighted_snr_db is None else f"{candidate.weighted_snr_db:.2f}")
+        if predicted:
+            cells.append(NONE if candidate.predicted_kld is None else f"{candidate.predicted_kld:.4g}")
         if gates:
             cells.append(_gates(candidate))
         rows.append((candidate.name, cells))
@@ -80,6 +84,10 @@ def conclusion(ranking: Ranking) -> str:
     kept = next((swaps for swaps in ranking.kept if swaps.candidate == ranking.candidates[0].name), None)
     more = f"; {_better_kept(kept, ranking.candidates[0])}" if kept else ""
     failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
+    predicted = [(c.predicted_kld, c) for c in ranking.candidates if c.predicted_kld is not None]
+    least = min(predicted, key=lambda item: item[0], default=None)
+    if least and least[1].name != ranking.candidates[0].name:
+        more += f"; {display(least[1].name)} has the least predicted KLD ({least[0]:.4g})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
     return f"{_best(ranking)}{more}{held}"
 

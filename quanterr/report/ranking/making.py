@@ -16,6 +16,7 @@ from quanterr.errors import UsageError
 from quanterr.report.keeping import Budget, Kept, bound_layers, by_worth, dtype_name, few, original_bytes, within
 from quanterr.report.model import Layer, Report, Tool
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
+from quanterr.report.sensitivity import Sensitivity
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
@@ -77,10 +78,16 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [name.removesuffix(shared) for name in names]
 
 
-def ranked(names: Sequence[str], reports: Sequence[Report], keep: Budget | None = None) -> Ranking:
+def ranked(
+    names: Sequence[str],
+    reports: Sequence[Report],
+    keep: Budget | None = None,
+    sensitivity: Sensitivity | None = None,
+) -> Ranking:
     """The ranking of candidates by their reports, which are of one original and one selection.
 
-    ``keep``: propose for each candidate which layers to leave as in the original within this budget.
+    ``keep``: propose for each candidate which layers to leave as in the original within this budget. ``sensitivity``:
+    predict the divergence of each.
     """
     excluded = {name: why for name, report in zip(names, reports, strict=True) if (why := _why_not(report))}
     chosen = [
@@ -99,6 +106,8 @@ def ranked(names: Sequence[str], reports: Sequence[Report], keep: Budget | None 
     in_layers = [_layer(chosen, name) for name in layers]
     rows = [_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen]
     rows += [_candidate(n, r, excluded[n]) for n, r in zip(names, reports, strict=True) if n in excluded]
+    for row, report in ((r, o) for r in rows for n, o in zip(names, reports, strict=True) if n == r.name):
+        row.predicted_kld = sensitivity.predicted(report.layers) if sensitivity else None
     front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
     swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
     kept = [_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
@@ -217,6 +226,7 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
         checkpoint_bytes=report.quantized.bytes,
         overall_snr_db=report.aggregate.overall_snr_db,
         weighted_snr_db=report.aggregate.weighted_snr_db,
+        predicted_kld=None,
         excess_db=report.aggregate.excess_db,
         worst_layer=_worst(worst) if worst else None,
         formats=formats,

@@ -11,7 +11,7 @@ from quanterr.report.gate_results import Gate
 from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.ranking"
-SCHEMA_VERSION = "1.1"  # 1.1 adds gates, kept, weighted_snr_db, and the verdict fail
+SCHEMA_VERSION = "1.1"  # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, and the verdict fail
 
 
 @dataclass(slots=True)
@@ -43,6 +43,9 @@ class Candidate:
     checkpoint_bytes: Annotated[int, Field(description="of all its tensors")]
     overall_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: over its own layers that differ")]
     weighted_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: null without importance [dB]")]
+    predicted_kld: Annotated[
+        FiniteFloat | None, Field(description="Σ alpha · NMSE over its layers; null without --sensitivity [nat]")
+    ]
     excess_db: Annotated[FiniteFloat | None, Field(description="as compare's: beyond what its scales allow [dB]")]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
