@@ -22,7 +22,7 @@ $(VENV)/installed: pyproject.toml quanterr/native/kernel.c quanterr/native/build
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: install ## quantize a real model to FP8 and INT8, compare both, show the reports
+demo: install ## quantize a real model to FP8 and INT8, compare and evaluate both, show the reports
 	$(BIN)/python examples/demo.py $(DEMO)
 
 test: lint ## lint, types and tests, the last two at the same time (3 minutes on two cores)

@@ -1,4 +1,4 @@
-"""What `make demo` does: quantize a real pretrained model, compare both versions with it, show the reports.
+"""What `make demo` does: quantize a real pretrained model, compare and evaluate both versions, show the reports.
 
     python examples/demo.py [FOLDER]
 
@@ -7,6 +7,7 @@ imported. Where the index cannot be reached, examples/synthetic.py shows the sam
 """
 
 import argparse
+import inspect
 import shlex
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def run(*words: str | Path) -> None:
 
 
 def main() -> None:
-    """Fetch, quantize, compare."""
+    """Fetch, quantize, compare, evaluate."""
     parser = argparse.ArgumentParser(description="Quantize a real model and compare the versions with it.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(".demo"))
     folder = parser.parse_args().folder
@@ -50,6 +51,10 @@ def main() -> None:
         quantized = folder / f"{name}.safetensors"
         run(sys.executable, HERE / "quantize.py", model, quantized, "--to", name)
         run(sys.executable, "-m", "quanterr", "compare", model, quantized, "-o", folder / f"{name}.json")
+    # The original's own model on a text that is there: the source of argparse. Which is still good?
+    text, quantized = inspect.getsourcefile(argparse), [folder / f"{name}.safetensors" for name in FORMATS]
+    words = ["--text", text, "--context", "256", "--chunks", "8", "--top-layers", "3", "-o", folder / "evaluation.html"]
+    run(sys.executable, "-m", "quanterr", "evaluate", model.parent, *quantized, *words)
     print(f"\nThe reports: {', '.join(str(folder / f'{name}.json') for name in FORMATS)}")
 
 

@@ -118,6 +118,31 @@ class TestGate:
             g.require for g in read_evaluation(str(tmp_path / "judged.json")).candidates[0].gates
         ]
 
+    def test_holds_it_against_an_earlier_one(self, folder, done, tmp_path):
+        found = read_evaluation(str(folder / "e.json"))
+        found.candidates[0].scores.kld_mean *= 0.8
+        better = tmp_path / "better.json"
+        found.save(better)
+
+        assert Status.OK == call("gate", folder / "e.json", "--baseline", folder / "e.json").returncode
+        assert Status.OK == call("gate", better, "--baseline", folder / "e.json").returncode
+        worse = call("gate", folder / "e.json", "--baseline", better)
+        assert Status.GATE_FAILED == worse.returncode
+        assert "FAIL: gate ratio(kld_mean) <= 1.1 does not hold: 1.25" in worse.stderr
+        delta = call("gate", folder / "e.json", "--baseline", better, "--require", "delta(top1) >= 0")
+        assert Status.OK == delta.returncode
+
+    def test_of_other_tokens_is_no_baseline(self, folder, done, tmp_path):
+        found = read_evaluation(str(folder / "e.json"))
+        found.tokens.sha256 = "0" * 64
+        other = tmp_path / "other.json"
+        found.save(other)
+        refused = call("gate", folder / "e.json", "--baseline", other)
+
+        assert Status.USAGE == refused.returncode
+        assert "--baseline: another text: only evaluations of the same text" in refused.stderr
+        assert Status.USAGE == call("gate", folder / "e.json", "--require", "delta(top1) >= 0").returncode
+
     def test_refuses_what_is_for_reports(self, folder, done):
         for words in ((), ("--thresholds", "fp8"), ("--require", "snr_db >= 30")):
             assert Status.USAGE == call("gate", folder / "e.json", *words).returncode

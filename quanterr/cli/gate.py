@@ -160,8 +160,8 @@ def gate(
 
     gc.disable()  # what is read is kept to the end, and the end is near
     if is_evaluation(report):
-        given = (thresholds, fail_if, baseline, explain, strict_warnings, update_baseline)
-        raise typer.Exit(_gate_evaluation(report, require or [], any(given), outputs or [], no_clobber))
+        given = (thresholds, fail_if, explain, strict_warnings, update_baseline)
+        raise typer.Exit(_gate_evaluation(report, require or [], baseline, any(given), outputs or [], no_clobber))
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
     rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings, baseline is not None)
@@ -188,7 +188,9 @@ def gate(
     raise typer.Exit(exit_status(judged, allow_partial))
 
 
-def _gate_evaluation(path: str, require: list[str], others: bool, outputs: list[str], no_clobber: bool) -> int:
+def _gate_evaluation(
+    path: str, require: list[str], baseline: str | None, others: bool, outputs: list[str], no_clobber: bool
+) -> int:
     """Judge a stored evaluation by its own rules; its exit status."""
     from quanterr.gates.as_text import gate_lines
     from quanterr.report.evaluation import OUTPUTS
@@ -196,13 +198,14 @@ def _gate_evaluation(path: str, require: list[str], others: bool, outputs: list[
     from quanterr.report.evaluation.reading import read_evaluation
     from quanterr.report.files import targets, write
 
-    if others or not require:
+    if others or not (require or baseline):
         raise UsageError(
             f"{display(path)} is an evaluation: give rules such as --require 'kld_mean <= 0.01', and no others"
         )
-    rules = rules_of(require)
-    to = targets(outputs, [path], no_clobber=no_clobber, outputs=OUTPUTS)
-    found = judged(read_evaluation(path), rules)
+    rules = rules_of(require, baseline is not None)
+    inputs = [path, *([] if baseline is None else [baseline])]
+    to = targets(outputs, inputs, no_clobber=no_clobber, outputs=OUTPUTS)
+    found = judged(read_evaluation(path), rules, None if baseline is None else read_evaluation(baseline))
     for candidate in found.candidates:
         print("\n".join([no_command(f"{display(candidate.name)}:"), *gate_lines(candidate.gates)]), file=sys.stderr)
     print(f"verdict: {found.verdict}", file=sys.stderr)

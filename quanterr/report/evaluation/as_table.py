@@ -7,13 +7,14 @@ from rich.text import Text
 
 from quanterr.report.as_table import STYLES, Column, ended, fitted, written
 from quanterr.report.evaluation.model import Evaluated, Evaluation
-from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, task_cells, worded
+from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, nearest, shown, task_cells, worded
 from quanterr.util.text import count, display, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
 TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
 MAX_BLOCKS = 8
+MAX_DETAILED = 2  # candidates
 
 
 def show(
@@ -39,7 +40,7 @@ def show(
     if tasks:
         to.print()
         to.print(fitted("Tasks, by log-likelihood", "task", TASKS, tasks, plain, to))
-    for candidate in evaluation.candidates:
+    for candidate in _detailed(evaluation):
         if top and candidate.blocks:
             to.print()
             to.print(fitted(_of(candidate, "Hidden states"), "behind", BLOCKS, _blocks(candidate), plain, to))
@@ -61,6 +62,12 @@ def show(
         to.print(Text(display(reason, 2000), style=STYLES["inconclusive"]), soft_wrap=wrap)
     answer = ended(evaluation.verdict, status, conclusion(evaluation) + written(wrote))
     to.print(Text(answer, style=STYLES[evaluation.verdict]), soft_wrap=wrap)
+
+
+def _detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
+    """Whose blocks and weights are shown: of many candidates that of the nearest alone."""
+    best = nearest(evaluation)
+    return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
 
 
 def _of(candidate: Evaluated, title: str) -> str:

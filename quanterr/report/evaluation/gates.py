@@ -1,6 +1,8 @@
-"""Rules over an evaluation: ``kld_mean <= 0.01``, ``upper(kld_mean) <= 0.01``, ``lower(top1) >= 0.98``.
+"""Rules over an evaluation: ``kld_mean <= 0.01``, ``upper(kld_mean) <= 0.01``, ``delta(top1) >= -0.01``.
 
 ``upper`` and ``lower`` are the ends of an interval of 95 %: 1.96 standard errors, of the larger of both that there are.
+``delta`` is the value less that of the baseline, ``ratio`` the one divided by the other: of the candidate of the same
+name, or of the only one.
 """
 
 import re
@@ -14,8 +16,10 @@ from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import decisive, display
 
 WIDTH = 1.96  # standard errors
+OF_BASELINE = ("delta", "ratio")
+NO_WORSE = "ratio(kld_mean) <= 1.1"  # the rule of a baseline where no other is given
 _RULE = re.compile(
-    r"\s*(?:(?P<end>upper|lower)\s*\(\s*(?P<inner>\w+)\s*\)|(?P<metric>\w+))\s*(?P<operator><=|>=|<|>)"
+    r"\s*(?:(?P<function>upper|lower|delta|ratio)\s*\(\s*(?P<inner>\w+)\s*\)|(?P<metric>\w+))\s*(?P<operator><=|>=|<|>)"
     r"\s*(?P<limit>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*",
     re.ASCII,
 )
@@ -26,20 +30,25 @@ class Rule(NamedTuple):
 
     text: str
     metric: str
-    end: str | None  # upper or lower: not the value but an end of its interval
+    function: str | None  # upper or lower end of its interval; delta or ratio to the baseline
     operator: str
     limit: float
 
-    def observed(self, candidate: Evaluated) -> float | None:
-        """The value of a candidate; None where it is undefined."""
+    def observed(self, candidate: Evaluated, before: Evaluated | None) -> float | None:
+        """The value of a candidate, ``before`` being that of the baseline; None where it is undefined."""
         value = candidate.value(self.metric)
-        if value is None or self.end is None:
+        if value is None or self.function is None:
             return value
+        if self.function in OF_BASELINE:
+            old = None if before is None else before.value(self.metric)
+            if old is None:
+                return None
+            return value - old if self.function == "delta" else value / old if old else None
         errors = [candidate.value(f"{self.metric}{suffix}") for suffix in ("_se", "_chunk_se")]
         known = [error for error in errors if error is not None]
         if not known:
             return None
-        return value + (WIDTH if self.end == "upper" else -WIDTH) * max(known)
+        return value + (WIDTH if self.function == "upper" else -WIDTH) * max(known)
 
     def margin(self, value: float) -> float:
         """How far inside the limit: negative outside."""
@@ -51,13 +60,17 @@ class Rule(NamedTuple):
         return margin >= 0 if self.operator.endswith("=") else margin > 0
 
 
-def rules_of(conditions: Sequence[str]) -> list[Rule]:
-    """Rules as they are written.
+def rules_of(conditions: Sequence[str], with_baseline: bool = False) -> list[Rule]:
+    """Rules as they are written; with a baseline and without any, :data:`NO_WORSE`.
 
     Raises:
-        UsageError: none, or of a number that an evaluation does not have.
+        UsageError: none, or of a number that an evaluation does not have, or of a baseline that is not given.
     """
-    return [_rule(text) for text in conditions]
+    rules = [_rule(text) for text in conditions or ([NO_WORSE] if with_baseline else [])]
+    for rule in rules:
+        if rule.function in OF_BASELINE and not with_baseline:
+            raise UsageError(f'"{display(rule.text)}": needs --baseline, an earlier evaluation')
+    return rules
 
 
 def _rule(text: str) -> Rule:
@@ -69,16 +82,23 @@ def _rule(text: str) -> Rule:
         near = get_close_matches(metric, METRICS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METRICS)}"
         raise UsageError(f'"{display(text)}": an evaluation has no {display(metric)}; {hint}')
-    if found["end"] and f"{metric}_se" not in METRICS:
-        raise UsageError(f'"{display(text)}": {metric} has no standard error; write it without {found["end"]}()')
-    return Rule(text.strip(), metric, found["end"], found["operator"], float(found["limit"]))
+    function = found["function"]
+    if function in ("upper", "lower") and f"{metric}_se" not in METRICS:
+        raise UsageError(f'"{display(text)}": {metric} has no standard error; write it without {function}()')
+    return Rule(text.strip(), metric, function, found["operator"], float(found["limit"]))
 
 
-def judged(evaluation: Evaluation, rules: Sequence[Rule]) -> Evaluation:
-    """The evaluation with its candidates judged; one that is inconclusive stays so."""
+def judged(evaluation: Evaluation, rules: Sequence[Rule], baseline: Evaluation | None = None) -> Evaluation:
+    """The evaluation with its candidates judged; one that is inconclusive stays so.
+
+    Raises:
+        UsageError: the baseline is of other tokens, or its candidates cannot be told which is which.
+    """
     if not rules:
         return evaluation
-    candidates = [_judged(candidate, rules) for candidate in evaluation.candidates]
+    if baseline is not None:
+        _check_same(evaluation, baseline)
+    candidates = [_judged(candidate, rules, _before(candidate, baseline)) for candidate in evaluation.candidates]
     verdict, reasons = overall(candidates)
     return evaluation.model_copy(update={"candidates": candidates, "verdict": verdict, "reasons": reasons})
 
@@ -104,8 +124,34 @@ def overall(candidates: Sequence[Evaluated]) -> tuple[str, list[str]]:
     return verdict, reasons or [candidates[0].reasons[0]]
 
 
-def _judged(candidate: Evaluated, rules: Sequence[Rule]) -> Evaluated:
-    gates = [_gate(rule, candidate) for rule in rules]
+def _check_same(evaluation: Evaluation, baseline: Evaluation) -> None:
+    """Whether both are of the same tokens, cut and computed alike."""
+    new, old = evaluation.tokens, baseline.tokens
+    for what, same in (
+        ("text", new.sha256 == old.sha256),
+        ("context", new.context == old.context),
+        ("number of chunks", new.chunks == old.chunks),
+        ("dtype", evaluation.dtype == baseline.dtype),
+    ):
+        if not same:
+            raise UsageError(f"--baseline: another {what}: only evaluations of the same text and settings compare")
+
+
+def _before(candidate: Evaluated, baseline: Evaluation | None) -> Evaluated | None:
+    """The candidate of the baseline that this one is held against."""
+    if baseline is None:
+        return None
+    if len(baseline.candidates) == 1:
+        return baseline.candidates[0]
+    found = next((before for before in baseline.candidates if before.name == candidate.name), None)
+    if found is None:
+        names = ", ".join(display(before.name) for before in baseline.candidates)
+        raise UsageError(f"--baseline: has no candidate named {display(candidate.name)}; it has {names}")
+    return found
+
+
+def _judged(candidate: Evaluated, rules: Sequence[Rule], before: Evaluated | None) -> Evaluated:
+    gates = [_gate(rule, candidate, before) for rule in rules]
     failed = [gate.message for gate in gates if gate.status == "fail"]
     verdict, reasons = candidate.verdict, candidate.reasons
     if verdict != "inconclusive":
@@ -115,8 +161,8 @@ def _judged(candidate: Evaluated, rules: Sequence[Rule]) -> Evaluated:
     return Evaluated(**values | {"verdict": verdict, "reasons": reasons, "gates": gates})
 
 
-def _gate(rule: Rule, candidate: Evaluated) -> Gate:
-    value = rule.observed(candidate)
+def _gate(rule: Rule, candidate: Evaluated, before: Evaluated | None) -> Gate:
+    value = rule.observed(candidate, before)
     holds = value is not None and rule.holds(value)
     margin = None if value is None else rule.margin(value)
     shown = "undefined" if value is None else decisive(value, rule.limit)

@@ -61,14 +61,20 @@ def base_line(evaluation: Evaluation) -> str:
     return f"{evaluation.model} in {evaluation.dtype}: {chunks} of {tokens.context:,} tokens{scored}{ppl}"
 
 
+def nearest(evaluation: Evaluation) -> Evaluated | None:
+    """The candidate that is nearest to the original; None if none has a number."""
+    metric, sign = ("cosine_mean", -1) if evaluation.kind == "encoder" else ("kld_mean", 1)
+    known = [(sign * value, c) for c in evaluation.candidates if (value := c.value(metric)) is not None]
+    return min(known, key=lambda item: item[0])[1] if known else None
+
+
 def conclusion(evaluation: Evaluation) -> str:
-    """The candidate that is nearest to the original, in a sentence."""
-    metric, highest = ("cosine_mean", True) if evaluation.kind == "encoder" else ("kld_mean", False)
-    known = [(value, c) for c in evaluation.candidates if (value := c.value(metric)) is not None]
-    if not known:
+    """The same in a sentence."""
+    best = nearest(evaluation)
+    if best is None:
         return "; ".join(evaluation.reasons)
-    value, best = (max if highest else min)(known, key=lambda item: item[0])
+    metric = "cosine_mean" if evaluation.kind == "encoder" else "kld_mean"
     title = next(title for title, name in shown(evaluation) if name == metric)
     what = f"{title} {worded(best, metric)}"
-    nearest = f"{best.name} is nearest to the original: " if len(evaluation.candidates) > 1 else f"{best.name}: "
-    return f"{nearest}{what}"
+    told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
+    return f"{told}: {what}"
