@@ -23,6 +23,7 @@ import termios
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,22 @@ SECONDS = 30
 OUTPUTS = ((1, "stdout"), (2, "stderr"))
 TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
 PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
-USED = ("cli", "comparison", "gates.github", "gates.explaining", "cli.progress", "report.as_table", "report.reading")
+# What an evaluation imports while it runs: two seconds in each child.
+LOADED_LATE = (
+    "transformers.conversion_mapping",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+)
+USED = (
+    "cli",
+    "comparison",
+    "gates.github",
+    "gates.explaining",
+    "cli.progress",
+    "report.as_table",
+    "report.reading",
+    "evaluation",
+)
 
 
 class Done(NamedTuple):
@@ -127,6 +143,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _serve() -> None:
     for name in USED:
         import_module(f"quanterr.{name}")
+    if find_spec("transformers"):
+        for name in LOADED_LATE:
+            import_module(name)
     gc.freeze()  # or a child would copy what its collector looks at
     for line in sys.stdin:
         child = os.fork()

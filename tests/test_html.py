@@ -13,6 +13,7 @@ from sample_reports import hostile, large_page, mixed, report_of, tiny
 
 from quanterr.report import as_html, html_data
 from quanterr.report.diff import as_html as diff_page
+from quanterr.report.evaluation import as_html as evaluation_page
 from quanterr.report.markup import FOLDER
 from quanterr.report.model import Report
 from quanterr.report.ranking import as_html as ranking_page
@@ -114,7 +115,7 @@ class TestWhatItMayDo:
         assert word not in SOURCES
 
     def test_every_script_is_part_of_a_page(self):
-        pages = {*as_html.SCRIPTS, *ranking_page.SCRIPTS, *diff_page.SCRIPTS}
+        pages = {*as_html.SCRIPTS, *ranking_page.SCRIPTS, *diff_page.SCRIPTS, *evaluation_page.SCRIPTS}
 
         assert pages == {path.stem for path in FOLDER.glob("*.js")}
 

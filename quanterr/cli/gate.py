@@ -152,7 +152,7 @@ def gate(
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.judging import exit_status, judge_values, needed, unreliable
     from quanterr.gates.rules import check_baseline_use, read_rules
-    from quanterr.report.evaluation.reading import is_evaluation
+    from quanterr.report.evaluation import is_evaluation
     from quanterr.report.files import targets
     from quanterr.report.formatting import sentence
     from quanterr.report.reading import read_extract

@@ -8,6 +8,8 @@ from quanterr.report import Output
 _HERE = "quanterr.report.evaluation"
 SCHEMA = "quanterr.evaluation"
 
+BEGINNING = 200  # bytes, in which an evaluation names itself
+
 OUTPUTS: tuple[Output, ...] = (
     Output("json", ".json", "everything, as strict JSON, for jq and for gate", f"{_HERE}.as_json"),
     Output("jsonl", ".jsonl", "the same as JSON Lines: the evaluation, then a weight per line", f"{_HERE}.as_jsonl"),
@@ -16,3 +18,12 @@ OUTPUTS: tuple[Output, ...] = (
     Output("md", ".md", "a section for a model card", f"{_HERE}.as_md"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", f"{_HERE}.as_junit"),
 )
+
+
+def is_evaluation(path: str) -> bool:
+    """Whether a file begins as an evaluation does; what cannot be read is for its reader to report."""
+    try:
+        with open(path, "rb") as file:
+            return f'"{SCHEMA}"'.encode() in file.read(BEGINNING)
+    except (OSError, ValueError):
+        return False

@@ -8,17 +8,6 @@ from quanterr.report.evaluation.model import SCHEMA_VERSION, Evaluation
 from quanterr.util import strict_json
 from quanterr.util.text import display
 
-BEGINNING = 200  # bytes
-
-
-def is_evaluation(path: str) -> bool:
-    """Whether a file begins as an evaluation does; what cannot be read is for its reader to report."""
-    try:
-        with open(path, "rb") as file:
-            return f'"{SCHEMA}"'.encode() in file.read(BEGINNING)
-    except (OSError, ValueError):
-        return False
-
 
 def read_evaluation(path: str) -> Evaluation:
     """The evaluation.
