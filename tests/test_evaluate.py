@@ -134,6 +134,31 @@ class TestArchitectures:
         assert {0.0} == {weight.output_error for weight in found.weights}
 
 
+def test_a_head_that_only_the_quantized_side_stores_is_its_own(tmp_path):
+    """The original ties it to the embedding; here it is quantized, and the embedding is not."""
+    original = saved("llama tied", tmp_path / "original")
+    tensors = stored(original)
+    codes, scale = quantized_fp8(tensors["model.embed_tokens.weight"])
+    (tmp_path / "quantized").mkdir()
+    written = tensors | {"lm_head.weight": codes, "lm_head.weight_scale": scale}
+    save_file(written, tmp_path / "quantized/model.safetensors")
+    (tmp_path / "plain").mkdir()
+    save_file(
+        tensors | {"lm_head.weight": codes.float() * scale}, tmp_path / "plain/model.safetensors", {"format": "pt"}
+    )
+    config = json.loads((original / "config.json").read_text())
+    (tmp_path / "plain/config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    tokens = ids(tmp_path)
+    chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+    found = quanterr.evaluate(original, [tmp_path / "quantized"], tokens=tokens, context=CONTEXT)
+    scores = found.candidates[0].scores
+    want = expected("llama", *(plain("llama", folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
+
+    assert "pass" == found.verdict, found.reasons
+    assert scores.kld_mean > 1e-6
+    assert pytest.approx(want, rel=1e-6) == (scores.ppl_original, scores.ppl, scores.kld_mean)
+
+
 class TestOutputErrors:
     def test_are_exact_with_the_inputs_that_the_weight_has(self, llama, evaluation):
         original, _, values, tokens = llama
@@ -267,6 +292,22 @@ class TestWhatIsWrong:
 
         assert ("inconclusive", "model.layers.1") == (found.verdict, found.candidates[0].not_finite)
         assert None is found.candidates[0].scores
+        json.loads(found.to_json())
+
+    def test_a_tensor_that_takes_no_part_is_inconclusive(self, llama, tmp_path):
+        bias = "model.layers.0.mlp.up_proj.bias"
+        found = self.edited(llama, tmp_path, lambda tensors: tensors.update({bias: torch.ones(48)}))
+
+        assert "inconclusive" == found.verdict
+        assert f"1 tensor of it took no part: {bias}" in found.reasons[0]
+
+    def test_a_perplexity_beyond_all_numbers_is_not_finite(self, llama, tmp_path):
+        def blow_up(tensors):
+            tensors["lm_head.weight"] *= 1e6
+
+        found = self.edited(llama, tmp_path, blow_up)
+
+        assert ("inconclusive", "the perplexity") == (found.verdict, found.candidates[0].not_finite)
         json.loads(found.to_json())
 
     def test_the_original_must_have_all_that_its_config_asks_for(self, llama, tmp_path):

@@ -197,6 +197,11 @@ def _evaluated(
     if missing:
         names = listed([item.layer_name for item in missing], 3)
         reasons.append(f"{count(len(missing), 'tensor')} taken from the original: {names} ({missing[0].reason})")
+    extra = {key: why for key, why in candidate.unused.items() if key not in candidate.not_found}
+    if extra:
+        why = next(iter(extra.values()))
+        names = listed(list(extra), 3)
+        reasons.append(f"{count(len(extra), 'tensor')} of it took no part: {names} ({why})")
     if outcome.not_finite:
         reasons.append(f"not finite from {outcome.not_finite} on")
     return Evaluated(

@@ -195,7 +195,10 @@ class Lockstep:
         blocks = [BlockError(name, **error.row()) for name, error in side.blocks.items()]
         outcome = Outcome(not_finite=side.not_finite, blocks=blocks, weights=self._weights(n))
         if side.not_finite is None and side.scores.columns:
-            outcome.scores = ReportedScores(**side.scores.result())
+            try:
+                outcome.scores = ReportedScores(**side.scores.result())
+            except OverflowError:
+                outcome.not_finite = "the perplexity"
         if side.not_finite is None and side.embedded.chunks:
             outcome.embeddings = side.embedded.result()
         return outcome

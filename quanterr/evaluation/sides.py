@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
-from quanterr.errors import CheckpointError
+from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import Weight
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
@@ -28,7 +28,7 @@ from quanterr.util.text import display
 
 Back = Callable[[Tensor], Tensor]
 
-# Leftovers of the original that a model does without: it computes them, or the converter did.
+# Leftovers that a model does without: it computes them, or the converter did; scales and labels.
 NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
 
 
@@ -36,11 +36,15 @@ class Sides:
     """The original, and the quantized checkpoints in its terms."""
 
     def __init__(self, original: Checkpoint) -> None:
-        """Recognize its weights."""
+        """Recognize its weights.
+
+        Raises:
+            CheckpointError: one that is stored in no known way.
+        """
         self.checkpoint, self._recognized = original, Recognized()
         side = Side("original", original, self._recognized)
         side.attach_siblings()
-        self.weights = {name: side.recognized(name) for name in side.codes}
+        self.weights = {name: _recognized(side, name) for name in side.codes}
         self._workspace = Workspace(torch.device("cpu"))
 
     def get(self, name: str) -> Tensor:
@@ -73,8 +77,9 @@ class Candidate:
         )
         self.found = {each.name: (each.quantized, self._back(each)) for each in self.plan.pairs}
         self.unfolded = self._unfolded()
-        left = (item for item in self.plan.leftovers if item.side == "original" and item.bucket not in NOT_NEEDED)
+        left = [item for item in self.plan.leftovers if item.bucket not in NOT_NEEDED]
         self.not_found = {item.name: item.reason for item in left if item.name in sides.weights}
+        self.unused = {item.name: item.reason for item in left if item.side == "quantized"}
 
     @property
     def names(self) -> list[str]:
@@ -116,6 +121,13 @@ class Candidate:
                 f"{display(each.name)}: paired as {list(each.original.shape)}, the original stores {list(stored.shape)}"
             )
         return partial(_shaped, shape=stored.shape, back=back)
+
+
+def _recognized(side: Side, name: str) -> Weight:
+    try:
+        return side.recognized(name)
+    except FormatMismatch as error:
+        raise CheckpointError(f"{display(side.checkpoint.path)}: {display(name)}: {error}") from error
 
 
 def _shaped(tensor: Tensor, shape: tuple[int, ...], back: Back) -> Tensor:
