@@ -1,11 +1,14 @@
 """The evaluate and ppl commands as their users call them, and the outputs of an evaluation."""
 
+import base64
 import csv
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
+import zlib
 from xml.etree import ElementTree
 
 import pytest
@@ -153,6 +156,33 @@ class TestGate:
             path = tmp_path / f"{n}.json"
             path.write_text(damaged)
             assert Status.UNREADABLE == call("gate", path, "--require", "kld_mean <= 1").returncode
+
+
+class TestMerge:
+    def test_a_page_of_both_has_scores_and_output_errors(self, folder, done, tmp_path):
+        report, page = tmp_path / "report.json", tmp_path / "page.html"
+        call("compare", folder / "original", folder / "quantized", "-o", report, "-q")
+        made = call("render", report, "--evaluation", folder / "e.json", "-o", page, "-o", tmp_path / "report.csv")
+        text = page.read_text()
+        packed = re.search(r'<script type="application/json" id="data">"(.+)"</script>', text)[1]
+        data = json.loads(zlib.decompress(base64.b64decode(packed)))
+        known = [value for value in data["columns"]["output_error"] if value is not None]
+
+        assert Status.OK == made.returncode, made.stderr
+        assert '<details id="scores"' in text
+        assert ["output_error"] == data["evaluated"]
+        assert 16 == len(known)
+
+    def test_of_another_pair_or_into_something_else_is_refused(self, folder, done, tmp_path):
+        report = tmp_path / "report.json"
+        call("compare", folder / "original", folder / "original", "-o", report, "-q")
+        other = call("render", report, "--evaluation", folder / "e.json", "-o", tmp_path / "page.html")
+        nothing = call("render", report, "--evaluation", folder / "e.json", "-o", tmp_path / "report.csv")
+
+        assert (Status.USAGE, Status.USAGE) == (other.returncode, nothing.returncode)
+        assert "--evaluation: is not of " in other.stderr
+        assert "--evaluation goes into a page: give -o report.html" in nothing.stderr
+        assert not (tmp_path / "page.html").exists()
 
 
 class TestOutputs:

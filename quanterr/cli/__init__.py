@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from quanterr.formats.base import Format
+    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
     from quanterr.report.model import Report
 
@@ -298,6 +299,15 @@ def render(
             show_default=False,
         ),
     ] = None,
+    evaluation: Annotated[
+        str | None,
+        typer.Option(
+            "--evaluation",
+            metavar="FILE",
+            help="What evaluate -o wrote of the same pair: its numbers go into the page (.html) as well.",
+            show_default=False,
+        ),
+    ] = None,
     append: Annotated[
         bool, typer.Option("--append", help="With --update: at the end, if the document has no such comments.")
     ] = False,
@@ -319,12 +329,26 @@ def render(
 
     gc.disable()  # what is read is kept to the end, and the end is near
     report = read_report(stored)
+    evaluated = None if evaluation is None else _evaluation_of(evaluation, report, targeted)
     with printing():
         if document:
             update(document, report, append)
         for target in targeted:
-            write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+            more = {"evaluation": evaluated} if evaluated is not None and target.output.name == "html" else {}
+            write(target, lambda file, target=target, more=more: target.output.write(report, file, **more))  # type: ignore[misc]
         print(brief(report), file=sys.stderr)
+
+
+def _evaluation_of(path: str, report: "Report", to: "list[Target]") -> "Evaluation":
+    """The evaluation that goes into a page, checked before anything is written."""
+    from quanterr.report.as_html import of_same_pair
+    from quanterr.report.evaluation.reading import read_evaluation
+
+    if not any(target.output.name == "html" for target in to):
+        raise UsageError("--evaluation goes into a page: give -o report.html")
+    evaluation = read_evaluation(path)
+    of_same_pair(report, evaluation)
+    return evaluation
 
 
 @app.command(cls=Command)

@@ -5,7 +5,7 @@ To add one: write its file with ``write(report, file)``, add its row here.
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 SCHEMA = "quanterr.report"
 LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
@@ -36,7 +36,7 @@ class Output(NamedTuple):
     module: str  # imported when it is used
 
     @property
-    def write(self) -> Callable[[Any, IO[str]], None]:
+    def write(self) -> Callable[..., None]:
         """The function that writes it."""
         return import_module(self.module).write  # type: ignore[no-any-return]
 

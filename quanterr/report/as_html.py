@@ -5,8 +5,9 @@ The scripts (html/*.js) add the map, the curves, the distribution and the table 
 """
 
 import shlex
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
+from quanterr.errors import UsageError
 from quanterr.report import html_data
 from quanterr.report.finding_codes import CODES
 from quanterr.report.formatting import (
@@ -41,6 +42,9 @@ from quanterr.report.markup import (
 from quanterr.report.model import Aggregate, BucketSize, Finding, NotCompared, Report, Side
 from quanterr.util.text import count, display, size, unrounded
 
+if TYPE_CHECKING:
+    from quanterr.report.evaluation.model import Evaluated, Evaluation
+
 SCRIPTS = (
     *("data", "dom", "address", "scale", "map", "histogram", "table", "filters", "drawer"),
     *("report_metrics", "report_details", "keep", "report"),
@@ -64,14 +68,16 @@ MAX_FILES = 4
 MAX_VIOLATIONS = 20
 
 
-def write(report: Report, file: IO[str]) -> None:
-    """Write the page."""
+def write(report: Report, file: IO[str], evaluation: "Evaluation | None" = None) -> None:
+    """Write the page; with an evaluation of the same pair also what that says of the model and of each weight."""
+    evaluated = None if evaluation is None else of_same_pair(report, evaluation)
     body = joined(
         headed(report.verdict, _reasons(report), _sides(report)),
         navigation(SECTIONS),
         part("map"),
         tag("section", _figures(report), class_="figures", aria_label="The whole model"),
         _not_compared(report.not_compared),
+        Markup("") if evaluation is None else _scores(evaluation),
         folding("gates", "Gates", _gates(report)),
         folding("findings", "Findings", _findings(report)),
         folding("coverage", "Coverage", _coverage(report), is_open=bool(report.not_compared)),
@@ -82,7 +88,31 @@ def write(report: Report, file: IO[str]) -> None:
         folding("run", "How it was made", _run(report), is_open=False),
     )
     title = f"{report.verdict}: {short(report.quantized.path)}"
-    file.write(page("report", title, report.verdict, SCRIPTS, body, html_data.page_data(report)))
+    file.write(page("report", title, report.verdict, SCRIPTS, body, html_data.page_data(report, evaluated)))
+
+
+def of_same_pair(report: Report, evaluation: "Evaluation") -> "Evaluated":
+    """The candidate of an evaluation that a report is about, as the sizes of both checkpoints show.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    sizes = report.original.bytes, report.quantized.bytes
+    found = [each for each in evaluation.candidates if (evaluation.original_bytes, each.bytes) == sizes]
+    if len(found) > 1:
+        found = [each for each in found if each.path == report.quantized.path]
+    if len(found) != 1:
+        raise UsageError(
+            f"--evaluation: is not of {display(report.original.path)} and {display(report.quantized.path)}, "
+            "as the sizes of their tensors show"
+        )
+    return found[0]
+
+
+def _scores(evaluation: "Evaluation") -> Markup:
+    from quanterr.report.evaluation.as_html import scores
+
+    return folding("scores", "Scores", scores(evaluation))
 
 
 def _reasons(report: Report) -> list[Markup]:

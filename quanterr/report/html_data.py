@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import fsum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quanterr.metrics import METRICS
 from quanterr.report.formatting import sentence, sort_layers
@@ -18,7 +18,11 @@ from quanterr.report.model import Finding, Layer, Report
 from quanterr.roles import place_of, role_of
 from quanterr.util.text import display
 
+if TYPE_CHECKING:
+    from quanterr.report.evaluation.model import Evaluated, WeightError
+
 NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
+EVALUATED = ("output_error", "predicted_kld")  # of an evaluation, where it is given
 DIGITS = 4  # of a number in a column
 MORE_DIGITS = 5  # of a number in the details
 SHARE_DIGITS = 3
@@ -79,13 +83,15 @@ def columns_of(rows: Iterable[Row]) -> dict[str, Any]:
     }
 
 
-def page_data(report: Report) -> dict[str, Any]:
-    """All that the page of a report needs of its layers."""
+def page_data(report: Report, evaluated: "Evaluated | None" = None) -> dict[str, Any]:
+    """All that the page of a report needs of its layers; with what an evaluation of the same pair says of them."""
     entries = list(_entries(report))
+    evaluation = _Evaluation.of(evaluated)
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
     rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
     return {
-        **columns_of(_row(status, entry, total) for status, entry in entries),
+        **columns_of(_row(status, entry, total, evaluation) for status, entry in entries),
+        "evaluated": list(evaluation.shown),
         "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
         "findings": [_finding(found, rows) for found in shown_findings(report)],
@@ -95,7 +101,27 @@ def page_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _row(status: int, entry: Any, total: float) -> Row:
+class _Evaluation(NamedTuple):
+    """What an evaluation says of weights, by their names; ``shown`` are the metrics that it has."""
+
+    weights: "Mapping[str, WeightError]"
+    shown: tuple[str, ...]
+
+    @classmethod
+    def of(cls, evaluated: "Evaluated | None") -> "_Evaluation":
+        """Of a candidate; of none, nothing."""
+        weights = {} if evaluated is None else {weight.layer_name: weight for weight in evaluated.weights}
+        every = weights.values()
+        shown = [key for key in EVALUATED if any(getattr(weight, key) is not None for weight in every)]
+        return cls(weights, tuple(shown))
+
+    def numbers(self, name: str) -> dict[str, float | None]:
+        """Those of a layer."""
+        weight = self.weights.get(name)
+        return {key: rounded(getattr(weight, key, None), DIGITS) for key in self.shown}
+
+
+def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
     shape = getattr(entry, "tensor_shape", None)
     snr, bits = getattr(entry, "snr_db", None), getattr(entry, "bits_per_weight", None)
     error = entry.error_norm if status == DIFFERS else None
@@ -113,6 +139,7 @@ def _row(status: int, entry: Any, total: float) -> Row:
             "error_share": rounded(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
             "bytes": entry.bytes if status == NOT_COMPARED else _stored(bits, entry.tensor_elements),
             **{key: rounded(getattr(entry, key, None), DIGITS) for key in NUMBERS},
+            **evaluation.numbers(entry.layer_name),
         },
     )
 

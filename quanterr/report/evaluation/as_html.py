@@ -26,7 +26,7 @@ def write(evaluation: Evaluation, file: IO[str]) -> None:
         headed(evaluation.verdict, [conclusion(evaluation), *_reasons(evaluation)], _original(evaluation)),
         navigation(SECTIONS),
         part("map"),
-        folding("scores", "Scores", _scores(evaluation), tag("p", CAVEAT, class_="about")),
+        folding("scores", "Scores", scores(evaluation)),
         folding("tasks", "Tasks", _tasks(evaluation)) if any(c.tasks for c in evaluation.candidates) else Markup(""),
         folding("gates", "Gates", *_gates(evaluation)),
         folding("blocks", "Hidden states by block", *_blocks(evaluation), is_open=False),
@@ -67,14 +67,16 @@ def _original(evaluation: Evaluation) -> Markup:
     )  # fmt: skip
 
 
-def _scores(evaluation: Evaluation) -> Markup:
+def scores(evaluation: Evaluation) -> Markup:
+    """The numbers of each candidate, with what they leave out."""
     columns = shown(evaluation)
     heads = ["candidate", "size", *(title for title, _ in columns)]
     rows = [
         [display(candidate.name), size(candidate.bytes), *(worded(candidate, metric) for _, metric in columns)]
         for candidate in evaluation.candidates
     ]
-    return table(heads, rows, "short rows", len(heads) - 1)
+    found = table(heads, rows, "short rows", len(heads) - 1)
+    return joined(found, tag("p", f"{base_line(evaluation)}. {CAVEAT}", class_="about"))
 
 
 def _tasks(evaluation: Evaluation) -> Markup:

@@ -3,6 +3,7 @@
 const CURVE = { height: 180, side: 8, top: 8, bottom: 20 }; // pixels
 const HALF = 0.5; // of the error: as many layers are proposed at first as make it, but not more than
 const FIRST = 10;
+const LITTLE = 0.1; // of the file: nor more than add this much
 
 // Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
 const LLAMA_CPP = {
@@ -80,7 +81,8 @@ function keeping(layers, keep, pick) {
   ];
   byId("keep-note").textContent = layers.name.some((name) => name.length >= 200) ? notes.join(" ") : notes[0];
   const half = left.findIndex((share) => share <= HALF);
-  range.value = `${Math.min(half < 0 ? FIRST : half, FIRST, keep.rows.length)}`;
+  const cheap = added.findLastIndex((bytes) => bytes <= LITTLE * keep.bytes);
+  range.value = `${Math.min(half < 0 ? FIRST : half, FIRST, Math.max(cheap, 1), keep.rows.length)}`;
   show();
 }
 

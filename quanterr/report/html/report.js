@@ -4,6 +4,7 @@ async function main() {
   themes();
   strips();
   const report = await unpacked(byId("data"));
+  withEvaluation(report.evaluated);
   const layers = layersOf(report);
   document.documentElement.dataset.live = ""; // shows what needs the script
   const details = new Details(report, layers);

@@ -55,10 +55,13 @@ class Details {
   }
 
   facts(i, known) {
-    const { layers } = this;
+    const { layers, report } = this;
     const rows = [["Status", STATUS_TEXT[layers.status[i]]], ["Role", layers.role[i]], ["Format", layers.format[i]]];
     if (layers.reason[i]) rows.splice(1, 0, ["Why", layers.reason[i]]);
     rows.push(["Shape", layers.shape[i]], ["Size", bytesText(layers.bytes[i])]);
+    for (const key of report.evaluated) {
+      if (!Number.isNaN(layers[key][i])) rows.push([METRICS[key].title, withUnit(key, layers[key][i])]);
+    }
     if (!Number.isNaN(layers.error_share[i])) rows.push(["Share of the error", withUnit("error_share", layers.error_share[i])]);
     const usual = this.report.usual[layers.format[i]];
     if (usual && Number.isNaN(layers.excess_db[i])) rows.push(["Usual SNR", `${usual[0]} to ${usual[1]} dB in this format`]);

@@ -17,6 +17,12 @@ const METRICS = {
   bytes: { title: "Size", unit: "", better: "lower", log: true, show: bytesText, brief: () => "" },
 };
 
+/** Of an evaluation of the same pair, where there is one. */
+const EVALUATED = {
+  output_error: { title: "Output error", unit: "%", better: "lower", log: true, show: (v) => percent(v, 3), brief: (v) => percent(v, 2) },
+  predicted_kld: { title: "Predicted KLD", unit: "nat", better: "lower", log: true, show: scientific, brief: () => "" },
+};
+
 const COLUMNS = [
   { key: "name", title: "Layer" },
   { key: "role", title: "Role", wide: true },
@@ -31,3 +37,11 @@ const COLUMNS = [
   { key: "bits_per_weight", title: "Bits/w", wide: true, number: true },
   { key: "bytes", title: "Size", wide: true, number: true },
 ];
+
+/** Metrics and columns of what an evaluation says as well. */
+function withEvaluation(keys) {
+  for (const key of keys) {
+    METRICS[key] = EVALUATED[key];
+    COLUMNS.push({ key, title: key === "output_error" ? "Output %" : "Pred. KLD", wide: true, number: true });
+  }
+}
