@@ -227,6 +227,18 @@ class TestTokens:
         assert found.candidates[0].scores == same.candidates[0].scores
         assert (found.tokens.sha256, 3, 45) == (same.tokens.sha256, found.tokens.chunks, found.tokens.scored)
 
+    def test_of_a_long_text_the_beginning_gives_the_same_tokens(self, llama, tmp_path):
+        from quanterr.evaluation.tokens import read_text
+
+        folder = shutil.copytree(llama[0], tmp_path / "original")
+        with_words(folder)
+        (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(20000)))
+        whole, beginning = (read_text(str(tmp_path / "text.txt"), folder, enough) for enough in (None, 64))
+
+        assert 20000 == len(whole.ids)
+        assert 64 <= len(beginning.ids) < 1000
+        assert torch.equal(whole.ids[:64], beginning.ids[:64])
+
 
 class TestGates:
     def evaluated(self, llama, *require):
@@ -361,6 +373,16 @@ class TestWhatIsWrong:
             quanterr.evaluate(original, [quantized], tokens=large, context=CONTEXT)
         with pytest.raises(UsageError, match="give a text with --text FILE, or token ids"):
             quanterr.evaluate(original, [quantized])
+
+    def test_a_model_that_wants_more_than_tokens_is_told(self, llama, tmp_path, monkeypatch):
+        from transformers import LlamaForCausalLM
+
+        def picky(self, *args, **kwargs):
+            raise ValueError("You have to specify pixel_values")
+
+        monkeypatch.setattr(LlamaForCausalLM, "forward", picky)
+        with pytest.raises(CheckpointError, match="LlamaForCausalLM cannot read tokens alone: You have to specify"):
+            quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT)
 
     def test_a_run_that_is_stopped_has_no_result_and_leaves_no_thread(self, llama):
         stop = threading.Event()

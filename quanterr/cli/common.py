@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from quanterr.errors import ResourceError, Status
+from quanterr.errors import Interrupted, ResourceError, Status
 from quanterr.util.text import size, unicode
 
 if TYPE_CHECKING:
@@ -210,6 +210,16 @@ class Interrupt:
         self.stop.set()
         with suppress(OSError):  # nobody hears it
             os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+
+
+@contextmanager
+def ended_by(interrupt: Interrupt) -> Iterator[None]:
+    """Around a run that has no result when it is interrupted: ends the command with the signal's own status."""
+    try:
+        yield
+    except Interrupted as error:
+        print(f"quanterr: {error}", file=sys.stderr)
+        raise typer.Exit(128 + (interrupt.signal or signal.SIGINT)) from error
 
 
 def require_memory() -> None:

@@ -21,6 +21,7 @@ from quanterr.cli.common import (
     color_of,
     command_line,
     deliver,
+    ended_by,
     help_of,
     require_memory,
     stepping,
@@ -166,7 +167,7 @@ def evaluate(
         require_memory()
         from quanterr.evaluation import evaluate as evaluated
 
-        with stepping(quiet) as on_progress:
+        with stepping(quiet) as on_progress, ended_by(interrupt):
             evaluation = evaluated(
                 original,
                 candidates,

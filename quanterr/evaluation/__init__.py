@@ -31,7 +31,7 @@ from quanterr.evaluation.lockstep import Lockstep, Outcome
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import answered, read_task
-from quanterr.evaluation.tokens import Text, chunks_of, read_text, read_tokens
+from quanterr.evaluation.tokens import LEAST_CONTEXTS, Text, chunks_of, fingerprint, read_text, read_tokens
 from quanterr.pairing.importance import architecture_of
 from quanterr.report.evaluation.gates import judged, overall, rules_of
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
@@ -137,7 +137,7 @@ def evaluate(
         predictions: Sequence[Mapping[str, float]] = [{} for _ in found]
         if chosen.sensitivity is not None:
             profiled = profile_of(config, dtype, sides, found, given[: chosen.sensitivity_chunks])
-            write_sensitivity(os.fspath(chosen.sensitivity), profiled, first.path, text, chosen.context)
+            write_sensitivity(os.fspath(chosen.sensitivity), profiled, first.path, text.source, given)
             predictions = profiled.predictions
         if chosen.importance_out is not None:
             architecture = architecture_of(first)
@@ -164,7 +164,7 @@ def evaluate(
             model=type(lockstep.model).__name__,
             kind=kind,
             dtype=chosen.dtype,
-            tokens=_tokens(text, chosen, given, outcomes),
+            tokens=_tokens(text, chosen, raw, outcomes),
             candidates=evaluated,
             run=_run(chosen, started, time.monotonic() - clock, lockstep.read_bytes),
         )
@@ -178,7 +178,8 @@ def _text(chosen: EvaluateOptions, folder: Path) -> Text:
         raise UsageError(f"--context {chosen.context}: at least 2 tokens are needed")
     if chosen.tokens is not None:
         return read_tokens(os.fspath(chosen.tokens))
-    return read_text(os.fspath(chosen.text or ""), folder)
+    enough = None if chosen.chunks is None else max(chosen.chunks, LEAST_CONTEXTS) * chosen.context
+    return read_text(os.fspath(chosen.text or ""), folder, enough)
 
 
 def _bytes(checkpoint: Checkpoint) -> int:
@@ -222,9 +223,9 @@ def _evaluated(
     )
 
 
-def _tokens(text: Text, chosen: EvaluateOptions, given: torch.Tensor, outcomes: Sequence[Outcome]) -> Tokens:
+def _tokens(text: Text, chosen: EvaluateOptions, raw: torch.Tensor, outcomes: Sequence[Outcome]) -> Tokens:
     scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
-    return Tokens(text.source, text.fingerprint, chosen.context, len(given), scored)
+    return Tokens(text.source, fingerprint(raw), chosen.context, len(raw), scored)
 
 
 def _run(chosen: EvaluateOptions, started: datetime, seconds: float, read_bytes: int) -> RunInfo:

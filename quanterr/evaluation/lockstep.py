@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from types import TracebackType
 from typing import Any
 
@@ -211,7 +212,7 @@ class Lockstep:
         rows = []
         for name, product in self._products.items():
             noise, total, stored = product.noise[n], totals[self._unit_of[name]], self._stored_name(name)
-            known = product.signal > 0 and noise == noise and noise != float("inf")
+            known = 0 < product.signal < inf and isfinite(noise)
             rows.append(
                 WeightError(
                     layer_name=stored,

@@ -13,7 +13,7 @@ from quanterr.evaluation.names import Names
 from quanterr.evaluation.sensitivity import Profile, profile
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
-from quanterr.evaluation.tokens import Text
+from quanterr.evaluation.tokens import fingerprint
 from quanterr.report.files import replaced
 from quanterr.util import strict_json
 
@@ -69,7 +69,7 @@ def _stored(names: Names, name: str) -> str:
     return sources[0] if len(sources) == 1 else name
 
 
-def write_sensitivity(path: str, profiled: Profiled, original: str, text: Text, context: int) -> None:
+def write_sensitivity(path: str, profiled: Profiled, original: str, source: str, given: Tensor) -> None:
     """Write it as JSON, the most sensitive weight first.
 
     Raises:
@@ -81,7 +81,12 @@ def write_sensitivity(path: str, profiled: Profiled, original: str, text: Text, 
         "schema_version": SCHEMA_VERSION,
         "original": original,
         "note": NOTE,
-        "tokens": {"source": text.source, "sha256": text.fingerprint, "context": context, "scored": profiled.scored},
+        "tokens": {
+            "source": source,
+            "sha256": fingerprint(given),
+            "context": given.shape[1],
+            "scored": profiled.scored,
+        },
         "weights": [{"layer_name": name, **fields} for name, fields in ordered],
     }
     with replaced(path, "--sensitivity") as file:

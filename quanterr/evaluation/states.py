@@ -35,7 +35,7 @@ class HiddenError:
         self.noise += float(noise.sum())
         self.signal += float(signal.sum())
         self.cosines += float(F.cosine_similarity(x, y, -1).sum())
-        relative = (noise / signal).sqrt()
+        relative = torch.where(signal > 0, noise / signal, 0.0).sqrt().nan_to_num(0.0, 0.0)  # of what is not zero
         if len(relative) and float(relative.max()) > self.worst:
             self.worst, self.worst_token = float(relative.max()), self.tokens + int(relative.argmax())
         self.tokens += len(x)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quanterr.errors import CheckpointError, QuanterrError, is_out_of_memory
 from quanterr.evaluation.models import Unit, fitting, kept_slots, units_of
 from quanterr.evaluation.names import Get, Names
+from quanterr.util.text import display
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
 LARGE = 1 << 20  # bytes
@@ -77,7 +79,7 @@ class _Forward:
         self.go.release()
         self.stopped.acquire()
         if self._error is not None:
-            raise self._error
+            raise _told(self._error, self.model) from self._error
 
     def abandon(self) -> None:
         """End the thread."""
@@ -85,6 +87,14 @@ class _Forward:
             self._dead = True
             self.go.release()
             self._thread.join()
+
+
+def _told(error: BaseException, model: nn.Module) -> BaseException:
+    """What is said of an error of the model's own code, which wants other inputs than tokens, perhaps."""
+    if isinstance(error, QuanterrError | MemoryError) or is_out_of_memory(error):
+        return error
+    name = type(model).__name__
+    return CheckpointError(f"config.json: transformers' {name} cannot read tokens alone: {display(str(error), 300)}")
 
 
 class Stream:

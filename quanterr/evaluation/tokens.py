@@ -13,6 +13,8 @@ from quanterr.evaluation.models import EXTRA
 from quanterr.util.text import display
 
 LEAST_CONTEXTS = 2
+CHARACTERS = 8  # of a token, at first
+CUT = 64  # tokens at the end of a beginning, which the rest of the text might have made others
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,14 @@ class Text:
     source: str
     bos: int | None
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the ids: two evaluations compare only over the same tokens."""
-        return sha256(self.ids.numpy().tobytes()).hexdigest()
+
+def fingerprint(chunks: Tensor) -> str:
+    """SHA-256 of token ids: two evaluations compare only over the same ones."""
+    return sha256(chunks.contiguous().numpy().tobytes()).hexdigest()
 
 
-def read_text(path: str, folder: Path) -> Text:
-    """A text file through the tokenizer.json of the original.
+def read_text(path: str, folder: Path, enough: int | None = None) -> Text:
+    """A text file through the tokenizer.json of the original; of a long one a beginning with ``enough`` tokens.
 
     Raises:
         UsageError: no such file, not UTF-8, or tokenizers is not installed.
@@ -43,7 +45,12 @@ def read_text(path: str, folder: Path) -> Text:
     except UnicodeDecodeError as error:
         raise UsageError(f"--text {display(path)}: not UTF-8 at byte {error.start:,}; convert it first") from error
     tokenizer = tokenizer_of(folder)
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    length = len(text) if enough is None else CHARACTERS * enough
+    while True:
+        ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]
+        if length >= len(text) or len(ids) >= (enough or 0) + CUT:
+            break
+        length *= 2
     return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer))
 
 
