@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -464,3 +465,53 @@ class TestTasks:
         (tmp_path / "t.jsonl").write_text(line)
         with pytest.raises(UsageError, match=told):
             quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT, tasks=[tmp_path / "t.jsonl"])
+
+
+class TestHarness:
+    """As lm-evaluation-harness calls a model: with requests that have args."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sides(cls, tmp_path_factory):
+        """A model with a tokenizer, its quantized copy, and that as plain weights."""
+        folder = tmp_path_factory.mktemp("harness")
+        original = saved("llama", folder / "original")
+        with_words(original)
+        return original, *candidate(original)
+
+    def plain(self, folder, words):
+        model = auto_of("llama").from_pretrained(folder).eval()
+        with torch.inference_mode():
+            return model(torch.tensor([words])).logits[0].double()
+
+    def test_likelihoods_are_those_of_plain_transformers(self, sides):
+        from quanterr.lm_eval import StreamedModel
+
+        original, quantized, values = sides
+        requests = [SimpleNamespace(args=("w1 w2 w3", " w4 w5")), SimpleNamespace(args=("w9", " w8"))]
+        for own, folder in ((None, original), (quantized, values)):
+            found = StreamedModel(original, own).loglikelihood(requests)
+            for (total, greedy), words, n in zip(found, ([1, 2, 3, 4, 5], [9, 8]), (2, 1), strict=True):
+                logits = self.plain(folder, words)[-n - 1 : -1]
+                targets = torch.tensor(words[-n:])
+                want = float(logits.log_softmax(-1).gather(1, targets[:, None]).sum())
+
+                assert pytest.approx(want, rel=1e-6) == total
+                assert greedy == bool((logits.argmax(-1) == targets).all())
+
+    def test_a_text_is_scored_behind_its_first_token(self, sides):
+        from quanterr.lm_eval import StreamedModel
+
+        words = list(range(3, 40))
+        (found,) = StreamedModel(sides[0]).loglikelihood_rolling(
+            [SimpleNamespace(args=(" ".join(f"w{word}" for word in words),))]
+        )
+        logits = self.plain(sides[0], words)[:-1].log_softmax(-1)
+
+        assert pytest.approx(float(logits.gather(1, torch.tensor(words[1:])[:, None]).sum()), rel=1e-6) == found
+
+    def test_it_does_not_generate(self, sides):
+        from quanterr.lm_eval import StreamedModel
+
+        with pytest.raises(UsageError, match="does not generate"):
+            StreamedModel(sides[0]).generate_until([])

@@ -26,7 +26,7 @@ FLOORS = [
     {"pairing"},
     {"findings"},
     {"comparison", "evaluation", "inspection", "guide"},
-    {"cli", "quanterr"},
+    {"cli", "lm_eval", "quanterr"},
     {"__main__"},
 ]
 TORCH_FREE = {

@@ -41,6 +41,13 @@ class Scored(NamedTuple):
     scored: int
 
 
+class Likelihood(NamedTuple):
+    """Σ ln p of tokens, and whether each was the most probable one."""
+
+    total: float
+    is_greedy: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A task with the sequences of its questions."""
@@ -97,8 +104,8 @@ def sequence(tokenizer: Any, context: str, continuation: str) -> Scored:
 
 def loglikelihoods(
     config: Any, dtype: torch.dtype, stored: Sequence[str], get: Get, sequences: Sequence[Scored]
-) -> list[float]:
-    """Σ ln p of the scored tokens of each sequence, by a model that is read once, a unit at a time.
+) -> list[Likelihood]:
+    """How likely the scored tokens of each sequence are, by a model that is read once, a unit at a time.
 
     Padding stands behind a sequence, where no token of it can see it.
     """
@@ -108,7 +115,7 @@ def loglikelihoods(
     more = {"use_cache": False} if takes(model, "use_cache") else {}
     inputs = [{"input_ids": _padded([sequences[n].ids for n in batch]), **more} for batch in batches]
     stream = Stream(model, Names(model, stored), get, inputs)
-    found = [0.0] * len(sequences)
+    found = [Likelihood(0.0, False)] * len(sequences)
     try:
         while (unit := stream.next_unit) is not None:
             unit.load(stream.tensors(unit))
@@ -142,10 +149,12 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
 
 
-def _of(logits: Tensor, of: Scored) -> float:
+def _of(logits: Tensor, of: Scored) -> Likelihood:
     first, last = len(of.ids) - of.scored, len(of.ids)
-    targets = torch.tensor(of.ids[first:last])[:, None]
-    return float(logits[first - 1 : last - 1].double().log_softmax(-1).gather(1, targets).sum())
+    targets = torch.tensor(of.ids[first:last])
+    rows = logits[first - 1 : last - 1]
+    total = float(rows.double().log_softmax(-1).gather(1, targets[:, None]).sum())
+    return Likelihood(total, bool((rows.argmax(-1) == targets).all()))
 
 
 def answered(
@@ -161,13 +170,13 @@ def answered(
     return made
 
 
-def _answers(tasks: Sequence[Asked], likelihoods: Sequence[float]) -> list[list[int]]:
+def _answers(tasks: Sequence[Asked], likelihoods: Sequence[Likelihood]) -> list[list[int]]:
     """The most likely choice of each question of each task."""
     answers, at = [], 0
     for task in tasks:
         own = []
         for question in task.questions:
-            values = likelihoods[at : at + len(question.choices)]
+            values = [likelihood.total for likelihood in likelihoods[at : at + len(question.choices)]]
             own.append(values.index(max(values)))
             at += len(values)
         answers.append(own)

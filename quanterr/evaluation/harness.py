@@ -1,0 +1,87 @@
+"""A model of lm-evaluation-harness whose weights are streamed, of any format that quanterr reads.
+
+    import lm_eval
+    from quanterr.lm_eval import StreamedModel
+    lm_eval.simple_evaluate(model=StreamedModel("original/", "model-Q4_K_M.gguf"), tasks=["arc_easy"])
+
+Every call reads the model once: tasks that score choices need one, tasks that generate are not for it. Interface:
+EleutherAI/lm-evaluation-harness, lm_eval/api/model.py, class LM.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from quanterr.checkpoints import open_checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation import DTYPES, models
+from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.tasks import Likelihood, Scored, loglikelihoods, sequence
+from quanterr.evaluation.tokens import tokenizer_of
+
+StrPath = str | os.PathLike[str]
+
+
+def _base() -> Any:
+    """The harness' own base, where it is installed; without it, whoever asks as the harness does is answered."""
+    return import_module("lm_eval.api.model").LM if find_spec("lm_eval") else object
+
+
+class StreamedModel(_base()):  # type: ignore[misc]
+    """The original's model with the weights of ``quantized``; without it, the original itself."""
+
+    def __init__(self, original: StrPath, quantized: StrPath | None = None, dtype: str = "float32") -> None:
+        """Read headers, config and tokenizer.
+
+        Raises:
+            UsageError: transformers is missing, an unknown dtype, a model that does not continue a text.
+            CheckpointError: an input that is missing or damaged.
+        """
+        super().__init__()
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype {dtype}: choose one of {', '.join(DTYPES)}")
+        self._original, self._quantized, self._dtype = original, quantized, DTYPES[dtype]
+        config = models.read_config(Path(original))
+        if models.kind_of(config) != models.CAUSAL:
+            raise UsageError(f"tasks are for models that continue a text; {config.model_type} does not")
+        self._tokenizer = tokenizer_of(Path(original))
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Of each request's continuation behind its context: Σ ln p, and whether greedy decoding gives it."""
+        asked = [sequence(self._tokenizer, *request.args) for request in requests]
+        return [(found.total, found.is_greedy) for found in self._scored(asked)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of each request's text, all of it behind its first token, in chunks of the model's length."""
+        length = getattr(models.read_config(Path(self._original)), "max_position_embeddings", None) or 2048
+        parts: list[tuple[int, Scored]] = []
+        for n, request in enumerate(requests):
+            ids = self._tokenizer(request.args[0])["input_ids"]
+            for first in range(0, max(len(ids) - 1, 1), length - 1):
+                piece = tuple(ids[first : first + length])
+                parts.append((n, Scored(piece, len(piece) - 1)))
+        totals = [0.0] * len(requests)
+        for (n, _), found in zip(parts, self._scored([part for _, part in parts]), strict=True):
+            totals[n] += found.total
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Not for a model that is read anew for each token.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a streamed model scores texts and does not generate: choose tasks of loglikelihood")
+
+    def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
+        config = models.read_config(Path(self._original))
+        with ExitStack() as stack:
+            sides = Sides(stack.enter_context(open_checkpoint(self._original)))
+            if self._quantized is None:
+                return loglikelihoods(config, self._dtype, list(sides.weights), sides.get, asked)
+            candidate = Candidate(sides, stack.enter_context(open_checkpoint(self._quantized)))
+            return loglikelihoods(config, self._dtype, candidate.names, candidate.get, asked)
