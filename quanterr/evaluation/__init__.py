@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
-from quanterr.evaluation.importance import write_importance
-from quanterr.evaluation.lockstep import Lockstep, Outcome
+from quanterr.evaluation.importance import Origin, write_importance
+from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
 from quanterr.evaluation.sides import Candidate, Sides
-from quanterr.evaluation.tasks import answered, read_task
-from quanterr.evaluation.tokens import LEAST_CONTEXTS, Text, chunks_of, fingerprint, read_text, read_tokens
+from quanterr.evaluation.tasks import Asked, answered, read_task
+from quanterr.evaluation.tokens import LEAST_CONTEXTS, Chunks, Text, chunks_of, fingerprint, read_text, read_tokens
 from quanterr.pairing.importance import architecture_of
 from quanterr.report.evaluation.gates import judged, overall, rules_of
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
@@ -98,58 +98,23 @@ def evaluate(
     chosen = EvaluateOptions(**options)
     started, clock = datetime.now(UTC), time.monotonic()
     rules = rules_of(list(chosen.require))
-    dtype = DTYPES.get(chosen.dtype)
-    if dtype is None:
-        raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
+    prepared = _prepared(chosen, Path(original))
     paths = [os.fspath(path) for path in candidates]
-    folder = Path(original)
-    config = models.read_config(folder)
-    kind = models.kind_of(config)
-    text = _text(chosen, folder)
-    given, raw = chunks_of(text, chosen.context, chosen.chunks, config.get_text_config().vocab_size)
-    tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
-    if (tasks or chosen.sensitivity is not None) and kind != models.CAUSAL:
-        option = "--task" if tasks else "--sensitivity"
-        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     with ExitStack() as stack:
-        first, *others = (
-            stack.enter_context(open_checkpoint(path, chosen.lenient)) for path in (os.fspath(original), *paths)
+        every = [stack.enter_context(open_checkpoint(p, chosen.lenient)) for p in (os.fspath(original), *paths)]
+        sides = Sides(every[0])
+        found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]
+        with Lockstep(prepared.architecture, sides, found, prepared.chunks, _pace(chosen)) as lockstep:
+            outcomes = lockstep.run()
+            moments = lockstep.moments()
+        answers = (
+            answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
-        sides = Sides(first)
-        found = [Candidate(sides, checkpoint) for checkpoint in others]
-        lockstep = stack.enter_context(
-            Lockstep(
-                config,
-                kind,
-                dtype,
-                sides,
-                found,
-                given,
-                raw,
-                chosen.batch,
-                chosen.on_progress,
-                chosen.stop,
-                chosen.importance_out is not None,
-            )
-        )
-        outcomes = lockstep.run()
-        answers = answered(config, dtype, sides, found, tasks) if tasks else [[] for _ in found]
-        predictions: Sequence[Mapping[str, float]] = [{} for _ in found]
-        if chosen.sensitivity is not None:
-            profiled = profile_of(config, dtype, sides, found, given[: chosen.sensitivity_chunks])
-            write_sensitivity(os.fspath(chosen.sensitivity), profiled, first.path, text.source, given)
-            predictions = profiled.predictions
+        predictions = _profiled(chosen, prepared, sides, found)
         if chosen.importance_out is not None:
-            architecture = architecture_of(first)
-            write_importance(
-                os.fspath(chosen.importance_out),
-                lockstep.moments(),
-                architecture,
-                text.source,
-                chosen.context,
-                len(given),
-            )
-        for checkpoint in (first, *others):
+            origin = Origin(prepared.text.source, chosen.context, len(prepared.chunks.given))
+            write_importance(os.fspath(chosen.importance_out), moments, architecture_of(every[0]), origin)
+        for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
             _evaluated(*each) for each in zip(short_names(paths), found, outcomes, predictions, answers, strict=True)
@@ -159,16 +124,57 @@ def evaluate(
             tool=Tool(name="quanterr", version=__version__),
             verdict=verdict,
             reasons=reasons,
-            original=first.path,
-            original_bytes=_bytes(first),
+            original=every[0].path,
+            original_bytes=_bytes(every[0]),
             model=type(lockstep.model).__name__,
-            kind=kind,
+            kind=prepared.architecture.kind,
             dtype=chosen.dtype,
-            tokens=_tokens(text, chosen, raw, outcomes),
+            tokens=_tokens(prepared, chosen, outcomes),
             candidates=evaluated,
-            run=_run(chosen, started, time.monotonic() - clock, lockstep.read_bytes),
+            run=_run(chosen, started, time.monotonic() - clock, sides.read_bytes),
         )
     return judged(made, rules)
+
+
+class _Prepared(NamedTuple):
+    """What is known before a weight is read."""
+
+    architecture: models.Architecture
+    text: Text
+    chunks: Chunks
+    tasks: list[Asked]
+
+
+def _prepared(chosen: EvaluateOptions, folder: Path) -> _Prepared:
+    dtype = DTYPES.get(chosen.dtype)
+    if dtype is None:
+        raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
+    config = models.read_config(folder)
+    architecture = models.Architecture(config, dtype)
+    text = _text(chosen, folder)
+    chunks = chunks_of(text, chosen.context, chosen.chunks, config.get_text_config().vocab_size)
+    tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
+    if (tasks or chosen.sensitivity is not None) and architecture.kind != models.CAUSAL:
+        option = "--task" if tasks else "--sensitivity"
+        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
+    return _Prepared(architecture, text, chunks, tasks)
+
+
+def _pace(chosen: EvaluateOptions) -> Pace:
+    with_moments = chosen.importance_out is not None
+    return Pace(chosen.batch, chosen.on_progress, chosen.stop or threading.Event(), with_moments)
+
+
+def _profiled(
+    chosen: EvaluateOptions, prepared: _Prepared, sides: Sides, found: Sequence[Candidate]
+) -> Sequence[Mapping[str, float]]:
+    """Predictions by weight of each candidate, where the sensitivity is asked for."""
+    if chosen.sensitivity is None:
+        return [{} for _ in found]
+    given = prepared.chunks.given[: chosen.sensitivity_chunks]
+    profiled = profile_of(prepared.architecture, sides, found, given)
+    write_sensitivity(os.fspath(chosen.sensitivity), profiled, sides.checkpoint.path, prepared.text.source, given)
+    return profiled.predictions
 
 
 def _text(chosen: EvaluateOptions, folder: Path) -> Text:
@@ -223,9 +229,10 @@ def _evaluated(
     )
 
 
-def _tokens(text: Text, chosen: EvaluateOptions, raw: torch.Tensor, outcomes: Sequence[Outcome]) -> Tokens:
+def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
     scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
-    return Tokens(text.source, fingerprint(raw), chosen.context, len(raw), scored)
+    raw = prepared.chunks.raw
+    return Tokens(prepared.text.source, fingerprint(raw), chosen.context, len(raw), scored)
 
 
 def _run(chosen: EvaluateOptions, started: datetime, seconds: float, read_bytes: int) -> RunInfo:

@@ -18,12 +18,14 @@ from typing import Any
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation import DTYPES, models
+from quanterr.evaluation import DTYPES
+from quanterr.evaluation.models import CAUSAL, Architecture, read_config
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Likelihood, Scored, loglikelihoods, sequence
 from quanterr.evaluation.tokens import tokenizer_of
 
 StrPath = str | os.PathLike[str]
+USUAL_LENGTH = 2048  # tokens, of a model that does not say
 
 
 def _base() -> Any:
@@ -44,10 +46,11 @@ class StreamedModel(_base()):  # type: ignore[misc]
         super().__init__()
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype}: choose one of {', '.join(DTYPES)}")
-        self._original, self._quantized, self._dtype = original, quantized, DTYPES[dtype]
-        config = models.read_config(Path(original))
-        if models.kind_of(config) != models.CAUSAL:
-            raise UsageError(f"tasks are for models that continue a text; {config.model_type} does not")
+        self._original, self._quantized = original, quantized
+        self._architecture = Architecture(read_config(Path(original)), DTYPES[dtype])
+        if self._architecture.kind != CAUSAL:
+            model_type = self._architecture.config.model_type
+            raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
         self._tokenizer = tokenizer_of(Path(original))
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -57,7 +60,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Of each request's text, all of it behind its first token, in chunks of the model's length."""
-        length = getattr(models.read_config(Path(self._original)), "max_position_embeddings", None) or 2048
+        length = getattr(self._architecture.config, "max_position_embeddings", None) or USUAL_LENGTH
         parts: list[tuple[int, Scored]] = []
         for n, request in enumerate(requests):
             ids = self._tokenizer(request.args[0])["input_ids"]
@@ -78,10 +81,9 @@ class StreamedModel(_base()):  # type: ignore[misc]
         raise UsageError("a streamed model scores texts and does not generate: choose tasks of loglikelihood")
 
     def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
-        config = models.read_config(Path(self._original))
         with ExitStack() as stack:
             sides = Sides(stack.enter_context(open_checkpoint(self._original)))
             if self._quantized is None:
-                return loglikelihoods(config, self._dtype, list(sides.weights), sides.get, asked)
+                return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)
             candidate = Candidate(sides, stack.enter_context(open_checkpoint(self._quantized)))
-            return loglikelihoods(config, self._dtype, candidate.names, candidate.get, asked)
+            return loglikelihoods(self._architecture, candidate.names, candidate.get, asked)

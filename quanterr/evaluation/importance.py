@@ -6,7 +6,7 @@ Layout: llama.cpp, tools/imatrix/imatrix.cpp, save_imatrix: for each weight ``<n
 
 import struct
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, NamedTuple
 
 from quanterr.evaluation.states import Product
 from quanterr.pairing.gguf import llama_name
@@ -18,9 +18,15 @@ STRING, U32, ARRAY, F32 = 8, 4, 9, 0
 VERSION = 3
 
 
-def write_importance(
-    path: str, moments: Mapping[str, Product], architecture: str, source: str, context: int, chunks: int
-) -> None:
+class Origin(NamedTuple):
+    """What the moments are of."""
+
+    source: str
+    context: int
+    chunks: int
+
+
+def write_importance(path: str, moments: Mapping[str, Product], architecture: str, origin: Origin) -> None:
     """Write it under llama.cpp's names of an architecture; modules that it does not know keep their own.
 
     Stacked experts are left out: their inputs are not told apart here.
@@ -34,10 +40,10 @@ def write_importance(
         if product.moments is not None and not product.is_stack
     }
     with replaced(path, "--importance-out") as file:
-        _write(file, known, source, context, chunks)
+        _write(file, known, origin)
 
 
-def _write(file: IO[bytes], moments: Mapping[str, Product], source: str, context: int, chunks: int) -> None:
+def _write(file: IO[bytes], moments: Mapping[str, Product], origin: Origin) -> None:
     tensors: list[tuple[str, tuple[int, int], bytes]] = []
     for name, product in moments.items():
         assert product.moments is not None  # noqa: S101 - the caller chose those that have them
@@ -46,9 +52,9 @@ def _write(file: IO[bytes], moments: Mapping[str, Product], source: str, context
         tensors.append((f"{name}.counts", (1, 1), struct.pack("<f", float(product.inputs))))
     fields = [
         _text("general.type") + struct.pack("<I", STRING) + _text("imatrix"),
-        _text("imatrix.datasets") + struct.pack("<IIQ", ARRAY, STRING, 1) + _text(source),
-        _text("imatrix.chunk_count") + struct.pack("<II", U32, chunks),
-        _text("imatrix.chunk_size") + struct.pack("<II", U32, context),
+        _text("imatrix.datasets") + struct.pack("<IIQ", ARRAY, STRING, 1) + _text(origin.source),
+        _text("imatrix.chunk_count") + struct.pack("<II", U32, origin.chunks),
+        _text("imatrix.chunk_size") + struct.pack("<II", U32, origin.context),
     ]
     head = b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(fields)) + b"".join(fields)
     offset, infos = 0, b""

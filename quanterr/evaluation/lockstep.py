@@ -5,19 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, Interrupted
 from quanterr.evaluation.embeddings import Embedded
-from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Unit, build, takes
+from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Architecture, Unit, takes
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.scores import Scores
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
 from quanterr.evaluation.stepping import Stream, return_memory_at_once
+from quanterr.evaluation.tokens import Chunks
 from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.text import display, listed
@@ -34,6 +35,15 @@ class Outcome:
     not_finite: str | None = None
     blocks: list[BlockError] = field(default_factory=list)
     weights: list[WeightError] = field(default_factory=list)
+
+
+class Pace(NamedTuple):
+    """How a run goes: chunks of a micro-batch, who is told, what ends it, and whether second moments are kept."""
+
+    batch: int
+    on_progress: Callable[[int, int, int, int], None] | None
+    stop: threading.Event
+    with_moments: bool
 
 
 @dataclass
@@ -59,17 +69,11 @@ class Lockstep:
 
     def __init__(
         self,
-        config: Any,
-        kind: str,
-        dtype: torch.dtype,
+        architecture: Architecture,
         sides: Sides,
         candidates: Sequence[Candidate],
-        given: Tensor,
-        raw: Tensor,
-        batch: int,
-        on_progress: Callable[[int, int, int, int], None] | None,
-        stop: threading.Event | None,
-        with_moments: bool,
+        chunks: Chunks,
+        pace: Pace,
     ) -> None:
         """Build a model for each side; no weight is read but those that are in no unit.
 
@@ -77,18 +81,15 @@ class Lockstep:
             CheckpointError: the model has a weight that is not stored, or stored otherwise.
         """
         return_memory_at_once()
-        self.kind, self._sides, self._given, self._raw = kind, sides, given, raw
-        self._with_moments = with_moments
-        self._on_progress, self._stop = on_progress, stop or threading.Event()
-        self.model = build(config, dtype)
-        self._batches = list(zip(torch.split(given, batch), torch.split(raw, batch), strict=True))
-        inputs = [self._inputs(config, chunk) for chunk, _ in self._batches]
+        self.kind, self._pace = architecture.kind, pace
+        self.model = architecture.build()
+        self._batches = list(zip(*(torch.split(each, pace.batch) for each in chunks), strict=True))
+        inputs = [self._inputs(architecture.config, chunk) for chunk, _ in self._batches]
         names = _complete(Names(self.model, sides.weights), sides)
-        self.read_bytes = 0
         self._original = Stream(self.model, names, sides.get, inputs)
         self._others = []
         for candidate in candidates:
-            model = build(config, dtype)
+            model = architecture.build()
             own = _complete(Names(model, candidate.names), sides)
             self._others.append(_Side(candidate, Stream(model, own, candidate.get, inputs)))
         self._products: dict[str, Product] = {}
@@ -135,18 +136,18 @@ class Lockstep:
         unit.load(tensors)
         units = [side.stream.units[unit.name] for side in self._others]
         others = [side.stream.tensors(unit) for side in self._others]
-        watching = OutputErrors(self._products, self._with_moments)
+        watching = OutputErrors(self._products, self._pace.with_moments)
         watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
             own.load(loaded)
         for batch in range(len(self._batches)):
-            if self._stop.is_set():
+            if self._pace.stop.is_set():
                 raise Interrupted("interrupted; nothing is scored before all units were passed")
             if self._original.waits(batch, unit):
                 self._run(batch, unit, watching)
-            if self._on_progress:
-                self._on_progress(done, total, batch + 1, len(self._batches))
+            if self._pace.on_progress:
+                self._pace.on_progress(done, total, batch + 1, len(self._batches))
         for each in (unit, *units):
             each.free()
 

@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,6 +164,23 @@ def read_config(folder: Path) -> Any:
             f"{display(str(path))}: transformers has no model {name}; a newer version may "
             "(models with code of their own are not run)"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the original's config.json says, and in which dtype all sides compute."""
+
+    config: Any
+    dtype: torch.dtype
+
+    @property
+    def kind(self) -> str:
+        """CAUSAL, SEQUENCE or ENCODER."""
+        return kind_of(self.config)
+
+    def build(self) -> nn.Module:
+        """See :func:`build`."""
+        return build(self.config, self.dtype)
 
 
 def build(config: Any, dtype: torch.dtype) -> nn.Module:

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from quanterr.evaluation.models import Unit, build, takes
+from quanterr.evaluation.models import Architecture, Unit, takes
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.sensitivity import Profile, profile
 from quanterr.evaluation.sides import Candidate, Sides
@@ -33,11 +32,9 @@ class Profiled:
     predictions: list[dict[str, float]] = field(default_factory=list)
 
 
-def profile_of(
-    config: Any, dtype: torch.dtype, sides: Sides, candidates: Sequence[Candidate], given: Tensor
-) -> Profiled:
+def profile_of(architecture: Architecture, sides: Sides, candidates: Sequence[Candidate], given: Tensor) -> Profiled:
     """One pass through the original and back, with the errors of the candidates where each unit is loaded."""
-    model = build(config, dtype)
+    model = architecture.build()
     names = Names(model, sides.weights)
     inputs: list[dict[str, Any]] = [{"input_ids": chunk[None]} for chunk in given]
     if takes(model, "use_cache"):

@@ -46,6 +46,7 @@ class Sides:
         side.attach_siblings()
         self.weights = {name: _recognized(side, name) for name in side.codes}
         self._workspace = Workspace(torch.device("cpu"))
+        self.read_bytes = 0
 
     def get(self, name: str) -> Tensor:
         """A tensor of the original."""
@@ -53,6 +54,7 @@ class Sides:
 
     def whole(self, weight: Weight) -> Tensor:
         """A weight, dequantized chunk by chunk, in its shape; float32, or as it is stored where that is no float."""
+        self.read_bytes += weight.nbytes
         rows, cols = weight.matrix
         out = torch.empty((rows, cols), dtype=torch.float32)
         with torch.inference_mode():

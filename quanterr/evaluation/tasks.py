@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import UsageError
-from quanterr.evaluation.models import build, takes
+from quanterr.evaluation.models import Architecture, takes
 from quanterr.evaluation.names import Get, Names
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
@@ -103,7 +103,7 @@ def sequence(tokenizer: Any, context: str, continuation: str) -> Scored:
 
 
 def loglikelihoods(
-    config: Any, dtype: torch.dtype, stored: Sequence[str], get: Get, sequences: Sequence[Scored]
+    architecture: Architecture, stored: Sequence[str], get: Get, sequences: Sequence[Scored]
 ) -> list[Likelihood]:
     """How likely the scored tokens of each sequence are, by a model that is read once, a unit at a time.
 
@@ -111,7 +111,7 @@ def loglikelihoods(
     """
     order = sorted(range(len(sequences)), key=lambda n: len(sequences[n].ids))
     batches = _batches(order, sequences)
-    model = build(config, dtype)
+    model = architecture.build()
     more = {"use_cache": False} if takes(model, "use_cache") else {}
     inputs = [{"input_ids": _padded([sequences[n].ids for n in batch]), **more} for batch in batches]
     stream = Stream(model, Names(model, stored), get, inputs)
@@ -158,14 +158,14 @@ def _of(logits: Tensor, of: Scored) -> Likelihood:
 
 
 def answered(
-    config: Any, dtype: torch.dtype, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
+    architecture: Architecture, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
 ) -> list[list[Task]]:
     """Every task by every candidate, held against the original's answers."""
     sequences = [each for task in tasks for each in task.sequences]
-    base = _answers(tasks, loglikelihoods(config, dtype, list(sides.weights), sides.get, sequences))
+    base = _answers(tasks, loglikelihoods(architecture, list(sides.weights), sides.get, sequences))
     made = []
     for candidate in candidates:
-        own = _answers(tasks, loglikelihoods(config, dtype, candidate.names, candidate.get, sequences))
+        own = _answers(tasks, loglikelihoods(architecture, candidate.names, candidate.get, sequences))
         made.append([_compared(*each) for each in zip(tasks, base, own, strict=True)])
     return made
 

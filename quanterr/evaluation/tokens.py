@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,8 +104,15 @@ def read_tokens(path: str) -> Text:
     return Text(ids.flatten().to(torch.int64), path, None)
 
 
-def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Chunks (n, context) without overlap as the model gets them, and as they are in the text.
+class Chunks(NamedTuple):
+    """Chunks (n, context) without overlap: as the model gets them, and as they are in the text."""
+
+    given: Tensor
+    raw: Tensor
+
+
+def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> Chunks:
+    """The chunks of a text, ``limit`` at most.
 
     Raises:
         UsageError: less than two contexts, or an id that the vocabulary does not have.
@@ -125,4 +132,4 @@ def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> t
     given = raw.clone()
     if text.bos is not None:
         given[:, 0] = text.bos
-    return given, raw
+    return Chunks(given, raw)
