@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from dataclasses import replace
 from difflib import get_close_matches
 from math import isfinite
@@ -470,6 +471,7 @@ def _prepare_streams() -> None:
 def main() -> None:
     """Run the command and leave at once: to take torch down in good order would take another 0.4 s."""
     _prepare_streams()
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch's, where numpy is not installed
     status = _run()
     try:
         sys.stdout.flush()
