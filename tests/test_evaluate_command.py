@@ -185,6 +185,18 @@ class TestMerge:
         assert not (tmp_path / "page.html").exists()
 
 
+def test_the_schema_holds_what_is_written(folder, done):
+    import jsonschema
+
+    schema = json.loads(call("schema", "evaluation").stdout)
+    found = json.loads((folder / "e.json").read_text())
+
+    jsonschema.validate(found, schema)
+    found["candidates"][0]["scores"]["kld_mean"] = "x"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found, schema)
+
+
 class TestOutputs:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod

@@ -260,6 +260,11 @@ class TestEveryOutput:
         assert 1 + 3 + 3 * 2 == len(rows)
         assert {"int8"} == {row["best"] for row in rows if row["list"] == "layers"}
 
+    def test_json_is_as_its_schema_says(self, written):
+        import jsonschema
+
+        jsonschema.validate(json.loads(written["json"]), json.loads(call("schema", "ranking").stdout))
+
     def test_jsonl_says_how_many_lines_follow(self, written):
         first, *layers = map(json.loads, written["jsonl"].splitlines())
 

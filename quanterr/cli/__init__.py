@@ -32,6 +32,7 @@ from quanterr.cli.common import (
     NoColor,
     Outputs,
     Quiet,
+    SchemaOf,
     SortBy,
     TopLayers,
     color_of,
@@ -436,13 +437,22 @@ app.command(cls=Command)(guide.explain)
 
 
 @app.command(cls=Command)
-def schema() -> None:
-    """Print the JSON Schema of the report."""
+def schema(
+    kind: Annotated[SchemaOf, typer.Argument(help="Of what compare, rank or evaluate writes.")] = SchemaOf.REPORT,
+) -> None:
+    """Print the JSON Schema of a report, a ranking or an evaluation."""
     import json
 
-    from quanterr.report.model import json_schema
+    from quanterr.report.evaluation.model import Evaluation
+    from quanterr.report.model import DRAFT, json_schema
+    from quanterr.report.ranking.model import Ranking
 
-    typer.echo(json.dumps(json_schema(), indent=2))
+    if kind is SchemaOf.REPORT:
+        found = json_schema()
+    else:
+        model = Ranking if kind is SchemaOf.RANKING else Evaluation
+        found = {"$schema": DRAFT} | model.model_json_schema(by_alias=True, mode="serialization")
+    print(json.dumps(found, indent=2))
 
 
 class _Stderr(io.TextIOWrapper):

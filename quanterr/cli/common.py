@@ -69,6 +69,14 @@ class Color(StrEnum):
     NEVER = "never"
 
 
+class SchemaOf(StrEnum):
+    """What has a JSON Schema."""
+
+    REPORT = "report"
+    RANKING = "ranking"
+    EVALUATION = "evaluation"
+
+
 class SortBy(StrEnum):
     """What the worst layers are sorted by."""
 

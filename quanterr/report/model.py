@@ -20,6 +20,7 @@ from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
 SCHEMA_VERSION = "1.2"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Model(BaseModel):
@@ -419,4 +420,4 @@ def json_schema() -> dict[str, Any]:
         "type": "string",
         "description": "CRC-32 of everything before it: reveals a report that was edited",
     }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+    return {"$schema": DRAFT} | schema
