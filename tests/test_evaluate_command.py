@@ -98,6 +98,17 @@ class TestCommand:
         assert Status.USAGE == done.returncode
         assert 'quanterr: evaluate needs transformers: pip install "quanterr[evaluate]"\n' == done.stderr
 
+    def test_ctrl_c_ends_it_without_a_result(self, folder):
+        before = (
+            "import os, signal\nfrom quanterr.evaluation.stepping import Stream\nrun = Stream.run\n"
+            "def interrupted(*a):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return run(*a)\n"
+            "Stream.run = interrupted"
+        )
+        done = evaluate(folder, "quantized", "--batch", 1, before=before)
+
+        assert (Status.TERMINATED, "") == (done.returncode, done.stdout)
+        assert "quanterr: interrupted; ending (again to leave at once)" in done.stderr
+
     def test_help_loads_neither_torch_nor_transformers(self):
         code = (
             "import sys\nfrom quanterr.cli import app\n"

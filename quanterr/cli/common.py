@@ -186,8 +186,9 @@ class Interrupt:
     So does a layer that violates a rule, where that is asked for.
     """
 
-    def __init__(self) -> None:
-        """Nothing has happened yet."""
+    def __init__(self, keeps: bool = True) -> None:
+        """Nothing has happened yet; ``keeps``: what was done by then is a result."""
+        self._told = "writing what there is" if keeps else "ending"
         self.stop = threading.Event()
         self.signal: int | None = None
         self.violation: str | None = None
@@ -217,7 +218,7 @@ class Interrupt:
         self.signal = number
         self.stop.set()
         with suppress(OSError):  # nobody hears it
-            os.write(2, b"\nquanterr: interrupted; writing what there is (again to leave at once)\n")
+            os.write(2, f"\nquanterr: interrupted; {self._told} (again to leave at once)\n".encode())
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def evaluate(
 
     gc.disable()  # a model has many modules, and there are no cycles to find
     to = targets(outputs or [], [original, *candidates], no_clobber=no_clobber, outputs=OUTPUTS)
-    with Interrupt() as interrupt:
+    with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.evaluation import evaluate as evaluated
 
