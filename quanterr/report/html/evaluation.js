@@ -14,7 +14,7 @@ function columnsOf(candidates) {
     { key: "name", title: "Weight" },
     { key: "role", title: "Role", wide: true },
     { key: "unit", title: "Block", wide: true },
-    ...candidates.map((name, n) => ({ key: `output_${n}`, title: single ? "Output error %" : `${name} %`, number: true, wide: n > 1 })),
+    ...candidates.map((name, n) => ({ key: `output_${n}`, title: single ? "Output error %" : `${name} %`, number: true, wide: n > 0 })),
     ...candidates.map((name, n) => ({
       key: `share_${n}`, title: single ? "Share of block %" : `${name}, share`, number: true, wide: true, hidden: !single,
     })),

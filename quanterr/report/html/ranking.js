@@ -11,9 +11,9 @@ function columnsOf(candidates) {
   return [
     { key: "name", title: "Layer" },
     { key: "role", title: "Role", wide: true },
-    { key: "best", title: "Best" },
+    { key: "best", title: "Best", wide: true },
     { key: "spread", title: "Spread %", number: true },
-    ...candidates.map(({ name }, n) => ({ key: `snr_${n}`, title: name, number: true, wide: n > 1 })),
+    ...candidates.map(({ name }, n) => ({ key: `snr_${n}`, title: name, number: true, wide: n > 0 })),
   ];
 }
 
