@@ -24,7 +24,7 @@ def streamed(folder, chunks):
     """The profile, a unit at a time."""
     with open_checkpoint(folder) as checkpoint:
         sides = Sides(checkpoint)
-        model = models.build(models.read_config(folder), torch.float32)
+        model = models.Architecture(models.read_config(folder), torch.float32).build()
         inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
         stream = Stream(model, Names(model, sides.weights), sides.get, inputs, graph=True)
         try:

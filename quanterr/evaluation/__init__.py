@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
 from quanterr.evaluation.importance import Origin, write_importance
@@ -125,7 +125,7 @@ def evaluate(
             verdict=verdict,
             reasons=reasons,
             original=every[0].path,
-            original_bytes=_bytes(every[0]),
+            original_bytes=every[0].nbytes,
             model=type(lockstep.model).__name__,
             kind=prepared.architecture.kind,
             dtype=chosen.dtype,
@@ -188,10 +188,6 @@ def _text(chosen: EvaluateOptions, folder: Path) -> Text:
     return read_text(os.fspath(chosen.text or ""), folder, enough)
 
 
-def _bytes(checkpoint: Checkpoint) -> int:
-    return sum(entry.nbytes for entry in checkpoint.entries.values())
-
-
 def _evaluated(
     name: str, candidate: Candidate, outcome: Outcome, predicted: Mapping[str, float], tasks: list[Task]
 ) -> Evaluated:
@@ -216,7 +212,7 @@ def _evaluated(
         path=candidate.checkpoint.path,
         verdict="inconclusive" if reasons else "pass",
         reasons=reasons or ["evaluated on all tokens; no gates set"],
-        bytes=_bytes(candidate.checkpoint),
+        bytes=candidate.checkpoint.nbytes,
         scores=outcome.scores,
         predicted_kld=sum(known) if known else None,
         embeddings=outcome.embeddings,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quanterr.errors import CheckpointError, Interrupted
 from quanterr.evaluation.embeddings import Embedded
-from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Architecture, Unit, takes
+from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Architecture, Unit, inputs_of, takes
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.scores import Scores
 from quanterr.evaluation.sides import Candidate, Sides
@@ -111,9 +111,7 @@ class Lockstep:
             start = torch.full((len(chunk), 1), config.decoder_start_token_id or 0)
             decoder = torch.cat([start, chunk[:, half:-1]], 1)
             return {"input_ids": chunk[:, :half], "decoder_input_ids": decoder, "use_cache": False}
-        inputs: dict[str, Any] = {"input_ids": chunk}
-        if takes(self.model, "use_cache"):
-            inputs["use_cache"] = False
+        inputs = inputs_of(self.model, chunk)
         if self.kind == CAUSAL and takes(self.model, "logits_to_keep"):
             inputs["logits_to_keep"] = chunk.shape[1] - chunk.shape[1] // 2
         return inputs
@@ -212,7 +210,7 @@ class Lockstep:
             totals[self._unit_of[name]] = totals.get(self._unit_of[name], 0.0) + product.noise[n]
         rows = []
         for name, product in self._products.items():
-            noise, total, stored = product.noise[n], totals[self._unit_of[name]], self._stored_name(name)
+            noise, total, stored = product.noise[n], totals[self._unit_of[name]], self._original.names.stored_name(name)
             known = 0 < product.signal < inf and isfinite(noise)
             rows.append(
                 WeightError(
@@ -227,13 +225,9 @@ class Lockstep:
             )
         return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))
 
-    def _stored_name(self, name: str) -> str:
-        sources = self._original.names.sources(name)
-        return sources[0] if len(sources) == 1 else name
-
     def moments(self) -> Mapping[str, Product]:
         """Second moments of the inputs of each weight, by stored names."""
-        return {self._stored_name(name): product for name, product in self._products.items()}
+        return {self._original.names.stored_name(name): product for name, product in self._products.items()}
 
 
 def _complete(names: Names, sides: Sides) -> Names:

@@ -179,32 +179,32 @@ class Architecture:
         return kind_of(self.config)
 
     def build(self) -> nn.Module:
-        """See :func:`build`."""
-        return build(self.config, self.dtype)
+        """The model, its parameters on the meta device and its buffers (rotary tables) real.
+
+        Raises:
+            CheckpointError: transformers cannot build it.
+            ResourceError: too little memory for its buffers.
+        """
+        from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+        auto: Any = {CAUSAL: AutoModelForCausalLM, SEQUENCE: AutoModelForSeq2SeqLM, ENCODER: AutoModel}[self.kind]
+        self.config._experts_implementation = "eager"  # one product for each expert, so that each weight is seen
+        try:
+            with _parameters_on_meta(), torch.device("cpu"):
+                model = auto.from_config(self.config, dtype=self.dtype)
+        except MemoryError as error:
+            raise ResourceError("too little memory to build the model") from error
+        except Exception as error:
+            raise CheckpointError(
+                f"config.json: transformers cannot build this model: {display(str(error), 500)}"
+            ) from error
+        found: nn.Module = model.eval().requires_grad_(False)
+        return found
 
 
-def build(config: Any, dtype: torch.dtype) -> nn.Module:
-    """The model of a config, its parameters on the meta device and its buffers (rotary tables) real.
-
-    Raises:
-        CheckpointError: transformers cannot build it.
-        ResourceError: too little memory for its buffers.
-    """
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    auto: Any = {CAUSAL: AutoModelForCausalLM, SEQUENCE: AutoModelForSeq2SeqLM, ENCODER: AutoModel}[kind_of(config)]
-    config._experts_implementation = "eager"  # one product for each expert, so that each weight is seen
-    try:
-        with _parameters_on_meta(), torch.device("cpu"):
-            model = auto.from_config(config, dtype=dtype)
-    except MemoryError as error:
-        raise ResourceError("too little memory to build the model") from error
-    except Exception as error:
-        raise CheckpointError(
-            f"config.json: transformers cannot build this model: {display(str(error), 500)}"
-        ) from error
-    found: nn.Module = model.eval().requires_grad_(False)
-    return found
+def inputs_of(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Arguments of the model's forward for token ids (n, tokens); nothing is generated, so nothing is cached."""
+    return {"input_ids": ids} | ({"use_cache": False} if takes(model, "use_cache") else {})
 
 
 def takes(model: nn.Module, argument: str) -> bool:

@@ -66,6 +66,11 @@ class Names:
             return []
         return [self.plain[source]] if source in self.plain else [key for _, key in self.made[self.first_of[source]][1]]
 
+    def stored_name(self, name: str) -> str:
+        """The stored name of a parameter; its own where several stored tensors make it up."""
+        sources = self.sources(name)
+        return sources[0] if len(sources) == 1 else name
+
     def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
         """Parameters by their names in the model; ``get`` dequantizes a stored one.
 

@@ -1,13 +1,13 @@
 """The sensitivity of a model's weights, the divergence that it predicts for candidates, and the file that keeps it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from torch import Tensor
 
-from quanterr.evaluation.models import Architecture, Unit, takes
+from quanterr.evaluation.models import Architecture, Unit, inputs_of
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.sensitivity import Profile, profile
 from quanterr.evaluation.sides import Candidate, Sides
@@ -36,17 +36,15 @@ def profile_of(architecture: Architecture, sides: Sides, candidates: Sequence[Ca
     """One pass through the original and back, with the errors of the candidates where each unit is loaded."""
     model = architecture.build()
     names = Names(model, sides.weights)
-    inputs: list[dict[str, Any]] = [{"input_ids": chunk[None]} for chunk in given]
-    if takes(model, "use_cache"):
-        inputs = [each | {"use_cache": False} for each in inputs]
+    inputs = [inputs_of(model, chunk[None]) for chunk in given]
     others = [Names(model, candidate.names) for candidate in candidates]
     made = Profiled(predictions=[{} for _ in candidates])
 
-    def seen(unit: Unit, tensors: Mapping[str, Tensor], found: Profile) -> None:
+    def seen(unit: Unit, found: Profile) -> None:
         slots = {slot.name: slot.there.detach() for slot in unit.slots if slot.name in found.found}
         for name, weight in slots.items():
             curvature = found.found[name]
-            stored = _stored(names, name)
+            stored = names.stored_name(name)
             alpha = curvature.alpha(found.scored)
             made.weights[stored] = {"alpha": alpha if isfinite(alpha) else None, "shape": list(curvature.shape)}
             for own, other, candidate in zip(made.predictions, others, candidates, strict=True):
@@ -59,11 +57,6 @@ def profile_of(architecture: Architecture, sides: Sides, candidates: Sequence[Ca
     finally:
         stream.close()
     return made
-
-
-def _stored(names: Names, name: str) -> str:
-    sources = names.sources(name)
-    return sources[0] if len(sources) == 1 else name
 
 
 def write_sensitivity(path: str, profiled: Profiled, original: str, source: str, given: Tensor) -> None:

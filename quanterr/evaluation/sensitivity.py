@@ -75,9 +75,7 @@ class Profile:
     found: dict[str, Curvature] = field(default_factory=dict)
 
 
-def profile(
-    stream: Stream, batches: int, first: int, seen: Callable[[Unit, Mapping[str, Tensor], Profile], None] | None = None
-) -> Profile:
+def profile(stream: Stream, batches: int, first: int, seen: Callable[[Unit, Profile], None] | None = None) -> Profile:
     """Go through the model and back; ``first`` is the first prediction of a chunk that is scored.
 
     ``stream`` was started with ``graph``. ``seen`` is called with each unit on the way back, while it is loaded and
@@ -93,8 +91,7 @@ def profile(
     for batch in range(batches):
         made.scored += _loss(stream.result(batch).logits, first, generator)
     for unit in reversed(order):
-        tensors = stream.tensors(unit)
-        unit.load(tensors)
+        unit.load(stream.tensors(unit))
         _backward(unit, tapes, made)
         for slot in unit.slots:
             if slot.name in made.found:
@@ -102,7 +99,7 @@ def profile(
                 made.found[slot.name].energy = float(weight.double().square().sum())
                 made.found[slot.name].shape = tuple(weight.shape)
         if seen is not None:
-            seen(unit, tensors, made)
+            seen(unit, made)
         unit.free()
     return made
 

@@ -53,7 +53,7 @@ class Sides:
         return self.whole(self.weights[name])
 
     def whole(self, weight: Weight) -> Tensor:
-        """A weight, dequantized chunk by chunk, in its shape; float32, or as it is stored where that is no float."""
+        """A weight, dequantized chunk by chunk into one float32 tensor of its shape."""
         self.read_bytes += weight.nbytes
         rows, cols = weight.matrix
         out = torch.empty((rows, cols), dtype=torch.float32)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import UsageError
-from quanterr.evaluation.models import Architecture, takes
+from quanterr.evaluation.models import Architecture, inputs_of
 from quanterr.evaluation.names import Get, Names
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
@@ -112,8 +112,7 @@ def loglikelihoods(
     order = sorted(range(len(sequences)), key=lambda n: len(sequences[n].ids))
     batches = _batches(order, sequences)
     model = architecture.build()
-    more = {"use_cache": False} if takes(model, "use_cache") else {}
-    inputs = [{"input_ids": _padded([sequences[n].ids for n in batch]), **more} for batch in batches]
+    inputs = [inputs_of(model, _padded([sequences[n].ids for n in batch])) for batch in batches]
     stream = Stream(model, Names(model, stored), get, inputs)
     found = [Likelihood(0.0, False)] * len(sequences)
     try:

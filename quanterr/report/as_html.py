@@ -25,6 +25,7 @@ from quanterr.report.formatting import (
 )
 from quanterr.report.gate_results import Gate
 from quanterr.report.markup import (
+    LAYER_SCRIPTS,
     Markup,
     figures,
     folding,
@@ -45,10 +46,7 @@ from quanterr.util.text import count, display, size, unrounded
 if TYPE_CHECKING:
     from quanterr.report.evaluation.model import Evaluated, Evaluation
 
-SCRIPTS = (
-    *("data", "dom", "address", "scale", "map", "histogram", "table", "filters", "drawer"),
-    *("report_metrics", "report_details", "keep", "report"),
-)
+SCRIPTS = (*LAYER_SCRIPTS, "histogram", "report_metrics", "report_details", "keep", "report")
 SECTIONS = (
     ("places", "Map"),
     ("gates", "Gates"),
@@ -88,7 +86,7 @@ def write(report: Report, file: IO[str], evaluation: "Evaluation | None" = None)
         folding("run", "How it was made", _run(report), is_open=False),
     )
     title = f"{report.verdict}: {short(report.quantized.path)}"
-    file.write(page("report", title, report.verdict, SCRIPTS, body, html_data.page_data(report, evaluated)))
+    file.write(page("report", title, SCRIPTS, body, html_data.page_data(report, evaluated)))
 
 
 def of_same_pair(report: Report, evaluation: "Evaluation") -> "Evaluated":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quanterr.metrics import METRICS
 from quanterr.report.formatting import sentence, sort_layers
-from quanterr.report.keeping import DTYPES, Kept, bound_layers, by_worth, original_bytes
+from quanterr.report.keeping import DTYPES, Kept, bound_layers, by_worth, original_bytes, stored_bytes
 from quanterr.report.model import Finding, Layer, Report
 from quanterr.roles import place_of, role_of
 from quanterr.util.text import display
@@ -30,6 +30,8 @@ DB_PLACES = 2
 DETAILED = 3000  # layers
 MAX_FINDINGS = 500
 MAX_KEPT = 1000  # layers: who wants to keep more wants another format
+
+SAME = "="  # in the place of a number of a layer that is as in the original
 
 # What happened to a layer, as the page numbers it.
 DIFFERS, CHANGED, IDENTICAL, NOT_COMPARED = range(4)
@@ -137,15 +139,11 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
         {
             "snr_db": None if snr is None else round(snr, DB_PLACES),
             "error_share": rounded(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
-            "bytes": entry.bytes if status == NOT_COMPARED else _stored(bits, entry.tensor_elements),
+            "bytes": entry.bytes if status == NOT_COMPARED else stored_bytes(bits, entry.tensor_elements),
             **{key: rounded(getattr(entry, key, None), DIGITS) for key in NUMBERS},
             **evaluation.numbers(entry.layer_name),
         },
     )
-
-
-def _stored(bits_per_weight: float | None, elements: int) -> int:
-    return round((bits_per_weight or 0) * elements / 8)
 
 
 def _keep(report: Report, rows: Mapping[str, int], total: float) -> dict[str, Any]:
@@ -167,7 +165,7 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> dict[str, An
 
 def _kept(layer: Layer) -> Kept:
     elements = layer.tensor_elements
-    added = original_bytes(layer.original_dtype, elements) - _stored(layer.bits_per_weight, elements)
+    added = original_bytes(layer.original_dtype, elements) - stored_bytes(layer.bits_per_weight, elements)
     return Kept(layer.layer_name, added, layer.error_norm**2)
 
 

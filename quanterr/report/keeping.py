@@ -11,7 +11,7 @@ from quanterr.util.text import display
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 DB = "db"
-FEW = 5  # layers that are proposed without a budget,
+FEW = 5  # layers that are proposed at once; to be kept without a budget being given,
 MOST_ERROR = 0.5  # if they make at least this share of the error
 LITTLE = 0.05  # and add at most this share of the bytes
 
@@ -57,6 +57,11 @@ def original_bytes(dtype: str, elements: int) -> int:
     """What a weight takes in the original."""
     _, bits = DTYPES.get(dtype, ("", USUAL_BITS))
     return elements * bits // 8
+
+
+def stored_bytes(bits_per_weight: float | None, elements: int) -> int:
+    """What a weight takes in the quantized checkpoint."""
+    return round((bits_per_weight or 0) * elements / 8)
 
 
 def dtype_name(dtype: str) -> str:

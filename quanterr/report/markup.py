@@ -20,6 +20,7 @@ from quanterr.util.text import display
 
 FOLDER = Path(__file__).parent / "html"
 SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
+LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # of any page with layers
 LISTED_NAME = 80  # characters of a file's name in a title
 
 
@@ -107,7 +108,7 @@ def navigation(sections: Iterable[tuple[str, str]]) -> Markup:
     return tag("nav", *(tag("a", title, href=f"#{name}") for name, title in sections), aria_label="Sections")
 
 
-def page(kind: str, title: str, verdict: str, scripts: Iterable[str], body: Markup, data: Any) -> str:
+def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: Any) -> str:
     """A whole page of the same look.
 
     ``data`` is what the scripts show, as JSON; ``body`` what is there without them.
@@ -119,7 +120,6 @@ def page(kind: str, title: str, verdict: str, scripts: Iterable[str], body: Mark
         script=script,
         kind=kind,
         title=escape(f"{title} – quanterr"),
-        verdict=verdict,
         body=body,
         data=packed(data),
     )

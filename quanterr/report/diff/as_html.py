@@ -6,14 +6,25 @@ from typing import IO, Any
 
 from quanterr.report.diff.model import Both, Diff, Totals
 from quanterr.report.formatting import db, number, sentence
-from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, Row, columns_of
-from quanterr.report.markup import Markup, folding, headed, joined, layer_link, navigation, page, part, table, tag
+from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, columns_of
+from quanterr.report.markup import (
+    LAYER_SCRIPTS,
+    Markup,
+    folding,
+    headed,
+    joined,
+    layer_link,
+    navigation,
+    page,
+    part,
+    table,
+    tag,
+)
 from quanterr.roles import role_of
 from quanterr.util.text import count, display, size
 
-SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer", "diff")
+SCRIPTS = (*LAYER_SCRIPTS, "diff")
 SECTIONS = (("places-change", "Maps"), ("totals", "Both reports"), ("lists", "What changed"), ("layers", "Layers"))
-SAME = "="  # in the place of an SNR: as in the original
 MAX_LISTED = 50  # layers of a kind
 LEVELS = "new_snr_db old_snr_db"  # which share their colours
 # Maps: id, metric, title, metrics that share the colours.
@@ -36,7 +47,7 @@ def write(diff: Diff, file: IO[str]) -> None:
         part("layers"),
     )
     title = f"{len(diff.worse):,} worse, {len(diff.better):,} better"
-    file.write(page("diff", title, verdict, SCRIPTS, body, columns_of(map(_row, diff.layers))))
+    file.write(page("diff", title, SCRIPTS, body, columns_of(map(_row, diff.layers))))
 
 
 def _row(layer: Both) -> Row:

@@ -1,7 +1,7 @@
 """What changed between two reports of one original: plain data with a schema version."""
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
@@ -115,6 +115,6 @@ class Diff:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        found = asdict(self)
+        found = asdict(replace(self, layers=[]))
         del found["layers"]
         return found

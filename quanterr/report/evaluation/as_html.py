@@ -6,16 +6,25 @@ from typing import IO, Any
 from quanterr.report import html_data
 from quanterr.report.evaluation.model import Evaluated, Evaluation
 from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, task_cells, worded
-from quanterr.report.formatting import sentence
+from quanterr.report.formatting import gate_words, judged, sentence
 from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
-from quanterr.report.markup import Markup, folding, headed, joined, layer_link, navigation, page, part, table, tag
+from quanterr.report.markup import (
+    LAYER_SCRIPTS,
+    Markup,
+    folding,
+    headed,
+    joined,
+    layer_link,
+    navigation,
+    page,
+    part,
+    table,
+    tag,
+)
 from quanterr.roles import role_of
 from quanterr.util.text import display, size
 
-SCRIPTS = (
-    *("data", "dom", "address", "scale", "map", "table", "filters", "drawer"),
-    "evaluation",
-)
+SCRIPTS = (*LAYER_SCRIPTS, "evaluation")
 SECTIONS = (("places", "Map"), ("scores", "Scores"), ("blocks", "Blocks"), ("gates", "Gates"), ("layers", "Weights"))
 MAX_LISTED = 400  # blocks
 
@@ -33,7 +42,7 @@ def write(evaluation: Evaluation, file: IO[str]) -> None:
         part("layers"),
     )
     title = f"{evaluation.verdict}: {display(evaluation.candidates[0].name)}"
-    file.write(page("evaluation", title, evaluation.verdict, SCRIPTS, body, page_data(evaluation)))
+    file.write(page("evaluation", title, SCRIPTS, body, page_data(evaluation)))
 
 
 def page_data(evaluation: Evaluation) -> dict[str, Any]:
@@ -91,16 +100,11 @@ def _tasks(evaluation: Evaluation) -> Markup:
 
 def _gates(evaluation: Evaluation) -> Iterator[Markup]:
     rows = [
-        [f"{display(candidate.name)}: {display(gate.require)}", "holds" if gate.status == "pass" else "does not hold",
-         worded_gate(gate.observed)]
+        [f"{display(candidate.name)}: {display(gate.require)}", gate_words(gate)[0],
+         judged(gate.observed, gate.limit)]
         for candidate in evaluation.candidates for gate in candidate.gates
     ]  # fmt: skip
     yield table(["gate", "", "observed"], rows, "rows", 1) if rows else tag("p", "No gates set.", class_="none")
-
-
-def worded_gate(value: float | None) -> str:
-    """An observed value in short."""
-    return "undefined" if value is None else f"{value:.5g}"
 
 
 def _blocks(evaluation: Evaluation) -> Iterator[Markup]:

@@ -5,8 +5,9 @@ from typing import IO, Any
 
 from quanterr.report import html_data
 from quanterr.report.formatting import db, number, sentence
-from quanterr.report.html_data import DB_PLACES, DIFFERS, SHARE_DIGITS, Row, columns_of, rounded
+from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
 from quanterr.report.markup import (
+    LAYER_SCRIPTS,
     Markup,
     folding,
     headed,
@@ -23,10 +24,7 @@ from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Rankin
 from quanterr.roles import role_of
 from quanterr.util.text import count, display, size
 
-SCRIPTS = (
-    *("data", "dom", "address", "scale", "map", "table", "filters", "drawer"),
-    *("ranking_front", "ranking"),
-)
+SCRIPTS = (*LAYER_SCRIPTS, "ranking_front", "ranking")
 SECTIONS = (
     ("places", "Map"),
     ("front", "Size and error"),
@@ -34,7 +32,6 @@ SECTIONS = (
     ("mix", "What to change"),
     ("layers", "Layers"),
 )
-SAME = "="  # in the place of an SNR: as in the original
 MAX_LISTED = 50  # layers of a proposal
 
 
@@ -50,7 +47,7 @@ def write(ranking: Ranking, file: IO[str]) -> None:
         part("layers"),
     )
     title = f"{ranking.verdict}: {count(len(ranking.candidates), 'candidate')}"
-    file.write(page("ranking", title, ranking.verdict, SCRIPTS, body, page_data(ranking)))
+    file.write(page("ranking", title, SCRIPTS, body, page_data(ranking)))
 
 
 def page_data(ranking: Ranking) -> dict[str, Any]:

@@ -13,14 +13,24 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.report.keeping import Budget, Kept, bound_layers, by_worth, dtype_name, few, original_bytes, within
+from quanterr.report.keeping import (
+    FEW,
+    Budget,
+    Kept,
+    bound_layers,
+    by_worth,
+    dtype_name,
+    few,
+    original_bytes,
+    stored_bytes,
+    within,
+)
 from quanterr.report.model import Layer, Report, Tool
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.report.sensitivity import Sensitivity
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
-FEW = 5  # layers that are proposed for a swap
 WORTH = 0.5  # of an even share of the error, that a swap must gain: tiny layers are cheap and change nothing
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
@@ -89,10 +99,11 @@ def ranked(
     ``keep``: propose for each candidate which layers to leave as in the original within this budget. ``sensitivity``:
     predict the divergence of each.
     """
-    excluded = {name: why for name, report in zip(names, reports, strict=True) if (why := _why_not(report))}
+    by_name = dict(zip(names, reports, strict=True))
+    excluded = {name: why for name, report in by_name.items() if (why := _why_not(report))}
     chosen = [
         _Ranked(name, report, _tensors(report), bound_layers(report.findings))
-        for name, report in zip(names, reports, strict=True)
+        for name, report in by_name.items()
         if name not in excluded
     ]
     common = _common(chosen)
@@ -105,20 +116,21 @@ def ranked(
     elements = sum(chosen[0].tensors[name].elements for name in common) if chosen else 0
     in_layers = [_layer(chosen, name) for name in layers]
     rows = [_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen]
-    rows += [_candidate(n, r, excluded[n]) for n, r in zip(names, reports, strict=True) if n in excluded]
-    for row, report in ((r, o) for r in rows for n, o in zip(names, reports, strict=True) if n == r.name):
-        row.predicted_kld = sensitivity.predicted(report.layers) if sensitivity else None
+    rows += [_candidate(name, by_name[name], why) for name, why in excluded.items()]
+    if sensitivity:
+        for row in rows:
+            row.predicted_kld = sensitivity.predicted(by_name[row.name].layers)
     front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
     swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
     kept = [_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
-    failed = [name for name, report in zip(names, reports, strict=True) if report.verdict == "fail"]
+    failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
     return Ranking.model_construct(
         tool=Tool(name="quanterr", version=__version__),
         verdict="inconclusive" if excluded else "fail" if failed else "pass",
         reasons=[
             *(f"{name}: {why}" for name, why in excluded.items()),
-            *(f"{name}: {'; '.join(report.reasons)}" for name, report in _by(names, reports, failed)),
+            *(f"{name}: {'; '.join(report.reasons)}" for name, report in failed.items()),
         ]
         or ["everything selected was compared in every candidate"],
         complete=all(report.complete for report in reports),
@@ -134,10 +146,6 @@ def ranked(
         layers=in_layers,
         run=first.run,
     )
-
-
-def _by(names: Sequence[str], reports: Sequence[Report], wanted: Sequence[str]) -> list[tuple[str, Report]]:
-    return [(name, report) for name, report in zip(names, reports, strict=True) if name in wanted]
 
 
 def _common(chosen: Sequence[_Ranked]) -> list[str]:
@@ -169,20 +177,16 @@ def _tensors(report: Report) -> dict[str, Stored]:
     for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
         for layer in tensors:
             error, signal = (layer.error_norm**2, layer.original_norm**2) if is_layer else (0.0, None)
-            n_bytes = _bytes(layer.bits_per_weight, layer.tensor_elements)
+            n_bytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
             found[layer.layer_name] = Stored(
                 layer.format, layer.tensor_elements, n_bytes, error, signal, layer.original_dtype, is_layer
             )
     for same in report.lossless:
-        n_bytes = _bytes(same.bits_per_weight, same.tensor_elements)
+        n_bytes = stored_bytes(same.bits_per_weight, same.tensor_elements)
         found[same.layer_name] = Stored(
             same.format, same.tensor_elements, n_bytes, 0.0, None, same.original_dtype, False
         )
     return found
-
-
-def _bytes(bits_per_weight: float | None, elements: int) -> int:
-    return round((bits_per_weight or 0) * elements / 8)
 
 
 def _signal(chosen: Iterable[_Ranked], name: str) -> float:
