@@ -82,6 +82,20 @@ class TestCommand:
         assert Status.USAGE == done.returncode
         assert "give a text with --text FILE, or token ids" in done.stderr
 
+    def test_an_output_that_cannot_be_written_costs_no_run(self, folder, tmp_path):
+        for words, status, told in (
+            (("--sensitivity", "missing/s.json"), Status.ENVIRONMENT, "--sensitivity missing/s.json: no such folder"),
+            (("--importance-out", "ids.safetensors"), Status.USAGE, "--importance-out ids.safetensors: is an input"),
+            (("-o", "original/e.json"), Status.USAGE, "--output-report original/e.json: lies in the folder"),
+        ):
+            refused = evaluate(folder, "quantized", *words)
+            assert (status, "") == (refused.returncode, refused.stdout)
+            assert told in refused.stderr
+
+    def test_of_no_candidate_is_a_sentence(self, folder):
+        with pytest.raises(UsageError, match="no candidate is given"):
+            quanterr.evaluate(folder / "original", [], tokens=folder / "ids.safetensors", context=32)
+
     def test_a_missing_tensor_is_4_and_partial_is_allowed(self, folder, tmp_path):
         shutil.copytree(folder / "quantized", tmp_path / "less")
         tensors = stored(tmp_path / "less")
@@ -156,6 +170,23 @@ class TestGate:
         assert Status.USAGE == refused.returncode
         assert "--baseline: another text: only evaluations of the same text" in refused.stderr
         assert Status.USAGE == call("gate", folder / "e.json", "--require", "delta(top1) >= 0").returncode
+
+    def test_json_and_quiet(self, folder, done):
+        judged = call("gate", folder / "e.json", "--require", "kld_mean <= 1e-9", "--json", "-q", "--color", "always")
+
+        found = json.loads(judged.stdout)
+        assert "verdict: \x1b[1;31mfail\x1b[0m\n" == judged.stderr
+        assert ("quanterr.gate", "fail") == (found["schema"], found["verdict"])
+        assert ["kld_mean <= 1e-9"] == [gate["require"] for gate in found["candidates"][0]["gates"]]
+
+    def test_partial_is_allowed_on_request(self, folder, done, tmp_path):
+        found = read_evaluation(str(folder / "e.json"))
+        found.candidates[0].verdict = "inconclusive"
+        found.model_copy(update={"verdict": "inconclusive"}).save(tmp_path / "partial.json")
+        words = ("gate", tmp_path / "partial.json", "--require", "kld_mean <= 1")
+
+        assert Status.INCONCLUSIVE == call(*words).returncode
+        assert Status.OK == call(*words, "--allow-partial").returncode
 
     def test_refuses_what_is_for_reports(self, folder, done):
         for words in ((), ("--thresholds", "fp8"), ("--require", "snr_db >= 30")):

@@ -13,8 +13,9 @@ from reports import finding, made, row
 from quanterr.errors import Status, UsageError
 from quanterr.gates.explaining import explain
 from quanterr.gates.expression import FUNCTIONS, OPERATORS, parse
-from quanterr.gates.judging import exit_status, judge_values
+from quanterr.gates.judging import judge_values
 from quanterr.gates.rules import Rule
+from quanterr.report.gate_results import exit_status
 from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, Values
 from quanterr.util.text import decisive
 

@@ -14,8 +14,8 @@ import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import CheckpointError, Status
 from quanterr.formats import CODE_DTYPES, FORMATS
-from quanterr.gates.judging import exit_status
 from quanterr.pairing.plan import Bucket
+from quanterr.report.gate_results import exit_status
 from quanterr.tensors.chunks import CPU_CHUNK
 
 RNG = np.random.default_rng(0)

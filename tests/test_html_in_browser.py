@@ -26,12 +26,12 @@ def browser():
 class Page:
     """A report that is open in the browser."""
 
-    def __init__(self, browser, path):
+    def __init__(self, browser, path, ready="#rows tr[data-place]"):
         self.browser = browser
         browser.get_log("browser")  # what others left
         started = time.monotonic()
         browser.get(path.as_uri())
-        self.wait("return document.querySelectorAll('#rows tr[data-place]').length > 0")
+        self.wait(f"return document.querySelectorAll('{ready}').length > 0")
         self.seconds = time.monotonic() - started
 
     def run(self, script, *arguments):
@@ -75,9 +75,9 @@ class Page:
 
 
 @contextmanager
-def opened(browser, path):
+def opened(browser, path, **ready):
     """A page; no test may leave anything in the console, such as a violation of the policy."""
-    page = Page(browser, path)
+    page = Page(browser, path, **ready)
     yield page
     assert [] == page.complaints()
 
@@ -655,6 +655,13 @@ class TestRankingPage:
 
         for text in ("quantized_int8", "quantized_fp8", "int8_tensor", "fp8_tensor", "Σe²"):
             assert text in told
+
+    def test_of_nothing_that_can_be_ranked_says_so(self, browser, candidates, tmp_path):
+        lacking = store(tmp_path / "lacking.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 128)})
+        quanterr.rank(candidates / "x.safetensors", [lacking, candidates / "x.safetensors"]).save(tmp_path / "r.html")
+        with opened(browser, tmp_path / "r.html", ready="#columns th") as page:
+            assert "0 tensors" in page.text("#count")
+            assert "not ranked" in page.text("#candidates")
 
     def test_the_best_filters(self, ranked):
         ranked.choose("#best", "quantized_int8")

@@ -9,7 +9,7 @@ from stored import original, quantized, write
 
 import quanterr
 from quanterr.errors import Status
-from quanterr.gates.judging import exit_status
+from quanterr.report.gate_results import exit_status
 
 
 @pytest.mark.parametrize("huge", [1e200, -1e300], ids=str)

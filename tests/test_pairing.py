@@ -20,8 +20,8 @@ from making import (
 
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import Status, UsageError
-from quanterr.gates.judging import exit_status
 from quanterr.pairing.plan import Bucket
+from quanterr.report.gate_results import exit_status
 
 ONE, SCALE = torch.tensor(1.0), torch.tensor(0.01)
 NOT_COMPARED = {

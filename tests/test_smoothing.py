@@ -3,7 +3,7 @@ import torch
 from making import compared, numbers
 
 from quanterr.errors import Status
-from quanterr.gates.judging import exit_status
+from quanterr.report.gate_results import exit_status
 
 BLOCK = "model.layers.0."
 FED = [f"{BLOCK}self_attn.{letter}_proj.weight" for letter in "qkv"]

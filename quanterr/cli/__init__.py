@@ -247,7 +247,7 @@ def _deliver(report: "Report", to: "list[Target]", display: Display, status: Sta
 
 
 def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
-    from quanterr.gates.judging import exit_status
+    from quanterr.report.gate_results import exit_status
 
     if interrupt.signal is not None and not report.complete:
         return Status(128 + interrupt.signal)
@@ -315,7 +315,7 @@ def render(
     ] = False,
 ) -> None:
     """Write other outputs of a stored report."""
-    from quanterr.report.files import STDOUT, output_named, targets, update, write
+    from quanterr.report.files import STDOUT, output_named, targets, update, write_output
 
     if not to and not outputs and not document:
         raise UsageError("nothing to write: give --to html, -o report.html or --update README.md")
@@ -336,8 +336,10 @@ def render(
         if document:
             update(document, report, append)
         for target in targeted:
-            more = {"evaluation": evaluated} if evaluated is not None and target.output.name == "html" else {}
-            write(target, lambda file, target=target, more=more: target.output.write(report, file, **more))  # type: ignore[misc]
+            more: dict[str, Any] = (
+                {"evaluation": evaluated} if evaluated is not None and target.output.name == "html" else {}
+            )
+            write_output(report, target, **more)
         print(brief(report), file=sys.stderr)
 
 

@@ -331,7 +331,7 @@ def deliver(
     Files first: no reader that leaves the table early costs a result, and no full disk costs the table. Standard output
     carries one thing: the document, if one is to go there.
     """
-    from quanterr.report.files import write
+    from quanterr.report.files import write_output
 
     documents = [target for target in to if target.path is None]
     wrote: list[str] = []
@@ -339,12 +339,12 @@ def deliver(
         try:
             for target in to:
                 if target.path is not None:
-                    write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
+                    write_output(found, target)
                     wrote.append(str(target.path))
         finally:
             _tell(display, bool(documents), wrote, show, brief)
         for target in documents:
-            write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
+            write_output(found, target)
         if display.as_json and not documents:
             sys.stdout.write(found.to_json())
             sys.stdout.flush()

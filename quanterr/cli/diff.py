@@ -60,7 +60,7 @@ def diff(
     from quanterr.report.diff import OUTPUTS
     from quanterr.report.diff.as_text import diff_lines
     from quanterr.report.diff.making import diff as compared
-    from quanterr.report.files import STDOUT, targets, write
+    from quanterr.report.files import STDOUT, targets, write_output
 
     gc.disable()  # what is read is kept to the end, and the end is near
     given = [*(outputs or []), *([STDOUT] if as_json and STDOUT not in (outputs or []) else [])]
@@ -68,7 +68,7 @@ def diff(
     found = compared(old, new, force)
     with printing():
         for target in to:
-            write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
+            write_output(found, target)
         if all(target.path is not None for target in to):
             colored = wanted(sys.stdout, color_of(color, no_color))
             lines = diff_lines(found, 0 if quiet else top_layers, colored)

@@ -157,12 +157,16 @@ def evaluate(
     """Is the model still good?"""
     from quanterr.report.evaluation import OUTPUTS
     from quanterr.report.evaluation.as_table import show
-    from quanterr.report.evaluation.gates import exit_status
     from quanterr.report.evaluation.wording import conclusion
-    from quanterr.report.files import targets
+    from quanterr.report.files import check_place, targets
+    from quanterr.report.gate_results import exit_status
 
     gc.disable()  # a model has many modules, and there are no cycles to find
-    to = targets(outputs or [], [original, *candidates], no_clobber=no_clobber, outputs=OUTPUTS)
+    inputs = [original, *candidates, *(path for path in (text, tokens, *(tasks or [])) if path is not None)]
+    to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
+    for option, path in (("--sensitivity", sensitivity), ("--importance-out", importance_out)):
+        if path is not None:
+            check_place(path, option, inputs)
     with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.evaluation import evaluate as evaluated

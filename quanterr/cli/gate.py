@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quanterr.gates.judging import Verdict
+    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
     from quanterr.report.model import Layer, Report
 
@@ -150,18 +151,25 @@ def gate(
     import gc
 
     from quanterr.gates.explaining import explain as explained
-    from quanterr.gates.judging import exit_status, judge_values, needed, unreliable
+    from quanterr.gates.judging import judge_values, needed, unreliable
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.evaluation import is_evaluation
     from quanterr.report.files import targets
     from quanterr.report.formatting import sentence
+    from quanterr.report.gate_results import exit_status
     from quanterr.report.reading import read_extract
     from quanterr.report.values import Values
 
     gc.disable()  # what is read is kept to the end, and the end is near
+    colored = wanted(sys.stderr, color_of(color, no_color))
     if is_evaluation(report):
-        given = (thresholds, fail_if, explain, strict_warnings, update_baseline)
-        raise typer.Exit(_gate_evaluation(report, require or [], baseline, any(given), outputs or [], no_clobber))
+        if any((thresholds, fail_if, explain, strict_warnings, update_baseline)) or not (require or baseline):
+            raise UsageError(
+                f"{display(report)} is an evaluation: give rules such as --require 'kld_mean <= 0.01', and no others"
+            )
+        judgement = _judged_evaluation(report, require or [], baseline, outputs or [], no_clobber)
+        _tell_of_evaluation(judgement, quiet, colored, as_json)
+        raise typer.Exit(exit_status(judgement, allow_partial))
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
     rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings, baseline is not None)
@@ -175,43 +183,55 @@ def gate(
     if explain is not None:
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
         print("\n".join(map(no_command, explained(values, rules, explain, before))), file=stream)
-    colored = wanted(sys.stderr, color_of(color, no_color))
     report_verdict(judged, quiet=quiet, colored=colored)
-    print(f"verdict: {painted(judged.verdict, TONES[judged.verdict], colored)}", file=sys.stderr)
+    _tell_verdict(judged.verdict, colored)
     for reason in [] if quiet else unreliable(values, rules):
         print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
     if as_json:
-        with printing():
-            print(strict_json.dumps({"schema": "quanterr.gate", **judged._asdict()}, asdict), flush=True)
+        _print_json(judged._asdict())
     if to or update_baseline:
         _write(report, judged, to, baseline if update_baseline else None)
     raise typer.Exit(exit_status(judged, allow_partial))
 
 
-def _gate_evaluation(
-    path: str, require: list[str], baseline: str | None, others: bool, outputs: list[str], no_clobber: bool
-) -> int:
-    """Judge a stored evaluation by its own rules; its exit status."""
-    from quanterr.gates.as_text import gate_lines
+def _judged_evaluation(
+    path: str, require: list[str], baseline: str | None, outputs: list[str], no_clobber: bool
+) -> "Evaluation":
+    """A stored evaluation, judged by its own rules and written where it was asked for."""
     from quanterr.report.evaluation import OUTPUTS
-    from quanterr.report.evaluation.gates import exit_status, judged, rules_of
+    from quanterr.report.evaluation.gates import judged, rules_of
     from quanterr.report.evaluation.reading import read_evaluation
-    from quanterr.report.files import targets, write
+    from quanterr.report.files import targets, write_output
 
-    if others or not (require or baseline):
-        raise UsageError(
-            f"{display(path)} is an evaluation: give rules such as --require 'kld_mean <= 0.01', and no others"
-        )
     rules = rules_of(require, baseline is not None)
     inputs = [path, *([] if baseline is None else [baseline])]
     to = targets(outputs, inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     found = judged(read_evaluation(path), rules, None if baseline is None else read_evaluation(baseline))
-    for candidate in found.candidates:
-        print("\n".join([no_command(f"{display(candidate.name)}:"), *gate_lines(candidate.gates)]), file=sys.stderr)
-    print(f"verdict: {found.verdict}", file=sys.stderr)
     for target in to:
-        write(target, lambda file, target=target: target.output.write(found, file))  # type: ignore[misc]
-    return exit_status(found)
+        write_output(found, target)
+    return found
+
+
+def _tell_of_evaluation(found: "Evaluation", quiet: bool, colored: bool, as_json: bool) -> None:
+    from quanterr.gates.as_text import gate_lines
+
+    for candidate in [] if quiet else found.candidates:
+        lines = [no_command(f"{display(candidate.name)}:"), *gate_lines(candidate.gates, colored)]
+        print("\n".join(lines), file=sys.stderr)
+    _tell_verdict(found.verdict, colored)
+    if as_json:
+        keys = ("name", "verdict", "reasons", "gates")
+        candidates = [{key: getattr(candidate, key) for key in keys} for candidate in found.candidates]
+        _print_json({"verdict": found.verdict, "reasons": found.reasons, "candidates": candidates})
+
+
+def _tell_verdict(verdict: str, colored: bool) -> None:
+    print(f"verdict: {painted(verdict, TONES[verdict], colored)}", file=sys.stderr)
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    with printing():
+        print(strict_json.dumps({"schema": "quanterr.gate", **fields}, asdict), flush=True)
 
 
 def _same_file(report: str, baseline: str) -> bool:
@@ -288,7 +308,7 @@ def report_verdict(
 def _write(path: str, judged: "Verdict", to: "list[Target]", baseline: str | None) -> None:
     """The whole report with its new verdict, to where it was asked for and to the baseline."""
     from quanterr.report import OUTPUTS
-    from quanterr.report.files import Target, write
+    from quanterr.report.files import Target, write_output
     from quanterr.report.reading import read_report
 
     report = read_report(path).model_copy(update=judged._asdict())
@@ -296,7 +316,7 @@ def _write(path: str, judged: "Verdict", to: "list[Target]", baseline: str | Non
     if baseline is not None and against is None:
         to = [*to, Target(OUTPUTS[0], Path(os.path.realpath(baseline)))]
     for target in to:
-        write(target, lambda file, target=target: target.output.write(report, file))  # type: ignore[misc]
+        write_output(report, target)
     if baseline is not None:
         done = "is now this report" if against is None else f"is unchanged: {against}"
         print(f"baseline {display(baseline)} {done}", file=sys.stderr)

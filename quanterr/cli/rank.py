@@ -30,7 +30,6 @@ from quanterr.cli.common import (
     watching,
 )
 from quanterr.cli.gate import BaselineReport, FailIf, Require, StrictWarnings, Thresholds
-from quanterr.errors import Status
 from quanterr.selection import CompareOptions
 
 if TYPE_CHECKING:
@@ -155,9 +154,8 @@ def rank(
 
 
 def _status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:
+    from quanterr.report.gate_results import exit_status
+
     if signal is not None and not ranking.complete:
         return 128 + signal
-    if ranking.verdict == "inconclusive" and not allow_partial:
-        return Status.INCONCLUSIVE
-    failed = any(candidate.verdict == "fail" for candidate in ranking.candidates)
-    return Status.GATE_FAILED if failed else Status.OK
+    return exit_status(ranking, allow_partial)

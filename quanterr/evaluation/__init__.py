@@ -100,6 +100,8 @@ def evaluate(
     rules = rules_of(list(chosen.require))
     prepared = _prepared(chosen, Path(original))
     paths = [os.fspath(path) for path in candidates]
+    if not paths:
+        raise UsageError("no candidate is given: evaluate needs at least one")
     with ExitStack() as stack:
         every = [stack.enter_context(open_checkpoint(p, chosen.lenient)) for p in (os.fspath(original), *paths)]
         sides = Sides(every[0])

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from math import inf, isfinite, isinf, isnan
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quanterr.errors import Status
 from quanterr.gates.expression import OF_BASELINE, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import check_patterns, dead_pattern, decider, selector
@@ -20,7 +19,7 @@ from quanterr.report.values import Values, Weight
 from quanterr.util.text import count, decisive, display
 
 if TYPE_CHECKING:
-    from quanterr.report.model import Report
+    pass
 
 NOT_QUANTIZED = ("identical", "swapped_sides")  # findings
 
@@ -71,14 +70,6 @@ def unreliable(values: Values, rules: list[Rule]) -> list[str]:
         return values.unreliable
     warnings = [found for found in values.report["findings"] if found["severity"] == "warning"]
     return [found["message"] for found in warnings if found["code"] in NOT_QUANTIZED]
-
-
-def exit_status(judged: "Report | Verdict", allow_partial: bool = False) -> Status:
-    """The status a report ends with: an unreliable result outranks a gate that does not hold."""
-    if judged.verdict == "inconclusive" and not allow_partial:
-        return Status.INCONCLUSIVE
-    failed = any(gate.status == "fail" and gate.severity == "error" for gate in judged.gates)
-    return Status.GATE_FAILED if failed else Status.OK
 
 
 def _hold(n: int) -> str:

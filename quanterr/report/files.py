@@ -49,7 +49,8 @@ def targets(
             standard output twice.
         ResourceError: a folder that is missing or cannot be written to, a file that is not to be replaced.
     """
-    made = [_target(path, list(inputs), output, outputs) for path in given]
+    known = list(inputs)
+    made = [_target(path, known, output, outputs) for path in given]
     if [target.path for target in made].count(None) > 1:
         raise UsageError("--output-report -: given twice; standard output holds one document")
     for target in made if no_clobber else []:
@@ -62,20 +63,44 @@ def _target(given: str, inputs: list[str], output: Output | None, outputs: Seque
     if given in (STDOUT, "/dev/stdout"):
         return Target(output or outputs[0], None)
     where = f"--output-report {display(given)}"
-    try:
+    with _naming(where):
         path = Path(given) if _special(Path(given)) else Path(os.path.realpath(given))
         output = output or next((row for row in outputs if row.suffix == Path(given).suffix.lower()), None)
-        return Target(_checked(path, output, where, inputs, outputs), path)
+        if output is None and not _special(path):
+            known = ", ".join(output.suffix for output in outputs)
+            raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
+        _check_place(path, where, inputs)
+        document = path.suffix.lower() == ".md" or (output is not None and output.name == "md")
+        if document and path.is_file() and path.stat().st_size and not _is_output(path):
+            remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
+            raise UsageError(f"{where}: exists and is not a report; {remedy}")
+        return Target(output or outputs[0], path)
+
+
+def check_place(given: str, option: str, inputs: Iterable[str]) -> None:
+    """Check the path of another output than a report before anything is computed.
+
+    Raises:
+        UsageError: it is one of the inputs or lies in one, or is a folder.
+        ResourceError: its folder is missing or cannot be written to.
+    """
+    where = f"{option} {display(given)}"
+    with _naming(where):
+        _check_place(Path(os.path.realpath(given)), where, list(inputs))
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Around what asks the system about a path: its errors say which."""
+    try:
+        yield
     except OSError as error:
         raise ResourceError(f"{where}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{where}: not a file name") from error
 
 
-def _checked(path: Path, output: Output | None, where: str, inputs: list[str], outputs: Sequence[Output]) -> Output:
-    if output is None and not _special(path):
-        known = ", ".join(output.suffix for output in outputs)
-        raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
+def _check_place(path: Path, where: str, inputs: list[str]) -> None:
     if path.is_dir():
         raise UsageError(f"{where}: is a folder")
     if path.exists() and any(os.path.exists(name) and os.path.samefile(path, name) for name in inputs):
@@ -84,13 +109,8 @@ def _checked(path: Path, output: Output | None, where: str, inputs: list[str], o
         raise ResourceError(f"{where}: no such folder: {display(str(path.parent))}")
     if any(os.path.isdir(name) and os.path.samefile(path.parent, name) for name in inputs):
         raise UsageError(f"{where}: lies in the folder of a checkpoint that is compared; write it to another folder")
-    document = path.suffix.lower() == ".md" or (output is not None and output.name == "md")
-    if document and path.is_file() and path.stat().st_size and not _is_output(path):
-        remedy = f"quanterr render REPORT --update {display(str(path))} puts a section into it"
-        raise UsageError(f"{where}: exists and is not a report; {remedy}")
     if not os.access(path if _special(path) else path.parent, os.W_OK):
         raise ResourceError(f"{where}: cannot be written there")
-    return output or outputs[0]
 
 
 def _is_output(path: Path) -> bool:
@@ -110,7 +130,7 @@ def save(found: object, path: str, outputs: Sequence[Output]) -> None:
         ResourceError: the file cannot be written.
     """
     for target in targets([path], [], outputs=outputs):
-        write(target, lambda file, target=target: target.output.write(found, file), "save()")  # type: ignore[misc]
+        write_output(found, target, "save()")
 
 
 def output_named(name: str) -> Output:
@@ -128,6 +148,15 @@ def output_named(name: str) -> Output:
 def _special(path: Path) -> bool:
     """A device or a pipe: written through, never replaced."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
+
+
+def write_output(found: object, target: Target, option: str = "--output-report", **more: object) -> None:
+    """Write a result to a target, as its output does; ``more`` is for the output.
+
+    Raises:
+        ResourceError: the disk is full, or the file cannot be written.
+    """
+    write(target, lambda file: target.output.write(found, file, **more), option)
 
 
 def write(target: Target, render: Callable[[IO[str]], object], option: str = "--output-report") -> None:

@@ -1,7 +1,10 @@
 """What gates say of a report, as plain data that needs no pydantic: a stored report is judged without it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+from quanterr.errors import Status
 
 
 @dataclass(slots=True)
@@ -45,3 +48,23 @@ class Gate:
     worst_layer: str | None
     message: str
     violations: list[Violation]
+
+
+class Judged(Protocol):
+    """A report, a ranking, an evaluation."""
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "inconclusive"]:
+        """Of the whole."""
+
+    @property
+    def gates(self) -> Iterable[Gate]:
+        """All of them."""
+
+
+def exit_status(judged: Judged, allow_partial: bool = False) -> Status:
+    """The status a result ends with: an unreliable one outranks a gate that does not hold."""
+    if judged.verdict == "inconclusive" and not allow_partial:
+        return Status.INCONCLUSIVE
+    failed = any(gate.status == "fail" and gate.severity == "error" for gate in judged.gates)
+    return Status.GATE_FAILED if failed else Status.OK

@@ -22,8 +22,8 @@ from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.labels import COMFY_SUFFIX, HEADER_KEY
 from quanterr.errors import QuanterrError
-from quanterr.gates.judging import exit_status
 from quanterr.inspection import inspect
+from quanterr.report.gate_results import exit_status
 from quanterr.report.model import Report
 from quanterr.report.reading import extract
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from quanterr.errors import Status, UsageError
+from quanterr.errors import UsageError
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import decisive, display
@@ -101,14 +101,6 @@ def judged(evaluation: Evaluation, rules: Sequence[Rule], baseline: Evaluation |
     candidates = [_judged(candidate, rules, _before(candidate, baseline)) for candidate in evaluation.candidates]
     verdict, reasons = overall(candidates)
     return evaluation.model_copy(update={"candidates": candidates, "verdict": verdict, "reasons": reasons})
-
-
-def exit_status(evaluation: Evaluation, allow_partial: bool = False) -> Status:
-    """The status an evaluation ends with: an unreliable result outranks a gate that does not hold."""
-    if evaluation.verdict == "inconclusive" and not allow_partial:
-        return Status.INCONCLUSIVE
-    failed = any(gate.status == "fail" for candidate in evaluation.candidates for gate in candidate.gates)
-    return Status.GATE_FAILED if failed else Status.OK
 
 
 def overall(candidates: Sequence[Evaluated]) -> tuple[str, list[str]]:

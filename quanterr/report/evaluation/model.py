@@ -176,6 +176,11 @@ class Evaluation(Model):
     candidates: list[Evaluated]
     run: RunInfo
 
+    @property
+    def gates(self) -> list[Gate]:
+        """Those of all candidates."""
+        return [gate for candidate in self.candidates for gate in candidate.gates]
+
     def __repr__(self) -> str:
         names = ", ".join(display(candidate.name) for candidate in self.candidates)
         return f"<quanterr.Evaluation {self.verdict}: {names}; {display(self.original)}>"

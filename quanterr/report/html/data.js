@@ -17,7 +17,8 @@ async function unpacked(script) {
 /** Columns with an entry for each layer: words looked up; undefined numbers NaN, and infinite where nothing differs. */
 function layersOf(report) {
   const { columns, words } = report;
-  const looked = (key) => columns[key].map((id) => (id < 0 ? null : words[key][id]));
+  const column = (key) => columns[key] ?? []; // without a layer there are none
+  const looked = (key) => column(key).map((id) => (id < 0 ? null : words[key][id]));
   const number = (value) => (value === SAME ? Infinity : (value ?? NaN));
   const names = namesOf(report);
   return {
@@ -27,7 +28,7 @@ function layersOf(report) {
     status: Uint8Array.from(columns.status),
     block: Int32Array.from(columns.block),
     ...Object.fromEntries(Object.keys(words).map((key) => [key, looked(key)])),
-    ...Object.fromEntries(Object.keys(METRICS).map((key) => [key, Float64Array.from(columns[key], number)])),
+    ...Object.fromEntries(Object.keys(METRICS).map((key) => [key, Float64Array.from(column(key), number)])),
   };
 }
 

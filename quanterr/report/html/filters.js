@@ -76,7 +76,7 @@ function matcherOf(text) {
 }
 
 /** Words of a column as pairs for a select. */
-function pairsOf(column) {
+function pairsOf(column = []) {
   return [...new Set(column)].filter((word) => word !== null).sort().map((word) => [word, word]);
 }
 

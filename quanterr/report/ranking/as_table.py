@@ -95,10 +95,13 @@ def conclusion(ranking: Ranking) -> str:
 def _better_kept(kept: Swaps, own: Candidate) -> str:
     dtypes = {swap.format for swap in kept.layers}
     where = f"in {dtypes.pop()}" if len(dtypes) == 1 else "as in the original"
-    give = "gives" if len(kept.layers) == 1 else "give"
-    gain = "" if kept.snr_db is None or own.snr_db is None else f"{kept.snr_db - own.snr_db:.2f} dB more for "
+    several = len(kept.layers) > 1
+    if kept.snr_db is None or own.snr_db is None:
+        gain = f"{'make' if several else 'makes'} it identical to the original"
+    else:
+        gain = f"{'give' if several else 'gives'} {kept.snr_db - own.snr_db:.2f} dB more"
     share = 100 * kept.bytes_change / (own.bytes or 1)
-    return f"kept {where}, {len(kept.layers):,} of its layers {give} {gain}{share:.2g} % more bytes"
+    return f"kept {where}, {len(kept.layers):,} of its layers {gain} for {share:.2g} % more bytes"
 
 
 def _best(ranking: Ranking) -> str:

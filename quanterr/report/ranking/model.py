@@ -129,6 +129,11 @@ class Ranking(Model):
     layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
     run: RunInfo
 
+    @property
+    def gates(self) -> list[Gate]:
+        """Those of all candidates."""
+        return [gate for candidate in self.candidates for gate in candidate.gates]
+
     def __repr__(self) -> str:
         return notebook.line_of_ranking(self)
 
