@@ -49,13 +49,13 @@ def auto_of(name: str) -> Any:
     return special.get(name, transformers.AutoModelForCausalLM)
 
 
-def saved(name: str, folder: Path, shard: str = "50GB") -> Path:
-    """A model with random weights, larger than usual, so that errors are seen; float32."""
+def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
+    """A model with random weights, larger than usual, so that errors are seen; float32. ``changed``: of its config."""
     import transformers
 
     kind, fields = MODELS[name]
     torch.manual_seed(0)
-    model = auto_of(name).from_config(getattr(transformers, kind)(**fields)).eval()
+    model = auto_of(name).from_config(getattr(transformers, kind)(**fields | changed)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
