@@ -99,6 +99,7 @@ class CompareOptions:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         outlier_threshold: an element with a larger ``|e|`` is an outlier.
         importance: an importance matrix of llama.cpp; gives weighted_nmse and weighted_snr_db.
+        sensitivity: a file of ``evaluate --sensitivity``; gives predicted_kld.
         lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
         on_progress: called ten times per second with the progress.
         on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
@@ -110,6 +111,7 @@ class CompareOptions:
     device: str = "auto"
     outlier_threshold: float = OUTLIER
     importance: str | os.PathLike[str] | None = None
+    sensitivity: str | os.PathLike[str] | None = None
     lenient: bool = False
     on_progress: Callable[[Any], None] | None = None
     on_layer: Callable[[Any], None] | None = None

@@ -54,7 +54,7 @@ def made(
     same = {"format": "dense", "tensor_elements": 64, "bits_per_weight": 16.0, "original_norm": lossless_norm}
     return {
         "schema": "quanterr.report",
-        "schema_version": "1.2",
+        "schema_version": "1.3",
         "verdict": "pass",
         "reasons": [],
         "complete": True,

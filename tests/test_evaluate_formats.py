@@ -1,4 +1,4 @@
-"""Formats through the original's model: golden files as a weight of it, against the values that their libraries decode."""
+"""Golden files as a weight of a model that runs, against the values that their libraries decode."""
 
 import json
 import shutil

@@ -59,7 +59,7 @@ def whole(**more):
 
 
 def weighted_by(path, outlier_threshold=0.01):
-    return {"outlier_threshold": outlier_threshold, "importance": path, "metrics_version": 1}
+    return {"outlier_threshold": outlier_threshold, "importance": path, "sensitivity": path, "metrics_version": 1}
 
 
 def baseline_for(value):

@@ -106,6 +106,7 @@ BY_HAND = {
     "excess_db": 10 * math.log10(1.3125 / 0.21),
     "off_code_pct": 100 / 3,
     "clipped_pct": 25.0,
+    "predicted_kld": 8 / 16,
     "effective_bits": (12.041199826559248 - 1.76) / 6.02,
 }
 
@@ -114,7 +115,7 @@ def hand_worked():
     sums = summed(torch.tensor(X), torch.tensor(Y))
     sums.saturated = 1
     attainable = Attainable(4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
-    return evaluate(METRICS, Measured(sums, 40, 64, 8, counts_saturated=True, attainable=attainable))
+    return evaluate(METRICS, Measured(sums, 40, 64, 8, counts_saturated=True, attainable=attainable, alpha=8.0))
 
 
 class TestByHand:
@@ -216,6 +217,7 @@ BY_NUMPY = {
     "excess_db": lambda x, y: None,
     "off_code_pct": lambda x, y: None,
     "clipped_pct": lambda x, y: None,
+    "predicted_kld": lambda x, y: None,  # without a sensitivity
     "effective_bits": lambda x, y: (20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)) - 1.76) / 6.02,
 }
 # Of the fast way. A mean of signed errors is relative to their size, not to itself.
@@ -304,6 +306,7 @@ NONE_OF_THEM = {
     "clipped_pct",
     "weighted_nmse",
     "weighted_snr_db",
+    "predicted_kld",
 }  # sums of nothing are zero; the others are reported otherwise
 
 UNDEFINED = {
@@ -396,8 +399,8 @@ class TestUndefined:
     @pytest.mark.parametrize(("x", "y", "expected"), UNDEFINED.values(), ids=UNDEFINED)
     def test_metrics_alone_are_null(self, x, y, expected):
         values, _ = measured(x, y)
-        # null for formats that have none, and without an importance matrix
-        told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db"}
+        # null for formats that have none, without an importance matrix, and without a sensitivity
+        told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", "predicted_kld"}
         told_otherwise |= {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}
 
         assert expected.keys() | told_otherwise == {name for name, value in values.items() if value is None}
@@ -428,7 +431,7 @@ class TestUndefined:
     def test_aggregates_of_no_layer_are_null_and_named(self):
         values, nonfinite = evaluate(AGGREGATES, Measured(Sums()))
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
-        weighted = {"weighted_nmse", "weighted_snr_db"}  # null without an importance matrix
+        weighted = {"weighted_nmse", "weighted_snr_db", "predicted_kld"}  # null without the files that these need
         of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # and without nearest codes
 
         assert dict.fromkeys(set(AGGREGATE_NAMES) - percentiles - weighted - of_scales, "nan") == nonfinite
@@ -488,6 +491,7 @@ AGGREGATED = {
     "cosine_similarity": (17.5 + 9 + 6) / sqrt(33 * (15.3125 + 10.25 + 12)),
     # |e|: five zeros, 0.25, 0.5, 0.5, 1, 2
     "absolute_error_percentiles": {"p50": 0.0, "p75": 0.5, "p90": 1.0, "p95": 2.0, "p99": 2.0, "p99_9": 2.0},
+    "predicted_kld": None,
     "bits_per_weight": 16.0,
     "compression_ratio": 2.0,
 }
@@ -551,7 +555,7 @@ class TestAggregates:
             "bits_per_weight": 32.0,
             "compression_ratio": 1.0,
         }
-        of_scales = {"attainable_snr_db", "excess_db"}
+        of_scales = {"attainable_snr_db", "excess_db", "predicted_kld"}
         same = set(AGGREGATE_NAMES) & set(BY_NUMPY) - {"mean_relative_error", "bits_per_weight"} - of_scales
         expected |= {name: BY_NUMPY[name](x, y) for name in same}
         assert None is report.aggregate.weighted_nmse is report.aggregate.weighted_snr_db

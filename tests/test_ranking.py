@@ -12,6 +12,9 @@ from making import numbers, quantized_fp8, quantized_int8, store
 import quanterr
 from quanterr.comparison import compare_each
 from quanterr.errors import ReportError, UsageError
+from quanterr.gates import judged
+from quanterr.gates.expression import parse
+from quanterr.gates.rules import Rule
 from quanterr.report.ranking.as_table import conclusion
 from quanterr.report.ranking.making import names_of, ranked
 from quanterr.selection import CompareOptions
@@ -296,6 +299,14 @@ class TestKept:
             assert 2 == len(kept.layers)
 
 
+def sensitivity(path, **alphas):
+    """A file of evaluate --sensitivity with these alphas."""
+    weights = [{"layer_name": {"a": A, "b": B}.get(name, name), "alpha": alpha} for name, alpha in alphas.items()]
+    document = {"schema": "quanterr.sensitivity", "schema_version": "1.0", "weights": weights}
+    path.write_text(json.dumps(document))
+    return path
+
+
 class TestSensitivity:
     def test_predicts_and_says_who_is_best_by_it(self, tmp_path, x):
         """A layer that matters most is stored worse by the candidate that has less error in all."""
@@ -305,22 +316,37 @@ class TestSensitivity:
             store(tmp_path / "int8.safetensors", int8),
             store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original())),
         ]
-        weights = [{"layer_name": A, "alpha": 0.5}, {"layer_name": B, "alpha": 100.0}, {"layer_name": "x", "alpha": 1}]
-        document = {"schema": "quanterr.sensitivity", "schema_version": "1.0", "weights": weights}
-        (tmp_path / "s.json").write_text(json.dumps(document))
-        found = quanterr.rank(x, paths, device="cpu", sensitivity=tmp_path / "s.json")
-        nmse = {
-            path.stem: {layer.layer_name: layer.nmse for layer in quanterr.compare(x, path, device="cpu").layers}
-            for path in paths
-        }
+        found = quanterr.rank(x, paths, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5, b=100.0, x=1))
+        reports = {path.stem: quanterr.compare(x, path, device="cpu") for path in paths}
 
         for candidate in found.candidates:
-            own = nmse[candidate.name]
-            assert math.isclose(0.5 * own[A] + 100 * own[B], candidate.predicted_kld, rel_tol=1e-12)
+            nmse = {layer.layer_name: layer.nmse for layer in reports[candidate.name].layers}
+            assert math.isclose(0.5 * nmse[A] + 100 * nmse[B], candidate.predicted_kld, rel_tol=1e-12)
         best, other = sorted(found.candidates, key=lambda candidate: candidate.predicted_kld)
         told = f"; {best.name} has the least predicted KLD" in conclusion(found)
         assert told == (best.name != found.candidates[0].name)
         assert best.predicted_kld < other.predicted_kld
+
+    def test_gives_each_layer_its_share_and_gates_may_ask_for_it(self, tmp_path, x):
+        y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5))
+        known = [layer for layer in report.layers if layer.predicted_kld is not None]
+
+        assert [(A, 0.5 * known[0].nmse)] == [(layer.layer_name, layer.predicted_kld) for layer in known]
+        assert known[0].predicted_kld == report.aggregate.predicted_kld
+        assert str(tmp_path / "s.json") == report.settings.sensitivity
+        assert "sensitivity_missing" in [found.code for found in report.findings]
+        assert "pass" == judged(report, [Rule("g", parse("global(predicted_kld) <= 1"))], None).verdict
+        assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
+
+    def test_of_another_model_is_inconclusive(self, tmp_path, x):
+        y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", other=1.0))
+
+        assert ("inconclusive", ["the sensitivity names none of the compared weights"]) == (
+            report.verdict,
+            report.reasons,
+        )
 
     @pytest.mark.parametrize(
         "text", ["{", "[]", '{"schema": "x"}', '{"schema": "quanterr.sensitivity", "weights": []}']

@@ -132,10 +132,23 @@ class TestEvaluation:
         _, document = made
         alphas = [row["alpha"] for row in document["weights"]]
 
-        assert ("quanterr.sensitivity", "1.0") == (document["schema"], document["schema_version"])
+        assert ("quanterr.sensitivity", "1.1") == (document["schema"], document["schema_version"])
         assert alphas == sorted(alphas, reverse=True)
         assert {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= {r["layer_name"] for r in document["weights"]}
         assert "a ranking first" in document["note"]
+
+    def test_standard_errors_fall_with_the_root_of_the_chunks(self, made, tmp_path):
+        original = saved("llama", tmp_path / "original")
+        tokens = ids(tmp_path, 320)
+        quanterr.evaluate(original, [original], tokens=tokens, context=CONTEXT, sensitivity=tmp_path / "s.json")
+        of_one, of_ten = (
+            {row["layer_name"]: row["alpha_se"] / row["alpha"] for row in document["weights"]}
+            for document in (json.loads((tmp_path / "s.json").read_text()), made[1])
+        )
+        gains = sorted(of_one[name] / of_ten[name] for name in of_ten)
+
+        assert 2 < gains[len(gains) // 2] < 5  # of ten times as many tokens
+        assert all(0.01 < share < 1 for share in of_one.values())
 
     def test_is_of_models_that_continue_a_text(self, tmp_path):
         original = saved("bert", tmp_path / "original")

@@ -33,6 +33,7 @@ from quanterr.cli.common import (
     Outputs,
     Quiet,
     SchemaOf,
+    Sensitivity,
     SortBy,
     TopLayers,
     color_of,
@@ -156,6 +157,7 @@ def compare(
         ),
     ] = OUTLIER,
     importance: Importance = None,
+    sensitivity: Sensitivity = None,
     thresholds: Thresholds = None,
     require: Require = None,
     fail_if: FailIf = None,
@@ -188,7 +190,8 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = targets(outputs or [], [*sides, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
+    inputs = [*sides, *(path for path in (baseline, importance, sensitivity) if path is not None)]
+    to = targets(outputs or [], inputs, no_clobber=no_clobber)
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast)
     shown = Display(top_layers, color_of(color, no_color), quiet, sort_by, verbose, not no_plot)
     with Interrupt() as interrupt:
@@ -197,6 +200,7 @@ def compare(
             device=device,
             outlier_threshold=outlier_threshold,
             importance=importance,
+            sensitivity=sensitivity,
             lenient=lenient,
             on_layer=interrupt.at(rules.violated) if rules.violated else None,
             stop=interrupt.stop,

@@ -164,6 +164,16 @@ Importance = Annotated[
         show_default=False,
     ),
 ]
+Sensitivity = Annotated[
+    str | None,
+    typer.Option(
+        "--sensitivity",
+        metavar="FILE",
+        help="What evaluate --sensitivity wrote: predict the divergence that the errors cost.",
+        rich_help_panel="Metrics",
+        show_default=False,
+    ),
+]
 Colors = Annotated[Color, typer.Option("--color", help="Colours.", rich_help_panel="Output")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="The same as --color never.", rich_help_panel="Output")]
 Quiet = Annotated[

@@ -21,6 +21,7 @@ from quanterr.cli.common import (
     Original,
     Outputs,
     Quiet,
+    Sensitivity,
     color_of,
     command_line,
     deliver,
@@ -78,16 +79,7 @@ def rank(
             show_default=False,
         ),
     ] = None,
-    sensitivity: Annotated[
-        str | None,
-        typer.Option(
-            "--sensitivity",
-            metavar="FILE",
-            help="What evaluate --sensitivity wrote: predict the divergence of each candidate.",
-            rich_help_panel="Metrics",
-            show_default=False,
-        ),
-    ] = None,
+    sensitivity: Sensitivity = None,
     thresholds: Thresholds = None,
     require: Require = None,
     fail_if: FailIf = None,
@@ -117,12 +109,10 @@ def rank(
     from quanterr.report.ranking import OUTPUTS
     from quanterr.report.ranking.as_table import brief, show
     from quanterr.report.ranking.making import names_of, ranked
-    from quanterr.report.sensitivity import read_sensitivity
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     names = names_of(candidates)  # a mistake in them costs no run, nor the import of torch
     keep = None if keep_original is None else budget(keep_original)
-    matters = None if sensitivity is None else read_sensitivity(sensitivity)
     inputs = [original, *candidates, *(path for path in (baseline, sensitivity) if path is not None)]
     to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast=False)
@@ -135,13 +125,14 @@ def rank(
                 layers=layers or [],
                 device=device,
                 importance=importance,
+                sensitivity=sensitivity,
                 lenient=lenient,
                 on_progress=on_progress,
                 stop=interrupt.stop,
                 command=command_line(),
             )
             reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
-        ranking = ranked(names, reports, keep, matters)
+        ranking = ranked(names, reports, keep)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)

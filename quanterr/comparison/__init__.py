@@ -60,6 +60,7 @@ def compare_each(
     Errors are those of :func:`compare`; ``report.run`` is of the whole pass.
     """
     started, clock, choice = datetime.now(UTC), time.monotonic(), chosen()
+    alphas = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
         before, *after = (_opened(side, options.lenient, stack) for side in (original, *candidates))
         selection = Selection(options.layers)
@@ -72,7 +73,7 @@ def compare_each(
                 for plan, quantized in zip(plans, after, strict=True)
             ]
         del recognized
-        builders = [ReportBuilder(plan) for plan in plans]
+        builders = [ReportBuilder(plan, alphas) for plan in plans]
         give_back()  # the tables of names that pairing took
 
         def finish(candidate: int, done: ComparedWeight) -> None:
@@ -106,6 +107,7 @@ def compare_each(
         settings = Settings(
             outlier_threshold=options.outlier_threshold,
             importance=None if options.importance is None else os.fspath(options.importance),
+            sensitivity=None if options.sensitivity is None else os.fspath(options.sensitivity),
             metrics_version=METRICS_VERSION,
         )
         return [
@@ -119,14 +121,12 @@ def rank(
     candidates: Sequence[Path | Checkpoint],
     *,
     keep_original: str | None = None,
-    sensitivity: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Ranking:
     """Which of several quantized checkpoints is best for its size, and which layers could come from another?
 
     ``keep_original``, as ``"500MiB"`` or ``"3dB"``: propose for each candidate which layers to leave unquantized, so
-    that they add no more bytes, or give so much more SNR. ``sensitivity``: a file of ``evaluate --sensitivity``, to
-    predict the divergence of each. ``options`` are the fields of
+    that they add no more bytes, or give so much more SNR. ``options`` are the fields of
     :class:`quanterr.CompareOptions`, by name; the original is read once. A candidate whose report would be
     inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
 
@@ -136,8 +136,7 @@ def rank(
     """
     names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
     keep = None if keep_original is None else budget(keep_original)
-    matters = None if sensitivity is None else read_sensitivity(os.fspath(sensitivity))
-    return ranked(names, compare_each(original, candidates, CompareOptions(**options)), keep, matters)
+    return ranked(names, compare_each(original, candidates, CompareOptions(**options)), keep)
 
 
 def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:

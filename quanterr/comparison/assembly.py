@@ -2,11 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from math import nan
 from typing import Any
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.findings import FindingCollector, finding, of_activations, of_folding, of_importance, of_plan
+from quanterr.findings import (
+    FindingCollector,
+    finding,
+    of_activations,
+    of_folding,
+    of_importance,
+    of_plan,
+    of_sensitivity,
+)
 from quanterr.findings.files import of_config, of_notes
 from quanterr.findings.structure import of_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
@@ -109,6 +118,8 @@ class Group:
         self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
         if layer.excess_db is not None:
             self._values.excess_db.append(layer.excess_db)
+        if layer.predicted_kld is not None or "predicted_kld" in layer.nonfinite:
+            self._values.predicted_kld.append(nan if layer.predicted_kld is None else layer.predicted_kld)
 
     def merge(self, other: "Group") -> None:
         """Take in the layers of another group."""
@@ -145,9 +156,10 @@ class Group:
 class ReportBuilder:
     """Takes in finished weights and makes the report at the end."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Prepare the groups of a plan."""
+    def __init__(self, plan: Plan, alphas: Mapping[str, float] | None = None) -> None:
+        """Prepare the groups of a plan; ``alphas``: how much weights matter, by name."""
         self._plan = plan
+        self._alphas = alphas
         self._all = Group()
         self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
         self._batch, self._batch_keys = Group(), NO_GROUPS  # layers of the same groups, one after the other
@@ -177,7 +189,7 @@ class ReportBuilder:
             )
             return None
         self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
-        layer = _layer(pair, done)
+        layer = _layer(pair, done, (self._alphas or {}).get(pair.name))
         if len(pair.original.shape) < 2:
             self._other[done.number] = layer
             return layer
@@ -226,6 +238,7 @@ class ReportBuilder:
             *of_activations(self._plan),
             *of_folding(self._plan.folded),
             *of_importance(self._plan.covered),
+            *of_sensitivity(self._plan, self._alphas),
             *self._noticed.findings(complete),
             *self._on_the_whole(),
         ]
@@ -372,7 +385,7 @@ def _bits_per_weight(pair: Pair) -> float | None:
     return 8 * pair.quantized.nbytes / n if n else None
 
 
-def _layer(pair: Pair, done: ComparedWeight) -> Layer:
+def _layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
     measured = Measured(
         done.sums,
         8 * pair.quantized.nbytes,
@@ -380,6 +393,7 @@ def _layer(pair: Pair, done: ComparedWeight) -> Layer:
         pair.quantized.uniform_bits,
         pair.quantized.scale is not None,
         done.attainable,
+        alpha,
     )
     values, nonfinite = evaluate(METRICS, measured)
     scales, worst = done.scales, done.worst

@@ -16,7 +16,7 @@ from quanterr.evaluation.tokens import fingerprint
 from quanterr.report.files import replaced
 from quanterr.util import strict_json
 
-SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.0"
+SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.1"  # 1.1 adds alpha_se
 NOTE = (
     "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
     "0.1 nat, and is too low beyond."
@@ -45,8 +45,11 @@ def profile_of(architecture: Architecture, sides: Sides, candidates: Sequence[Ca
         for name, weight in slots.items():
             curvature = found.found[name]
             stored = names.stored_name(name)
-            alpha = curvature.alpha(found.scored)
-            made.weights[stored] = {"alpha": alpha if isfinite(alpha) else None, "shape": list(curvature.shape)}
+            figures = {"alpha": curvature.alpha(found.scored), "alpha_se": curvature.alpha_se(found.scored)}
+            made.weights[stored] = {
+                **{key: figure if isfinite(figure) else None for key, figure in figures.items()},
+                "shape": list(curvature.shape),
+            }
             for own, other, candidate in zip(made.predictions, others, candidates, strict=True):
                 error = other.tensors([name], candidate.compared)[name].to(weight.dtype) - weight
                 own[stored] = curvature.predicted(error, found.scored)

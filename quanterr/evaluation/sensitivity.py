@@ -12,6 +12,7 @@ The forward pass keeps the inputs of each unit; the backward pass loads each uni
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class Curvature:
 
     inputs: Tensor | None = None  # A (columns,) float64; of an embedding how often each row was read
     gradients: Tensor | None = None  # G (rows,) float64; of an embedding by columns
+    input_norms: list[Tensor] = field(default_factory=list)  # ‖x‖² of each token; of a table none
+    gradient_norms: list[Tensor] = field(default_factory=list)  # ‖g‖² of each token
     tokens: int = 0
     transposed: bool = False  # the weight is stored [in, out]
     is_table: bool = False  # an embedding, whose rows are chosen
@@ -55,6 +58,20 @@ class Curvature:
         n = self.inputs.numel() * self.gradients.numel()
         total = float(self.inputs.sum() * self.gradients.sum())
         return 0.5 * total / (max(self.tokens, 1) * scored) * self.energy / n
+
+    def alpha_se(self, scored: int) -> float:
+        """The standard error of alpha over tokens, as if these were independent."""
+        variances = [_relative_variance(norms) for norms in (self.input_norms, self.gradient_norms) if norms]
+        return self.alpha(scored) * sqrt(sum(variances))
+
+
+def _relative_variance(of_tokens: Sequence[Tensor]) -> float:
+    """The variance of a sum over tokens, relative to its square."""
+    values = torch.cat(list(of_tokens)).double()
+    total = float(values.sum())
+    if not total or len(values) < 2:
+        return float("nan")
+    return len(values) * float(values.var()) / total**2
 
 
 @dataclass
@@ -198,10 +215,13 @@ class _Recorder(TorchFunctionMode):
             flat = values.detach().reshape(-1, values.shape[-1])
             squares = flat.square().sum(0, dtype=torch.float64)
             curvature.tokens += len(flat)
+            curvature.input_norms.append(flat.square().sum(1))
         curvature.inputs = squares if curvature.inputs is None else curvature.inputs + squares
 
         def add(gradient: Tensor) -> None:
-            found = gradient.detach().reshape(-1, gradient.shape[-1]).square().sum(0, dtype=torch.float64)
+            squares = gradient.detach().reshape(-1, gradient.shape[-1]).square()
+            found = squares.sum(0, dtype=torch.float64)
+            curvature.gradient_norms.append(squares.sum(1))
             curvature.gradients = found if curvature.gradients is None else curvature.gradients + found
 
         output.register_hook(add)

@@ -43,14 +43,14 @@ from quanterr.findings.layers import (
     unquantized_changed,
 )
 from quanterr.findings.outliers import outlier_columns
-from quanterr.findings.planned import of_folding, of_importance, of_plan
+from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
 from quanterr.report.model import Finding
 
-__all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan"]
+__all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan", "of_sensitivity"]
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # codes of weights that are read again
 PROOFS = 3  # weights that are read again, until one shows that a factor corrects it

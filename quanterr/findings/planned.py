@@ -122,3 +122,18 @@ def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:
             f"{listed([t.name for t in partly], 3)}"
         )
         yield finding("importance_uncovered", "warning", None, message, experts=n)
+
+
+def of_sensitivity(plan: Plan, alphas: Mapping[str, float] | None) -> Iterator[Finding]:
+    """For which matrices it is not known how much they matter."""
+    matrices = [pair.name for pair in plan.pairs if len(pair.original.shape) > 1]
+    missing = [name for name in matrices if name not in (alphas or {})]
+    if alphas is None or not missing:
+        return
+    if len(missing) == len(matrices):
+        message = "the sensitivity names none of the compared weights"
+        remedy = "pass what evaluate --sensitivity wrote of this original"
+        yield finding("sensitivity_unmatched", "error", None, message, remedy)
+    else:
+        message = f"the sensitivity does not cover {count(len(missing), 'weight')}: {listed(missing, 3)}"
+        yield finding("sensitivity_missing", "info", None, message, weights=len(missing))

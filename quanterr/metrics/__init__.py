@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf, isfinite, isnan, log10, nan, sqrt
+from math import ceil, fsum, inf, isfinite, isnan, log10, nan, sqrt
 from typing import Any, NamedTuple
 
 from quanterr.metrics.attainable import Attainable
@@ -42,6 +42,7 @@ class Measured:
     uniform_bits: int | None = None
     counts_saturated: bool = False  # the format has codes that can saturate
     attainable: Attainable | None = None  # with the stored scales
+    alpha: float | None = None  # how much the weight matters: its divergence is about alpha · nmse [nat]
     layers: LayerValues | None = None  # of several: what is taken over layers
 
 
@@ -53,6 +54,7 @@ class LayerValues:
     relative_error: list[float] = field(default_factory=list)
     snr_db: list[float] = field(default_factory=list)
     excess_db: list[float] = field(default_factory=list)  # of those that have one
+    predicted_kld: list[float] = field(default_factory=list)  # of those that a sensitivity names
 
     def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
         """Take in one layer. What is undefined there makes undefined what is taken over layers."""
@@ -66,6 +68,7 @@ class LayerValues:
         self.relative_error += other.relative_error
         self.snr_db += other.snr_db
         self.excess_db += other.excess_db
+        self.predicted_kld += other.predicted_kld
 
 
 Value = float | int | dict[str, Any] | list[dict[str, Any]] | None
@@ -356,6 +359,14 @@ METRICS: tuple[Metric, ...] = (
         lambda m: percent(m.attainable.clipped, m.attainable.n) if m.attainable else None,
         later=True,
     ),
+    Metric(
+        "predicted_kld",
+        "nat",
+        "lower",
+        "alpha · nmse: what its error alone is predicted to cost in KLD; null without a sensitivity that names it",
+        lambda m: None if m.alpha is None else m.alpha * ratio(m.sums.e_sq, m.sums.x_sq),
+        later=True,
+    ),
     Metric("effective_bits", "bit", "higher", "(snr_db - 1.76) / 6.02", effective_bits),
 )
 
@@ -465,6 +476,10 @@ AGGREGATES: tuple[Metric, ...] = (
     _row("weighted_snr_db"),
     _row("cosine_similarity"),
     _row("absolute_error_percentiles")._replace(formula="as of a layer, over all elements"),
+    _row("predicted_kld")._replace(
+        formula="Σ over the layers that a sensitivity names; too low beyond about 0.1; null where it names none",
+        of=lambda m: fsum(m.layers.predicted_kld) if m.layers and m.layers.predicted_kld else None,
+    ),
     _row("bits_per_weight")._replace(formula="stored bits of all parts / elements, over the layers that differ"),
     Metric(
         "compression_ratio",

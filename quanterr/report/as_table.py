@@ -162,6 +162,7 @@ def _aggregate(report: Report, plain: bool) -> Table:
         ("SNR, pooled", db(a.overall_snr_db, " dB") + _of_finite(report)),
         ("its scales allow", _allowed(a)),
         ("worst layer", db(a.worst_layer_snr_db, " dB")),
+        *([] if a.predicted_kld is None else [("predicted KLD", f"{number(a.predicted_kld)} nat")]),
         ("relative error", percent(a.mean_relative_error)),
         ("mean |e|", number(a.mean_absolute_error)),
         ("99 % of |e| below", number(a.absolute_error_percentiles.p99)),

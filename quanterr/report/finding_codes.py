@@ -355,6 +355,18 @@ CODES = {
         "3 experts without activations; all their inputs count the same: model.layers.7.mlp.experts.down_proj",
         "Calibrate with more text, so that every expert is reached.",
     ),
+    "sensitivity_unmatched": Code(
+        ("error",),
+        "the sensitivity names none of the compared weights",
+        "the sensitivity names none of the compared weights",
+        "Pass what `evaluate --sensitivity` wrote of this original.",
+    ),
+    "sensitivity_missing": Code(
+        ("info",),
+        "weights that the sensitivity does not cover",
+        "the sensitivity does not cover 1 weight: model.layers.0.conv.weight",
+        "Nothing: their error is in no predicted divergence. Stacks of experts and convolutions have no alpha.",
+    ),
     "other_changes": Code(
         ("info",),
         "norms, biases or other 1-D tensors changed",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quanterr.report.evaluation.model import Evaluated, WeightError
 
 NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
-EVALUATED = ("output_error", "predicted_kld")  # of an evaluation, where it is given
+EVALUATED = ("output_error", "predicted_kld")  # of an evaluation, where it is given; the second of a sensitivity too
 DIGITS = 4  # of a number in a column
 MORE_DIGITS = 5  # of a number in the details
 SHARE_DIGITS = 3
@@ -88,7 +88,7 @@ def columns_of(rows: Iterable[Row]) -> dict[str, Any]:
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> dict[str, Any]:
     """All that the page of a report needs of its layers; with what an evaluation of the same pair says of them."""
     entries = list(_entries(report))
-    evaluation = _Evaluation.of(evaluated)
+    evaluation = _Evaluation.of(evaluated, report.layers)
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
     rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
     return {
@@ -110,16 +110,16 @@ class _Evaluation(NamedTuple):
     shown: tuple[str, ...]
 
     @classmethod
-    def of(cls, evaluated: "Evaluated | None") -> "_Evaluation":
-        """Of a candidate; of none, nothing."""
+    def of(cls, evaluated: "Evaluated | None", layers: Sequence[Layer]) -> "_Evaluation":
+        """Of a candidate, and of the layers of its report; of no candidate these alone."""
         weights = {} if evaluated is None else {weight.layer_name: weight for weight in evaluated.weights}
-        every = weights.values()
-        shown = [key for key in EVALUATED if any(getattr(weight, key) is not None for weight in every)]
+        every = (*weights.values(), *layers)
+        shown = [key for key in EVALUATED if any(getattr(weight, key, None) is not None for weight in every)]
         return cls(weights, tuple(shown))
 
-    def numbers(self, name: str) -> dict[str, float | None]:
+    def numbers(self, entry: Any) -> dict[str, float | None]:
         """Those of a layer."""
-        weight = self.weights.get(name)
+        weight = self.weights.get(entry.layer_name, entry)
         return {key: rounded(getattr(weight, key, None), DIGITS) for key in self.shown}
 
 
@@ -141,7 +141,7 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
             "error_share": rounded(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
             "bytes": entry.bytes if status == NOT_COMPARED else stored_bytes(bits, entry.tensor_elements),
             **{key: rounded(getattr(entry, key, None), DIGITS) for key in NUMBERS},
-            **evaluation.numbers(entry.layer_name),
+            **evaluation.numbers(entry),
         },
     )
 

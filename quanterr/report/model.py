@@ -19,7 +19,7 @@ from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"  # 1.3 adds predicted_kld and settings.sensitivity
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -259,6 +259,7 @@ class Settings(Model):
 
     outlier_threshold: FiniteFloat
     importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
+    sensitivity: str | None = Field(None, description="the file of predicted_kld")
     metrics_version: int = Field(1, description="numbers of one metric in two versions do not compare")
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from quanterr.errors import UsageError
 from quanterr.report.reading import Extract
-from quanterr.report.values import WEIGHTED, Values
+from quanterr.report.values import NEEDS, Values
 from quanterr.util.text import display
 
 NORM = "original_norm"  # identifies the original; the same on every device within this
+FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
 NORM_TOLERANCE = 1e-6  # chunks are summed in float32 on a device, good to 1e-8
 
 
@@ -72,17 +73,17 @@ def check_baseline(baseline: Values, values: Values, metrics: Collection[str]) -
     """
     check_usable(baseline)
     why = difference(baseline.report, values.report)
-    if why is None and not WEIGHTED.isdisjoint(metrics):
-        why = _other_importance(baseline.report, values.report)
+    for setting in sorted({NEEDS[metric] for metric in metrics if metric in NEEDS}) if why is None else ():
+        why = why or _other_file(setting, baseline.report, values.report)
     if why:
         raise UsageError(f"the baseline does not apply to this report: {why}")
 
 
-def _other_importance(old: Extract, new: Extract) -> str | None:
+def _other_file(setting: str, old: Extract, new: Extract) -> str | None:
     """Known by the file's name alone: its folder may be another on another machine."""
-    paths = (report["settings"]["importance"] for report in (old, new))
+    paths = (report["settings"].get(setting) for report in (old, new))
     before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
-    return f"it has another importance matrix: {before} there, {after} here" if before != after else None
+    return f"it has another {FILES[setting]}: {before} there, {after} here" if before != after else None
 
 
 def change(old: float | None, new: float | None, relative: bool) -> float | None:

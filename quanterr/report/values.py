@@ -40,7 +40,8 @@ def _names(rows: tuple[Metric, ...]) -> dict[str, Metric]:
 
 LAYER_METRICS = _names(METRICS)
 MODEL_METRICS = _names(AGGREGATES)
-WEIGHTED = frozenset(("weighted_nmse", "weighted_snr_db"))  # undefined without an importance matrix
+# Metric → the setting without which it is undefined.
+NEEDS = {"weighted_nmse": "importance", "weighted_snr_db": "importance", "predicted_kld": "sensitivity"}
 
 
 class ReportMetric(NamedTuple):
@@ -84,7 +85,9 @@ EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0)
 def _of_equal_tensors(rows: tuple[Metric, ...]) -> dict[str, float]:
     """What a metric is where both sides are the same: 0, 1 or infinite; what depends on the tensor is left out."""
     first, second = (
-        _numbers(rows, Measured(_equal(a), attainable=EQUAL, layers=LayerValues([0.0], [0.0], [inf])))
+        _numbers(
+            rows, Measured(_equal(a), attainable=EQUAL, alpha=a, layers=LayerValues([0.0], [0.0], [inf], [], [0.0]))
+        )
         for a in (1.0, 2.0)
     )
     return {name: value for name, value in first.items() if value == second.get(name)}
@@ -122,9 +125,8 @@ EQUAL_MODEL = _of_equal_tensors(AGGREGATES)
 
 def _perfect(equal: Mapping[str, float], report: Extract) -> Mapping[str, float]:
     """Those that the report has: nothing is weighted without an importance matrix."""
-    if report["settings"]["importance"]:
-        return equal
-    return {name: value for name, value in equal.items() if name not in WEIGHTED}
+    settings = report["settings"]
+    return {name: value for name, value in equal.items() if name not in NEEDS or settings.get(NEEDS[name])}
 
 
 class Weight(NamedTuple):

@@ -27,7 +27,6 @@ from quanterr.report.keeping import (
 )
 from quanterr.report.model import Layer, Report, Tool
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
-from quanterr.report.sensitivity import Sensitivity
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
@@ -92,12 +91,10 @@ def ranked(
     names: Sequence[str],
     reports: Sequence[Report],
     keep: Budget | None = None,
-    sensitivity: Sensitivity | None = None,
 ) -> Ranking:
     """The ranking of candidates by their reports, which are of one original and one selection.
 
-    ``keep``: propose for each candidate which layers to leave as in the original within this budget. ``sensitivity``:
-    predict the divergence of each.
+    ``keep``: propose for each candidate which layers to leave as in the original within this budget.
     """
     by_name = dict(zip(names, reports, strict=True))
     excluded = {name: why for name, report in by_name.items() if (why := _why_not(report))}
@@ -117,9 +114,6 @@ def ranked(
     in_layers = [_layer(chosen, name) for name in layers]
     rows = [_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen]
     rows += [_candidate(name, by_name[name], why) for name, why in excluded.items()]
-    if sensitivity:
-        for row in rows:
-            row.predicted_kld = sensitivity.predicted(by_name[row.name].layers)
     front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
     swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
     kept = [_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
@@ -230,7 +224,7 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
         checkpoint_bytes=report.quantized.bytes,
         overall_snr_db=report.aggregate.overall_snr_db,
         weighted_snr_db=report.aggregate.weighted_snr_db,
-        predicted_kld=None,
+        predicted_kld=report.aggregate.predicted_kld,
         excess_db=report.aggregate.excess_db,
         worst_layer=_worst(worst) if worst else None,
         formats=formats,
