@@ -23,7 +23,7 @@ FLOORS = [
     {"selection", "checkpoints", "native", "report"},
     {"gates", "tensors"},
     {"formats"},
-    {"pairing"},
+    {"pairing", "recipes"},
     {"findings"},
     {"comparison", "evaluation", "inspection", "guide"},
     {"cli", "lm_eval", "quanterr"},

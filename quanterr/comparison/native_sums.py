@@ -219,9 +219,12 @@ def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace
     if decoder.ends:
         side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
     if decoder.order == Order.ROWS:
-        side.file = entry.file.descriptor
-        side.offset = entry.offset + chunk.row * row_bytes + chunk.col // together * n_bytes
-        side.stored = workspace.buffer("native", (at_once * row_bytes,), torch.uint8).data_ptr()
+        first = chunk.row * row_bytes + chunk.col // together * n_bytes
+        side.file, side.offset = entry.file.descriptor, entry.offset + first
+        if side.file < 0:  # of no file: the bytes are made
+            side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
+        else:
+            side.stored = workspace.buffer("native", (at_once * row_bytes,), torch.uint8).data_ptr()
     else:
         _place_columns(side, decoder, chunk, workspace)
     if decoder.table is not None:

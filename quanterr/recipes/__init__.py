@@ -1,0 +1,18 @@
+"""Recipes: ways to quantize a weight, by name, and checkpoints that exist only as a recipe of an original.
+
+base.py           what a recipe is
+names.py          from a name to a recipe, and all names
+scaled.py         FP8 and INT8 with a scale per tensor, row or block
+integers.py       2 to 8 bits in groups
+microscaled.py    MXFP8, MXFP4, NVFP4
+tables.py         NF4 and FP4 of bitsandbytes
+blocks.py         legacy types of ggml
+calibration.py    from which numbers scales are made
+candidate.py      an original as a checkpoint that is quantized while it is read
+tensors.py        tensors in memory, for training and for tests of quantizers
+"""
+
+from quanterr.recipes.base import Recipe, Scheme, Source
+from quanterr.recipes.names import listing, recipe_named, recipes_named
+
+__all__ = ["Recipe", "Scheme", "Source", "listing", "recipe_named", "recipes_named"]

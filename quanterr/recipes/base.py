@@ -1,0 +1,75 @@
+"""What a recipe is: how a weight is measured, and what is then stored of it.
+
+A weight is quantized in two passes over its rows: ``measure`` finds what scales are made of, in pieces and in any
+order; ``settle`` makes all scales of it; ``encode`` gives the codes of any rows. So no weight is ever in memory whole.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
+
+
+class Source(NamedTuple):
+    """A weight that is to be quantized."""
+
+    rows: int
+    cols: int
+    dtype: str  # one of FLOATS
+
+
+class Stored(NamedTuple):
+    """A tensor that a recipe stores of a weight X.weight."""
+
+    name: str  # {weight} stands for X.weight
+    dtype: str  # as a safetensors header or ggml names it
+    shape: tuple[int, ...]
+
+
+class Scheme(Protocol):
+    """A way to store weights; one object for all weights."""
+
+    def refusal(self, source: Source) -> str | None:
+        """Why a weight of that shape cannot be stored like this; None if it can."""
+
+    def stored(self, source: Source) -> tuple[Stored, ...]:
+        """What is stored of it. The first holds the codes, row by row."""
+
+    def together(self, source: Source) -> int:
+        """Rows that are measured and encoded together: pieces begin at multiples of them."""
+
+    def measure(self, x: Tensor) -> Tensor:
+        """What scales of rows, (r, c) float32, are made of; pieces are put together along the first axis."""
+
+    def known(self, source: Source) -> Mapping[str, Tensor]:
+        """By name what is stored whatever the weight holds: shapes, tables."""
+
+    def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
+        """All else that is stored of the weight but its codes, in order, from the measures of all its rows."""
+
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+        """The codes of rows from number ``first`` on, (r, c) float32, as uint8 (r, bytes of a row)."""
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """What config.json has to say of a checkpoint like this; empty where the tensors say it all."""
+
+
+class Recipe(NamedTuple):
+    """A scheme under its name."""
+
+    name: str
+    scheme: Scheme
+
+
+def largest(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
+    """max |x| along axes."""
+    return x.abs().amax(dim, keepdim=keepdim)
+
+
+def bytes_of(values: Tensor) -> Tensor:
+    """The bytes of a tensor of rows, uint8 (r, bytes)."""
+    return values.contiguous().view(torch.uint8).view(values.shape[0], -1)

@@ -1,0 +1,130 @@
+"""The legacy types of ggml: blocks of 32 elements, each with its scale: ``gguf_q8_0``, ``gguf_q4_0`` and their kind.
+
+    Q8_0    f16 d; 32 codes of 8 bits             d = max |x| / 127;       code = round(x / d), away from zero at a tie
+    Q4_0    f16 d; 16 bytes                       d = (x with the largest magnitude) / -8;    code = ⌊x / d + 8.5⌋
+    Q4_1    f16 d, f16 m; 16 bytes                d = (max - min) / 15, m = min;    code = ⌊(x - m) / d + 0.5⌋
+    Q5_0    f16 d; 32 high bits; 16 bytes         as Q4_0 with -16 and 16.5
+    Q5_1    f16 d, f16 m; 32 high bits; 16 bytes  as Q4_1 with 31
+
+In the low bits of the bytes are the first 16 codes. Division is multiplication with 1 / d in float32, 0 where d is 0.
+
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c quantize_row_q…_ref; gguf-py gguf/quants.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.recipes.base import Source, Stored, bytes_of
+
+Quantize = Callable[[Tensor], Tensor]  # (n, 32) float32 → uint8 (n, bytes of a block)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A type of ggml, whose blocks stand alone."""
+
+    dtype: str
+    quantize: Quantize
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def refusal(self, source: Source) -> str | None:
+        """Rows are whole blocks."""
+        elements = BLOCKS[self.dtype][0]
+        return f"its {source.cols} columns are not a multiple of {elements}" if source.cols % elements else None
+
+    def stored(self, source: Source) -> tuple[Stored, ...]:
+        """Blocks, with their scales in them."""
+        return (Stored("{weight}", self.dtype, (source.rows, source.cols)),)
+
+    def together(self, source: Source) -> int:
+        """1: rows stand alone."""
+        return 1
+
+    def measure(self, x: Tensor) -> Tensor:
+        """Whether all is finite: scales are in the blocks."""
+        return x.abs().amax(1)
+
+    def known(self, source: Source) -> Mapping[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
+        """Nothing."""
+        return ()
+
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+        """Blocks of rows."""
+        return self.quantize(x.reshape(-1, BLOCKS[self.dtype][0])).view(len(x), -1)
+
+
+def q8_0(x: Tensor) -> Tensor:
+    """Blocks of Q8_0."""
+    d = x.abs().amax(1, keepdim=True) / 127
+    scaled = x * _inverse(d)
+    away = scaled.abs().floor()
+    codes = (away + (2 * (scaled.abs() - away)).floor()).copysign(scaled).to(torch.int8)
+    return torch.cat([_half(d), bytes_of(codes)], 1)
+
+
+def _signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """The scale of each block, and codes from 0 to 2 · half - 1."""
+    at = x.abs().argmax(1, keepdim=True)
+    d = x.gather(1, at) / -half
+    codes = (x * _inverse(d) + (half + 0.5)).trunc().clamp_(0, 2 * half - 1)
+    return d, codes.to(torch.uint8)
+
+
+def _from_least(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Scale and minimum of each block as stored, and codes from 0 to ``most``."""
+    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+    d = (high - low) / most
+    codes = ((x - low) * _inverse(d) + 0.5).trunc().clamp_(0, most)
+    return torch.cat([_half(d), _half(low)], 1), codes.to(torch.uint8)
+
+
+def q4_0(x: Tensor) -> Tensor:
+    """Blocks of Q4_0."""
+    d, codes = _signed(x, 8)
+    return torch.cat([_half(d), _nibbles(codes)], 1)
+
+
+def q4_1(x: Tensor) -> Tensor:
+    """Blocks of Q4_1."""
+    scales, codes = _from_least(x, 15)
+    return torch.cat([scales, _nibbles(codes)], 1)
+
+
+def q5_0(x: Tensor) -> Tensor:
+    """Blocks of Q5_0."""
+    d, codes = _signed(x, 16)
+    return torch.cat([_half(d), _high_bits(codes), _nibbles(codes & 15)], 1)
+
+
+def q5_1(x: Tensor) -> Tensor:
+    """Blocks of Q5_1."""
+    scales, codes = _from_least(x, 31)
+    return torch.cat([scales, _high_bits(codes), _nibbles(codes & 15)], 1)
+
+
+def _inverse(d: Tensor) -> Tensor:
+    return torch.where(d == 0, 0.0, 1 / d)
+
+
+def _half(numbers: Tensor) -> Tensor:
+    return bytes_of(numbers.to(torch.float16))
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    return codes[:, :16] | codes[:, 16:] << 4
+
+
+def _high_bits(codes: Tensor) -> Tensor:
+    places = torch.arange(8, dtype=torch.uint8)
+    return ((codes >> 4).view(-1, 4, 8) << places).sum(2, dtype=torch.uint8)
+
+
+LEGACY = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1}

@@ -1,0 +1,85 @@
+"""Calibrators: from which numbers of a block its scale is made.
+
+    absmax    the largest magnitude
+    pNN       the magnitude that NN % of the elements do not exceed
+    mse       the largest magnitude times that of 20 ratios from 0.5 to 1 which leaves the least squared error
+    ema       of a whole tensor: a moving average of the largest magnitudes of its pieces, as trainers keep it
+
+Asymmetric codes have both ends instead (minmax), which ``mse`` and ``pNN`` shrink alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quanterr.errors import UsageError
+from quanterr.util.text import display
+
+RATIOS = tuple(1 - n / 38 for n in range(20))  # 1 to 0.5
+MOMENTUM = 0.9  # of ema
+NAMES = "absmax, p99.9 (any percentile from 50 to 100), mse, ema"
+
+Rounded = Callable[[Tensor], Tensor]  # numbers in units of a code → the nearest codes, as float32; may overwrite
+
+
+@dataclass(frozen=True)
+class Calibrator:
+    """``percentile`` and ``searches`` exclude each other; without them it is absmax."""
+
+    name: str = "absmax"
+    percentile: float = 100.0
+    searches: bool = False
+    averages: bool = False
+
+    def ends(self, blocks: Tensor, most: float, rounded: Rounded) -> Tensor:
+        """The magnitude that becomes the code ``most``, of blocks (a, high, b, wide): (a, b)."""
+        largest = blocks.abs().amax((1, 3))
+        if self.percentile < 100:
+            flat = blocks.abs().transpose(1, 2).flatten(2)
+            return torch.quantile(flat, self.percentile / 100, dim=2) if flat.shape[2] <= 1 << 24 else largest
+        if not self.searches:
+            return largest
+        best, least = largest.clone(), torch.full_like(largest, torch.inf)
+        for ratio in RATIOS:
+            scale = largest * (ratio / most)
+            unit = scale.masked_fill(scale == 0, 1)[:, None, :, None]
+            error = (rounded(blocks / unit) * unit - blocks).square_().sum((1, 3))
+            better = error < least
+            least = torch.where(better, error, least)
+            best = torch.where(better, largest * ratio, best)
+        return best
+
+    def over_pieces(self, ends: Tensor) -> Tensor:
+        """Of a whole tensor, from those of its pieces, (n, 1): the largest, or their moving average."""
+        if not self.averages:
+            return ends.amax()
+        average = ends.view(-1)[0]
+        for end in ends.view(-1)[1:]:
+            average = MOMENTUM * average + (1 - MOMENTUM) * end
+        return average
+
+
+ABSMAX = Calibrator()
+
+
+def calibrator_named(name: str) -> Calibrator:
+    """The calibrator of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name in ("absmax", "minmax"):
+        return ABSMAX
+    if name == "mse":
+        return Calibrator(name, searches=True)
+    if name == "ema":
+        return Calibrator(name, averages=True)
+    try:
+        percentile = float(name.removeprefix("p")) if name.startswith("p") else 0.0
+    except ValueError:
+        percentile = 0.0
+    if not 50 <= percentile <= 100:
+        raise UsageError(f"scales={display(name)}: choose one of {NAMES}")
+    return Calibrator(name, percentile)

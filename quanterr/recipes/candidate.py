@@ -1,0 +1,267 @@
+"""An original as a checkpoint that is quantized while it is read.
+
+Each weight that a recipe takes is a file of its own, which holds the tensors that the recipe stores of it: made when
+somebody reads them, kept nowhere. So such a candidate goes through the same pairs, readers and findings as one on disk.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Checkpoint, Entry, StoredFile
+from quanterr.checkpoints.base import DTYPE_BITS
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.errors import CheckpointError
+from quanterr.recipes.base import FLOATS, Recipe, Source, Stored
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import display
+
+PIECE = 1 << 16  # elements that are measured or encoded at once: a core's cache holds them
+MOST_KEPT = 4  # weights of a candidate whose scales are kept
+
+# Parts of names that stay as they are. Norms and biases are small and sensitive; embeddings (also T5's
+# relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose
+# among alternatives, where a small error changes the choice.
+SKIP = ("norm", "bias", "embed", "wte", "wpe", "lm_head", "router", ".gate.")
+
+Rows = Callable[[int, int], Tensor]  # rows first:stop of a weight, (r, c) float32
+
+
+class _Scales:
+    """All that a recipe stores of a weight but its codes: measured once, by all threads that need it together."""
+
+    def __init__(self, file: "QuantizedFile") -> None:
+        self._file, self._lock = file, threading.Lock()
+        self._pieces = list(file.pieces(0, file.source.rows))
+        self._found: list[Tensor | None] = [None] * len(self._pieces)
+        self._next, self._missing, self._ended = 0, len(self._pieces), threading.Event()
+        self._settled: tuple[Tensor, ...] | None = None
+
+    def get(self) -> tuple[Tensor, ...]:
+        """Settled; helps to measure where others are still at it."""
+        try:
+            while (number := self._claimed()) is not None:
+                self._measure(number)
+        except BaseException:
+            self._ended.set()  # nobody may wait for what will not come
+            raise
+        self._ended.wait()
+        if self._settled is None:
+            raise CheckpointError(f"{display(self._file.weight)}: could not be measured")
+        return self._settled
+
+    def _claimed(self) -> int | None:
+        with self._lock:
+            if self._next == len(self._pieces):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _measure(self, number: int) -> None:
+        file = self._file
+        self._found[number] = file.recipe.scheme.measure(file.rows(*self._pieces[number]))
+        with self._lock:
+            self._missing -= 1
+            last = not self._missing
+        if last:
+            measured = torch.cat([found for found in self._found if found is not None])
+            if not bool(measured.isfinite().all()):
+                raise CheckpointError(
+                    f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; -l '!{file.weight}' "
+                    "leaves it out"
+                )
+            self._found = []
+            self._settled = file.recipe.scheme.settle(measured, file.source)
+            self._ended.set()
+
+
+class KeptScales:
+    """The scales of the few weights that are being read."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._scales: OrderedDict[int, _Scales] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, file: "QuantizedFile") -> _Scales:
+        """Those of a weight; the oldest of others are forgotten."""
+        with self._lock:
+            found = self._scales.pop(id(file), None) or _Scales(file)
+            self._scales[id(file)] = found
+            if len(self._scales) > MOST_KEPT:
+                self._scales.popitem(last=False)
+        return found
+
+
+class QuantizedFile(StoredFile):
+    """What a recipe stores of one weight, one tensor after the other, made while it is read."""
+
+    def __init__(self, weight: str, recipe: Recipe, source: Source, rows: Rows, kept: KeptScales) -> None:
+        """``rows`` gives the weight's own; nothing is read yet."""
+        self.path = Path(recipe.name)
+        self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
+        self.entries = list(self._entries(recipe.scheme.stored(source)))
+        self.size = self.entries[-1].offset + self.entries[-1].nbytes
+        self._known = {name.replace("{weight}", weight): tensor for name, tensor in recipe.scheme.known(source).items()}
+        together = min(recipe.scheme.together(source), source.rows)
+        self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes
+
+    def _entries(self, stored: tuple[Stored, ...]) -> Iterator[Entry]:
+        offset = 0
+        for name, dtype, shape in stored:
+            entry = Entry(name.replace("{weight}", self.weight), dtype, shape, self, offset, _bytes(dtype, shape))
+            offset += entry.nbytes
+            yield entry
+
+    def __str__(self) -> str:
+        return f"{display(self.recipe.name)} of {display(self.weight)}"
+
+    @property
+    def descriptor(self) -> int:
+        """-1: there is no file."""
+        return -1
+
+    @torch.inference_mode()
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` with the bytes from ``offset`` on.
+
+        Raises:
+            CheckpointError: the original cannot be read, or holds NaN or infinity.
+        """
+        for entry in self.entries:
+            begin, end = max(offset, entry.offset), min(offset + len(view), entry.offset + entry.nbytes)
+            if begin < end:
+                into = torch.frombuffer(view[begin - offset : end - offset], dtype=torch.uint8)
+                if entry is self.entries[0]:
+                    self._encode(into, begin)
+                else:
+                    into.copy_(self._part(entry)[begin - entry.offset : end - entry.offset])
+
+    def _part(self, entry: Entry) -> Tensor:
+        """All bytes of another part than the codes."""
+        found = self._known.get(entry.name)
+        if found is None:
+            made = [other.name for other in self.entries[1:] if other.name not in self._known]
+            found = self._kept.of(self).get()[made.index(entry.name)]
+        return found.contiguous().view(-1).view(torch.uint8)
+
+    def _encode(self, into: Tensor, begin: int) -> None:
+        """The bytes of codes from ``begin`` on."""
+        settled = self._kept.of(self).get()
+        first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
+        done = 0
+        for row, stop in self.pieces(first * self._together, min(last * self._together, self.source.rows)):
+            codes = self.recipe.scheme.encode(self.rows(row, stop), row, settled).view(-1)
+            at = row // self._together * self._unit  # of the piece, in the entry
+            skip = max(begin - at, 0)
+            n = min(len(codes) - skip, len(into) - done)
+            into[done : done + n] = codes[skip : skip + n]
+            done += n
+
+    def pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Rows that are measured or encoded at once."""
+        step = max(PIECE // max(self.source.cols, 1) // self._together, 1) * self._together
+        for row in range(first, stop, step):
+            yield row, min(row + step, stop)
+
+    def will_need(self, offset: int, n: int) -> None:
+        """Nothing to fetch."""
+
+    def check_unchanged(self) -> None:
+        """The original's file is checked."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    elements, n_bytes = BLOCKS.get(dtype) or (8, DTYPE_BITS[dtype])
+    return prod(shape) * n_bytes // elements
+
+
+class Left(NamedTuple):
+    """A weight that stays as it is."""
+
+    name: str
+    reason: str
+
+
+class _Reading(threading.local):
+    """Each thread's buffers."""
+
+    def __init__(self) -> None:
+        self.workspace = Workspace(torch.device("cpu"))
+
+
+_reading = _Reading()
+
+
+def rows_of(entry: Entry) -> Rows:
+    """Rows of a stored matrix of floats; a buffer that holds until the thread reads others."""
+    cols = entry.shape[1]
+
+    def rows(first: int, stop: int) -> Tensor:
+        workspace = _reading.workspace
+        stored = workspace.read("stored", entry, first * cols, (stop - first, cols))
+        return workspace.buffer("x", (stop - first, cols), torch.float32).copy_(stored)
+
+    return rows
+
+
+def choose(original: Checkpoint, takes: Callable[[str], bool]) -> tuple[list[str], list[Left]]:
+    """The weights to quantize of those that ``takes`` selects, and the matrices that stay, with the reason."""
+    chosen, left = [], []
+    for name, entry in original.entries.items():
+        if len(entry.shape) < 2 or not takes(name):
+            continue
+        skipped = next((part for part in SKIP if part in name.lower()), None)
+        if len(entry.shape) != 2 or not name.endswith(".weight"):
+            left.append(Left(name, f"of shape {list(entry.shape)}: recipes quantize matrices X.weight"))
+        elif entry.dtype not in FLOATS:
+            left.append(Left(name, f"stored as {entry.dtype}, not as floats"))
+        elif skipped:
+            left.append(Left(name, f'"{skipped}" in its name: embeddings, heads, norms and routers stay'))
+        elif not all(entry.shape):
+            left.append(Left(name, "it is empty"))
+        else:
+            chosen.append(name)
+    return chosen, left
+
+
+def candidate(original: Checkpoint, recipe: Recipe, chosen: list[str]) -> tuple[Checkpoint, list[Left]]:
+    """The original with ``chosen`` weights quantized by a recipe, and those of them that it cannot store."""
+    return mixed(original, dict.fromkeys(chosen, recipe), recipe.name)
+
+
+def mixed(original: Checkpoint, recipes: Mapping[str, Recipe], name: str) -> tuple[Checkpoint, list[Left]]:
+    """The same with a recipe for each weight."""
+    entries: dict[str, Entry] = {}
+    left, kept = [], KeptScales()
+    for own, entry in original.entries.items():
+        recipe = recipes.get(own)
+        if recipe is None:
+            entries[own] = entry
+            continue
+        rows, cols = entry.shape
+        source = Source(rows, cols, entry.dtype)
+        why = recipe.scheme.refusal(source)
+        if why:
+            left.append(Left(own, f"{recipe.name}: {why}"))
+            entries[own] = entry
+            continue
+        for part in QuantizedFile(own, recipe, source, rows_of(entry), kept).entries:
+            entries[part.name] = part
+    configs = {str(recipe.scheme.config): recipe.scheme.config for recipe in recipes.values() if recipe.scheme.config}
+    config = dict(original.config)
+    if len(configs) == 1:
+        own_config = config.get("config.json")
+        config["config.json"] = (own_config if isinstance(own_config, dict) else {}) | {
+            "quantization_config": dict(next(iter(configs.values())))
+        }
+    return Checkpoint(name, "recipe", (), entries, (), config), left

@@ -1,0 +1,165 @@
+"""Integers of 2 to 8 bits with a scale for each group of columns: ``int4_g128``, ``int4_g64:asym``, ``int8_channel``.
+
+    X.weight_packed        I32                   (rows, words): dense, the lowest bits first
+    X.weight_scale         the weight's dtype    (rows, groups)
+    X.weight_zero_point    I32                   (words of rows, groups), of asymmetric codes
+    X.weight_shape         I64                   (2,)
+
+    symmetric     scale = max |x| / ((2^b - 1) / 2); code = round(x / scale) in [-2^(b-1), 2^(b-1) - 1]
+    asymmetric    scale = (max(x, 0) - min(x, 0)) / (2^b - 1); zero = round(-2^(b-1) - min(x, 0) / scale)
+                  code = round(x / scale + zero)
+
+compressed-tensors' pack-quantized. A scale of zero becomes the epsilon of its dtype.
+
+Reference: vllm-project/compressed-tensors@0.20.0 quantization/utils/helpers.py calculate_qparams,
+quantization/lifecycle/forward.py _quantize, compressors/pack_quantized/helpers.py pack_to_int32.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quanterr.recipes.base import FLOATS, Source, Stored
+from quanterr.recipes.calibration import RATIOS, Calibrator
+
+WORD = 32
+
+
+@dataclass(frozen=True)
+class Integers:
+    """``group`` columns share a scale; 0 is all of a row."""
+
+    bits: int
+    group: int
+    symmetric: bool
+    calibrator: Calibrator
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """What compressed-tensors writes."""
+        weights = {
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": self.symmetric,
+            "strategy": "group" if self.group else "channel",
+            "group_size": self.group or None,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "version": "0.20.0",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        }
+
+    def refusal(self, source: Source) -> str | None:
+        """Groups are whole."""
+        if self.group and source.cols % self.group:
+            return f"its {source.cols} columns are not a multiple of {self.group}"
+        return None
+
+    def stored(self, source: Source) -> tuple[Stored, ...]:
+        """Codes, scales, zero points, shape."""
+        groups = source.cols // self.group if self.group else 1
+        found = [
+            Stored("{weight}_packed", "I32", (source.rows, -(-source.cols * self.bits // WORD))),
+            Stored("{weight}_scale", source.dtype, (source.rows, groups)),
+        ]
+        if not self.symmetric:
+            found.append(Stored("{weight}_zero_point", "I32", (-(-source.rows * self.bits // WORD), groups)))
+        return *found, Stored("{weight}_shape", "I64", (2,))
+
+    def together(self, source: Source) -> int:
+        """1: rows stand alone."""
+        return 1
+
+    @property
+    def _low(self) -> int:
+        return -(1 << self.bits - 1)
+
+    @property
+    def _high(self) -> int:
+        return (1 << self.bits - 1) - 1
+
+    def measure(self, x: Tensor) -> Tensor:
+        """Of symmetric codes the largest |x|, (r, groups); of others both ends, (r, groups, 2)."""
+        blocks = x.view(len(x), 1, -1, self.group or x.shape[1])
+        if self.symmetric:
+            half = (2**self.bits - 1) / 2
+            return self.calibrator.ends(blocks, half, lambda v: v.round_().clamp_(self._low, self._high))
+        low, high = torch.aminmax(blocks[:, 0], dim=2)
+        if self.calibrator.searches or self.calibrator.percentile < 100:
+            return self._shrunk(blocks[:, 0], low.clamp_(max=0), high.clamp_(min=0))
+        return torch.stack([low.clamp_(max=0), high.clamp_(min=0)], 2)
+
+    def _shrunk(self, groups: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Both ends times the ratio that leaves the least squared error, or at the percentile."""
+        if self.calibrator.percentile < 100:
+            q = torch.tensor([1 - self.calibrator.percentile / 100, self.calibrator.percentile / 100])
+            ends = torch.quantile(groups, q, dim=2)
+            return torch.stack([ends[0].clamp(max=0), ends[1].clamp(min=0)], 2)
+        best, least = torch.stack([low, high], 2), torch.full_like(low, torch.inf)
+        for ratio in RATIOS:
+            ends = torch.stack([low * ratio, high * ratio], 2)
+            scale, zero = self._asymmetric(ends)
+            codes = (groups / scale[..., None]).add_(zero[..., None]).round_().clamp_(self._low, self._high)
+            error = codes.sub_(zero[..., None]).mul_(scale[..., None]).sub_(groups).square_().sum(2)
+            better = error < least
+            least = torch.where(better, error, least)
+            best = torch.where(better[..., None], ends, best)
+        return best
+
+    def _asymmetric(self, ends: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = ends[..., 0], ends[..., 1]
+        scale = (high - low) / (2**self.bits - 1)
+        zero = (self._low - low / scale).nan_to_num_(nan=float(self._low)).clamp_(self._low, self._high).round_()
+        return _not_zero(scale), zero
+
+    def known(self, source: Source) -> Mapping[str, Tensor]:
+        """The shape."""
+        return {"{weight}_shape": torch.tensor([source.rows, source.cols])}
+
+    def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
+        """Scales, zero points; these as they are at last, as encode needs them."""
+        dtype = FLOATS[source.dtype]
+        if self.symmetric:
+            return (_not_zero((measured / ((2**self.bits - 1) / 2)).to(dtype)),)
+        scale, zero = self._asymmetric(measured)
+        zero_points = packed((zero - self._low).to(torch.uint8).t().contiguous(), self.bits)
+        return _not_zero(scale.to(dtype)), zero_points.t().contiguous(), zero
+
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+        """Codes, packed."""
+        scale = settled[0][first : first + len(x)].float()[..., None]
+        codes = x.view(len(x), scale.shape[1], -1) / scale
+        if not self.symmetric:
+            codes.add_(settled[2][first : first + len(x), :, None])
+        codes = codes.round_().clamp_(self._low, self._high).sub_(self._low).to(torch.uint8)
+        return packed(codes.view(len(x), -1), self.bits).view(torch.uint8)
+
+
+def _not_zero(scale: Tensor) -> Tensor:
+    """With the epsilon of the dtype instead of zeros."""
+    return scale.masked_fill_(scale == 0, torch.finfo(scale.dtype).eps)
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes, (r, n), as a stream of bits in words, the lowest first: int32 (r, words)."""
+    rows, n = codes.shape
+    words = -(-n * bits // WORD)
+    if 8 % bits == 0:
+        each = 8 // bits
+        room = torch.zeros(rows, words * 4 * each, dtype=torch.uint8) if words * WORD != n * bits else codes
+        if room is not codes:
+            room[:, :n] = codes
+        parts = room.reshape(rows, -1, each)
+        found = parts[..., 0].clone()
+        for place in range(1, each):
+            found |= parts[..., place] << place * bits
+        return found.view(torch.int32)
+    stream = torch.zeros(rows, words * WORD, dtype=torch.uint8)
+    places = torch.arange(bits, dtype=torch.uint8)
+    stream[:, : n * bits] = (codes[..., None] >> places & 1).view(rows, -1)
+    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+    return (stream.view(rows, -1, 8) * weights).sum(2, dtype=torch.uint8).view(torch.int32)

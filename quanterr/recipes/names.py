@@ -1,0 +1,138 @@
+"""From a name to a recipe: ``format[_gGROUP][:asym][:double][:scales=CALIBRATOR]``.
+
+fp8_tensor  fp8_row  fp8_block128  int8_tensor  int8_row  int8_block128
+int2_g32 … int8_g128  int4_channel  int4_g64:asym
+mxfp8  mxfp4  nvfp4  nf4  nf4_g128  nf4:double  fp4
+gguf_q8_0  gguf_q5_1  gguf_q5_0  gguf_q4_1  gguf_q4_0  gguf_q6_k  gguf_q5_k  gguf_q4_k  gguf_q3_k  gguf_q2_k
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+
+from quanterr.errors import UsageError
+from quanterr.recipes.base import Recipe, Scheme
+from quanterr.recipes.blocks import LEGACY, Blocks
+from quanterr.recipes.calibration import ABSMAX, Calibrator, calibrator_named
+from quanterr.recipes.integers import Integers
+from quanterr.recipes.microscaled import Microscaled
+from quanterr.recipes.scaled import FP8, INT8, Scaled
+from quanterr.recipes.superblocks import K_TYPES
+from quanterr.recipes.tables import Table
+from quanterr.util.text import display
+
+SCALED = re.compile(r"(?P<codes>fp8|int8)_(?P<per>tensor|row|block(?P<edge>[1-9]\d{0,3}))")
+INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
+TABLE = re.compile(r"(?P<kind>nf4|fp4)(?:_g(?P<block>32|64|128|256|512|1024|2048|4096))?")
+GGML = LEGACY | K_TYPES
+TABLE_BLOCK = 64  # of bitsandbytes, where none is given
+PRESETS = ("fp8_tensor", "fp8_row", "int8_row", "nvfp4", "mxfp4", "int4_g128", "nf4", "gguf_q4_0")
+
+# Name → what it is. Numbers in names stand for others.
+LISTING = {
+    "fp8_tensor": "E4M3 codes, one scale",
+    "fp8_row": "E4M3 codes, a scale per row",
+    "fp8_block128": "E4M3 codes, a scale per block of 128 × 128",
+    "int8_tensor": "8-bit integers, one scale",
+    "int8_row": "8-bit integers, a scale per row",
+    "int8_block128": "8-bit integers, a scale per block of 128 × 128",
+    "int4_g128": "2- to 8-bit integers, a scale per 128 columns; :asym with zero points (compressed-tensors)",
+    "int8_channel": "2- to 8-bit integers, a scale per row; :asym with zero points (compressed-tensors)",
+    "mxfp8": "E4M3 codes, a power of two per 32 columns",
+    "mxfp4": "E2M1 codes, a power of two per 32 columns",
+    "nvfp4": "E2M1 codes, an E4M3 scale per 16 columns, and one of the tensor",
+    "nf4": "16 numbers of a normal distribution, a scale per 64 elements; nf4_g128; :double (bitsandbytes)",
+    "fp4": "E2M1 codes of bitsandbytes, a scale per 64 elements; fp4_g128; :double",
+    **{f"gguf_{dtype.lower()}": f"ggml's {dtype}" for dtype in GGML},
+}
+
+
+def listing() -> dict[str, str]:
+    """All recipes by name; numbers in names stand for others."""
+    return dict(LISTING)
+
+
+def recipes_named(given: Iterable[str], scales: str | None = None) -> list[Recipe]:
+    """The recipes of names that are separated by commas, with braces: ``int4_g{32,64}``; each with all ``scales``.
+
+    Raises:
+        UsageError: a name that is none, one twice, none at all.
+    """
+    names = [name for text in given for piece in _split(text) for name in _expanded(piece)]
+    if scales is not None:
+        names = [f"{name}:scales={calibrator}" for name in names for calibrator in scales.split(",")]
+    found = [recipe_named(name) for name in names]
+    twice = [recipe.name for n, recipe in enumerate(found) if recipe.name in {one.name for one in found[:n]}]
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice")
+    if not found:
+        raise UsageError("no recipe is given; quanterr formats --recipes lists them")
+    return found
+
+
+def _split(text: str) -> Iterator[str]:
+    """At commas outside of braces."""
+    return (piece.strip() for piece in re.split(r",(?![^{]*\})", text) if piece.strip())
+
+
+def _expanded(name: str) -> list[str]:
+    found = re.fullmatch(r"([^{}]*)\{([^{}]*)\}(.*)", name)
+    if found is None:
+        return [name]
+    return [other for one in found[2].split(",") for other in _expanded(f"{found[1]}{one.strip()}{found[3]}")]
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        UsageError: there is none; proposes a near one.
+    """
+    base, *options = name.lower().split(":")
+    flags = {option for option in options if "=" not in option}
+    values = dict(option.split("=", 1) for option in options if "=" in option)
+    calibrator = calibrator_named(values.pop("scales", "absmax"))
+    scheme = _scheme(base, flags, calibrator)
+    if scheme is None:
+        near = get_close_matches(base, LISTING, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else "quanterr formats --recipes lists them"
+        raise UsageError(f"{display(name)} is not a recipe; {hint}")
+    if values:
+        raise UsageError(f"{display(name)}: unknown option {display(next(iter(values)))}; there is scales=")
+    return Recipe(name.lower(), scheme)
+
+
+def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None:
+    """The scheme of a name and its options; None where there is no such name.
+
+    Raises:
+        UsageError: an option that this kind does not have.
+    """
+    allowed: set[str] = set()
+    scheme: Scheme | None = None
+    calibrates = calibrator == ABSMAX
+    if found := SCALED.fullmatch(base):
+        edge = int(found["edge"] or 0)
+        edges = {"tensor": (0, 0), "row": (1, 0)}.get(found["per"], (edge, edge))
+        config = {"weight_block_size": [edge, edge]} if edge else {}
+        scheme = Scaled(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator, config)
+        calibrates = not calibrator.averages or edges == (0, 0)
+    elif found := INTEGER.fullmatch(base):
+        allowed = {"asym"}
+        scheme = Integers(int(found["bits"]), int(found["group"] or 0), "asym" not in flags, calibrator)
+        calibrates = not calibrator.averages
+    elif found := TABLE.fullmatch(base):
+        allowed = {"double"}
+        scheme = Table(found["kind"], int(found["block"] or TABLE_BLOCK), "double" in flags)
+    elif base in ("mxfp8", "mxfp4", "nvfp4"):
+        scheme = Microscaled(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
+    elif (dtype := base.removeprefix("gguf_").upper()) in GGML and base.startswith("gguf_"):
+        scheme = Blocks(dtype, GGML[dtype])
+    if scheme is None:
+        return None
+    if flags - allowed:
+        known = f"there is :{', :'.join(sorted(allowed))}" if allowed else "it has none"
+        raise UsageError(f"{base}: unknown option :{display(min(flags - allowed))}; {known}")
+    if not calibrates:
+        raise UsageError(f"{base} has no scales={calibrator.name}: its scales follow from the largest magnitudes")
+    return scheme

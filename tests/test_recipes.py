@@ -1,0 +1,216 @@
+"""Recipes against the libraries that they follow, and virtual candidates against files on disk."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_stored import Stored, write_gguf
+from making import numbers, store
+from safetensors.torch import load_file, save_file
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.recipes import listing, recipe_named, recipes_named
+from quanterr.recipes.candidate import PIECE, candidate, choose
+from quanterr.recipes.tensors import fake_quantize, quantize_tensor
+
+GOLDEN = Path(__file__).parent / "golden_recipes"
+WEIGHTS = load_file(GOLDEN / "weights.safetensors")
+VALUES = json.loads((GOLDEN / "values.json").read_text())
+EVERY = [*listing(), "int4_g64:asym", "int3_g32", "int6_g32:asym", "nf4:double", "fp4_g128", "int8_block64"]
+
+
+def digest(values):
+    return hashlib.sha256((values.float().contiguous() + 0.0).numpy().tobytes()).hexdigest()
+
+
+def snr(x, y):
+    return float(10 * torch.log10(x.square().sum() / (y - x).square().sum()))
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_values_are_those_of_the_library_bit_for_bit(case):
+    recipe, _, _ = case.partition(" ")
+    found = {name: digest(fake_quantize(WEIGHTS[name], recipe)) for name in VALUES[case]}
+
+    assert VALUES[case] == found
+
+
+class TestKTypes:
+    """llama-quantize has no Python: its files of a trained model have these SNRs where no importance matrix is used."""
+
+    @pytest.mark.parametrize(
+        ("recipe", "least"), [("q6_k", 34.9), ("q5_k", 28.7), ("q4_k", 22.7), ("q3_k", 16.3), ("q2_k", 10.3)]
+    )
+    def test_the_search_reaches_its_usual_level(self, recipe, least):
+        x = torch.randn(32, 512, generator=torch.Generator().manual_seed(5))
+
+        assert least < snr(x, fake_quantize(x, f"gguf_{recipe}"))
+
+    def test_is_near_the_real_writer(self):
+        """The first rows of a weight, and what llama-quantize without an importance matrix left of them."""
+        golden = load_file(GOLDEN / "q4_k.safetensors")
+        theirs, ours = snr(golden["x"], golden["y"]), snr(golden["x"], fake_quantize(golden["x"], "gguf_q4_k"))
+
+        assert abs(theirs - ours) < 0.1
+
+    @pytest.mark.parametrize("recipe", ["q6_k", "q5_k", "q4_k", "q3_k", "q2_k"])
+    def test_zeros_and_constants_stay(self, recipe):
+        assert not fake_quantize(torch.zeros(2, 256), f"gguf_{recipe}").any()
+        assert torch.allclose(torch.tensor(0.3), fake_quantize(torch.full((2, 256), 0.3), f"gguf_{recipe}"), rtol=1e-3)
+
+
+def plain(report):
+    """What is said of weights, without where the file is."""
+    return [report.aggregate, report.layers, report.lossless, report.not_compared, report.formats, report.verdict]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Two matrices, one larger than a piece and of an odd number of rows; a norm and an embedding."""
+    tensors = {
+        "model.embed_tokens.weight": numbers(10, 64),
+        "model.layers.0.mlp.up_proj.weight": numbers(PIECE // 256 * 2 + 3, 256, seed=1),
+        "model.layers.0.mlp.down_proj.weight": numbers(256, 512, seed=2).float(),
+        "model.layers.0.input_layernorm.weight": numbers(64, seed=3),
+    }
+    path = store(tmp_path_factory.mktemp("original") / "x.safetensors", tensors)
+    with open_checkpoint(path) as checkpoint:
+        yield checkpoint, tensors
+
+
+class TestCandidate:
+    @pytest.mark.parametrize("name", EVERY)
+    def test_its_report_is_that_of_the_same_on_disk(self, original, tmp_path, name):
+        checkpoint, tensors = original
+        chosen, _ = choose(checkpoint, lambda name: True)
+        virtual, left = candidate(checkpoint, recipe_named(name), chosen)
+        report = quanterr.compare(checkpoint, virtual, device="cpu")
+
+        assert ([], "pass") == (left, report.verdict), report.reasons
+        assert {layer.layer_name for layer in report.layers} == {name for name in tensors if "proj" in name}
+        if name.startswith("gguf"):  # which a safetensors file cannot hold
+            parts = [
+                Stored(key, virtual.entries[key].dtype, tuple(tensor.shape), virtual.entries[key].read())
+                for key, tensor in tensors.items()
+            ]
+            path = write_gguf(tmp_path / "model.gguf", parts)
+            assert plain(report) == plain(quanterr.compare(checkpoint, path, device="cpu"))
+            return
+        written = {key: tensor for key, tensor in tensors.items() if "proj" not in key}
+        for key in chosen:
+            parts = quantize_tensor(tensors[key], name)
+            written |= {key.removesuffix("weight") + part: tensor.clone() for part, tensor in parts.items()}
+        save_file(written, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(
+            json.dumps({"quantization_config": dict(recipe_named(name).scheme.config)})
+        )
+        assert plain(report) == plain(quanterr.compare(checkpoint, tmp_path, device="cpu"))
+
+    def test_its_bytes_are_the_same_in_any_cut(self, original):
+        checkpoint, _ = original
+        for name in ("fp8_block128", "int4_g32:asym", "nf4:double", "gguf_q4_k"):
+            virtual, _ = candidate(checkpoint, recipe_named(name), ["model.layers.0.mlp.up_proj.weight"])
+            for entry in virtual.entries.values():
+                whole = entry.read()
+                for begin, n in ((0, 1), (len(whole) // 3, 1000), (len(whole) - 7, 7)):
+                    n = min(n, len(whole) - begin)
+                    assert whole[begin : begin + n] == entry.file.read(entry.offset + begin, n)
+
+    def test_what_a_recipe_cannot_store_stays(self, tmp_path):
+        path = store(tmp_path / "x.safetensors", {"a.weight": numbers(8, 40), "b.weight": numbers(8, 64, seed=1)})
+        with open_checkpoint(path) as checkpoint:
+            virtual, left = candidate(checkpoint, recipe_named("int4_g32"), ["a.weight", "b.weight"])
+
+            assert [("a.weight", "int4_g32: its 40 columns are not a multiple of 32")] == left
+            assert virtual.entries["a.weight"] is checkpoint.entries["a.weight"]
+            assert ["b.weight"] == [layer.layer_name for layer in quanterr.compare(checkpoint, virtual).layers]
+
+    def test_norms_heads_routers_and_stacks_stay_with_a_reason(self, tmp_path):
+        tensors = {
+            "lm_head.weight": numbers(4, 8),
+            "a.experts.up_proj": numbers(2, 4, 8, seed=1),
+            "b.weight": numbers(4, 8, seed=2).to(torch.float8_e4m3fn),
+            "c.weight": numbers(4, 8, seed=3),
+        }
+        with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
+            chosen, left = choose(checkpoint, lambda name: True)
+
+        assert ["c.weight"] == chosen
+        assert {"lm_head.weight", "a.experts.up_proj", "b.weight"} == {one.name for one in left}
+
+    def test_nan_is_named(self, tmp_path):
+        x = numbers(8, 64).float()
+        x[3, 5] = torch.nan
+        with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": x})) as checkpoint:
+            virtual, _ = candidate(checkpoint, recipe_named("fp8_row"), ["a.weight"])
+            with pytest.raises(CheckpointError, match=r"a\.weight: holds NaN or infinity"):
+                quanterr.compare(checkpoint, virtual, device="cpu")
+
+
+class TestCalibration:
+    def test_mse_never_has_more_error_and_percentiles_clip(self):
+        x = WEIGHTS["heavy"]
+        for recipe in ("int4_g32", "int4_g32:asym", "int4_channel", "fp8_row", "int8_tensor"):
+            assert snr(x, fake_quantize(x, recipe)) <= snr(x, fake_quantize(x, f"{recipe}:scales=mse")) + 1e-9
+        clipped = fake_quantize(x, "int8_row:scales=p99")
+        assert clipped.abs().amax() < 0.8 * x.abs().amax()
+
+    def test_an_average_is_of_the_pieces_of_a_tensor(self):
+        x = torch.ones(4 * PIECE // 256, 256)
+        x[: PIECE // 256] = 2.0
+
+        expected = 2.0 * 0.9**3 + (1 - 0.9**3)
+        assert pytest.approx(expected, rel=1e-6) == float(fake_quantize(x, "int8_tensor:scales=ema").amax())
+
+
+class TestNames:
+    def test_braces_and_scales_multiply(self):
+        names = [recipe.name for recipe in recipes_named(["int4_g{32,64},fp8_row"], "absmax,mse")]
+
+        assert [
+            "int4_g32:scales=absmax", "int4_g32:scales=mse", "int4_g64:scales=absmax", "int4_g64:scales=mse",
+            "fp8_row:scales=absmax", "fp8_row:scales=mse",
+        ] == names  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("fp8_rows", "did you mean fp8_row"),
+            ("int9_g32", "is not a recipe"),
+            ("fp8_row:asym", "unknown option :asym; it has none"),
+            ("nf4:asym", "unknown option :asym; there is :double"),
+            ("int4_g32:scales=median", "choose one of absmax"),
+            ("nf4:scales=mse", "nf4 has no scales=mse"),
+            ("fp8_row:scales=ema", "fp8_row has no scales=ema"),
+            ("fp8_row,fp8_row", "fp8_row is given twice"),
+            ("", "no recipe is given"),
+            ("fp8_row:bits=3", "unknown option bits"),
+        ],
+    )
+    def test_what_is_none_is_told(self, name, told):
+        with pytest.raises(UsageError, match=told):
+            recipes_named([name])
+
+
+class TestTensors:
+    def test_gradients_go_straight_through(self):
+        x = WEIGHTS["gaussian"].clone().requires_grad_()
+        (fake_quantize(x, "int4_g128:asym") * 3).sum().backward()
+
+        assert torch.equal(torch.full_like(x, 3), x.grad)
+
+    def test_dtype_and_refusals(self):
+        assert torch.bfloat16 == fake_quantize(WEIGHTS["gaussian"].bfloat16(), "nf4").dtype
+        for tensor, recipe in (
+            (torch.ones(3), "fp8_row"),
+            (torch.ones(2, 30), "int4_g32"),
+            (torch.ones(2, 2).int(), "nf4"),
+        ):
+            with pytest.raises(UsageError):
+                fake_quantize(tensor, recipe)
+        with pytest.raises(CheckpointError, match="NaN or infinity"):
+            fake_quantize(torch.full((2, 64), torch.inf), "nf4")
