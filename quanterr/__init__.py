@@ -16,7 +16,7 @@ from quanterr.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from quanterr.checkpoints import open_checkpoint
-    from quanterr.comparison import compare, rank
+    from quanterr.comparison import compare, rank, sweep
     from quanterr.comparison.measure import measure
     from quanterr.errors import QuanterrError
     from quanterr.evaluation import evaluate
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quanterr.gates import judge
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
+    from quanterr.recipes.tensors import fake_quantize, quantize_tensor
     from quanterr.report.diff.making import diff
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
@@ -40,6 +41,9 @@ _HOMES = {
     "judge": "quanterr.gates",
     "measure": "quanterr.comparison.measure",
     "rank": "quanterr.comparison",
+    "sweep": "quanterr.comparison",
+    "fake_quantize": "quanterr.recipes.tensors",
+    "quantize_tensor": "quanterr.recipes.tensors",
     "read_report": "quanterr.report.reading",
     "theoretical_sqnr": "quanterr.metrics",
     "Report": "quanterr.report.model",
@@ -57,12 +61,15 @@ __all__ = [
     "compare",
     "diff",
     "evaluate",
+    "fake_quantize",
     "inspect",
     "judge",
     "measure",
     "open_checkpoint",
+    "quantize_tensor",
     "rank",
     "read_report",
+    "sweep",
     "theoretical_sqnr",
 ]
 

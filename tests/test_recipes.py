@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import call
 from gguf_stored import Stored, write_gguf
 from making import numbers, store
 from safetensors.torch import load_file, save_file
@@ -214,3 +215,60 @@ class TestTensors:
                 fake_quantize(tensor, recipe)
         with pytest.raises(CheckpointError, match="NaN or infinity"):
             fake_quantize(torch.full((2, 64), torch.inf), "nf4")
+
+
+class TestSweep:
+    def test_is_the_ranking_of_the_recipes_with_what_each_choice_buys(self, original):
+        checkpoint, _ = original
+        found = quanterr.sweep(checkpoint, ["int{4,8}_g64,int4_g32,fp8_row"], device="cpu")
+
+        assert ["int8_g64", "fp8_row", "int4_g32", "int4_g64"] == [candidate.name for candidate in found.candidates]
+        gains = {(gain.what, gain.instead_of, gain.candidate): gain.snr_gain_db for gain in found.gains}
+        assert {("bits", "int4_g64", "int8_g64"), ("finer scales", "int4_g64", "int4_g32")} == gains.keys()
+        assert 23 < gains["bits", "int4_g64", "int8_g64"] < 26  # 6.02 dB a bit in theory
+        assert 0.3 < gains["finer scales", "int4_g64", "int4_g32"] < 2
+
+    def test_ranks_recipes_with_files(self, original, tmp_path):
+        checkpoint, tensors = original
+        values = {
+            name: fake_quantize(tensor, "int8_row") if "proj" in name else tensor for name, tensor in tensors.items()
+        }
+        path = store(tmp_path / "mine.safetensors", values)
+        found = quanterr.rank(checkpoint, [path], against=["int8_row", "int4_g128"], device="cpu")
+
+        mine, row, *_ = sorted(found.candidates, key=lambda candidate: -candidate.snr_db)
+        assert {"mine.safetensors", "int8_row"} == {mine.name, row.name}
+        assert abs(mine.snr_db - row.snr_db) < 0.2  # one is rounded to bfloat16
+
+    def test_only_selected_weights_are_quantized_and_the_rest_is_told(self, tmp_path):
+        path = store(
+            tmp_path / "x.safetensors", {"a.up_proj.weight": numbers(8, 40), "a.down_proj.weight": numbers(8, 64)}
+        )
+        found = quanterr.sweep(path, ["int4_g8"], layers=["up_proj"], device="cpu")
+        assert ["a.up_proj.weight"] == [layer.layer_name for layer in found.layers]
+
+        some = quanterr.sweep(path, ["int4_g32"], device="cpu").candidates[0]
+        assert ["nonstandard_file"] == [finding.code for finding in some.findings]
+        assert (
+            "1 weight cannot be stored and stays: a.up_proj.weight (int4_g32: its 40 columns"
+            in some.findings[0].message
+        )
+
+        with pytest.raises(UsageError, match=r"no selected weight can be quantized: a\.up_proj\.weight"):
+            quanterr.sweep(path, ["int4_g32"], layers=["up_proj"], device="cpu")
+
+    def test_the_command_writes_shows_and_lists(self, original, tmp_path):
+        checkpoint, _ = original
+        done = call(
+            "sweep", checkpoint.path, "--to", "int4_g{32,64}", "-o", tmp_path / "s.json", "--require", "snr_db >= 15"
+        )
+        listed = call("formats", "--recipes")
+
+        assert (0, 0) == (done.returncode, listed.returncode), done.stderr
+        assert "What each choice buys" in done.stdout
+        assert "PASS (exit 0): int4_g32 is best" in done.stdout
+        assert ["int4_g32", "int4_g64"] == [
+            c["name"] for c in json.loads((tmp_path / "s.json").read_text())["candidates"]
+        ]
+        assert all(name in listed.stdout for name in listing())
+        assert 2 == call("sweep", checkpoint.path, "--to", "int4_g{32").returncode

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quanterr.cli import completion, diff, evaluate, gate, guide, ppl, rank, settings
+from quanterr.cli import completion, diff, evaluate, gate, guide, ppl, rank, settings, sweep
 from quanterr.cli.common import (
     AllowPartial,
     AsJson,
@@ -261,6 +261,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 
 
 app.command(cls=Command, help=rank.HELP)(rank.rank)
+app.command(cls=Command, help=sweep.HELP)(sweep.sweep)
 app.command(cls=Command, help=evaluate.HELP)(evaluate.evaluate)
 app.command(cls=Command, help=ppl.HELP)(ppl.ppl)
 
@@ -396,12 +397,16 @@ def formats(
             help="A format: prints its specification.", show_default=False, autocompletion=completion.formats
         ),
     ] = None,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List what sweep and rank --against quantize to.")] = False,
     as_json: AsJson = False,
     color: Colors = Color.AUTO,
     no_color: NoColor = False,
 ) -> None:
     """List the formats that are read, or print the specification of one."""
     require_memory()
+    if recipes:
+        _list_recipes(as_json)
+        return
     from quanterr.formats import FORMATS
 
     colored = wanted(sys.stdout, color_of(color, no_color))
@@ -420,6 +425,18 @@ def formats(
         return
     title = painted(found.name, "strong", colored)
     print(f"{title}: {found.summary}\nneeds {found.stated_needs}\n\n{found.specification.strip()}")
+
+
+def _list_recipes(as_json: bool) -> None:
+    from quanterr.recipes import listing
+
+    found = listing()
+    if as_json:
+        print(strict_json.dumps(found, indent=1))
+        return
+    for name, summary in found.items():
+        print(f"{name:<16}{summary}")
+    print("\nNumbers in names may be others. Options: :scales=absmax|mse|p99.9|ema, :asym, :double.")
 
 
 def _list_formats(formats: "Sequence[Format]", as_json: bool, colored: bool) -> None:

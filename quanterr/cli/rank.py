@@ -1,7 +1,7 @@
 """``quanterr rank``: several candidates for one original, in one pass over it."""
 
 import gc
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,40 @@ from quanterr.cli.gate import BaselineReport, FailIf, Require, StrictWarnings, T
 from quanterr.selection import CompareOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quanterr.recipes import Recipe
+    from quanterr.report.files import Target
     from quanterr.report.ranking.model import Ranking
+
+KeepOriginal = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-original",
+        metavar="BYTES|dB",
+        help="Propose which layers to leave unquantized: so that they add at most 500MiB, or gain 3dB.",
+        rich_help_panel="Metrics",
+        show_default=False,
+    ),
+]
+TopByChoice = Annotated[
+    int,
+    typer.Option(
+        "--top-layers",
+        metavar="N",
+        help="How many layers to show, by how much the choice matters.",
+        min=0,
+        rich_help_panel="Output",
+    ),
+]
+PartialRanking = Annotated[
+    bool,
+    typer.Option(
+        "--allow-partial",
+        help="Exit 0 even if a candidate is inconclusive; it is still not ranked.",
+        rich_help_panel="Selection",
+    ),
+]
 
 HELP = help_of("""Compare several quantized checkpoints with one original and say which is best for its size.
 
@@ -43,6 +76,7 @@ HELP = help_of("""Compare several quantized checkpoints with one original and sa
 [bold]quanterr rank original/ recipes/*.safetensors -l attn,mlp -o ranking.json[/bold]
 [bold]quanterr rank org/name q4.gguf q5.gguf q6.gguf --json | jq '.front, .swaps'[/bold]
 [bold]quanterr rank original/ fp8/ int8/ --keep-original 200MiB -o ranking.html[/bold]
+[bold]quanterr rank original/ mine.safetensors --against fp8_row,nvfp4[/bold]
 
 The original is read once, whatever the number of candidates. Error is compared over the same layers for
 all. A candidate that compare would call inconclusive is named first and never ranked.
@@ -56,29 +90,23 @@ def rank(
     original: Original,
     candidates: Annotated[
         list[str],
-        typer.Argument(metavar="Q1 Q2 ...", help="The checkpoints to rank, two or more.", show_default=False),
+        typer.Argument(metavar="Q1 Q2 ...", help="The checkpoints to rank.", show_default=False),
     ],
-    lenient: Lenient = False,
-    layers: Layers = None,
-    allow_partial: Annotated[
-        bool,
+    against: Annotated[
+        list[str] | None,
         typer.Option(
-            "--allow-partial",
-            help="Exit 0 even if a candidate is inconclusive; it is still not ranked.",
-            rich_help_panel="Selection",
-        ),
-    ] = False,
-    importance: Importance = None,
-    keep_original: Annotated[
-        str | None,
-        typer.Option(
-            "--keep-original",
-            metavar="BYTES|dB",
-            help="Propose which layers to leave unquantized: so that they add at most 500MiB, or gain 3dB.",
-            rich_help_panel="Metrics",
+            "--against",
+            metavar="RECIPES",
+            help="Rank recipes with them: fp8_row,int4_g128. The original is quantized on the fly.",
+            rich_help_panel="Inputs",
             show_default=False,
         ),
     ] = None,
+    lenient: Lenient = False,
+    layers: Layers = None,
+    allow_partial: PartialRanking = False,
+    importance: Importance = None,
+    keep_original: KeepOriginal = None,
     sensitivity: Sensitivity = None,
     thresholds: Thresholds = None,
     require: Require = None,
@@ -88,16 +116,7 @@ def rank(
     as_json: AsJson = False,
     outputs: Outputs = None,
     no_clobber: NoClobber = False,
-    top_layers: Annotated[
-        int,
-        typer.Option(
-            "--top-layers",
-            metavar="N",
-            help="How many layers to show, by how much the choice matters.",
-            min=0,
-            rich_help_panel="Output",
-        ),
-    ] = 10,
+    top_layers: TopByChoice = 10,
     color: Colors = Color.AUTO,
     no_color: NoColor = False,
     quiet: Quiet = False,
@@ -105,43 +124,71 @@ def rank(
 ) -> None:
     """Rank several candidates."""
     from quanterr.report.files import targets
-    from quanterr.report.keeping import budget
     from quanterr.report.ranking import OUTPUTS
-    from quanterr.report.ranking.as_table import brief, show
-    from quanterr.report.ranking.making import names_of, ranked
+    from quanterr.report.ranking.making import names_of
 
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
-    names = names_of(candidates)  # a mistake in them costs no run, nor the import of torch
-    keep = None if keep_original is None else budget(keep_original)
-    inputs = [original, *candidates, *(path for path in (baseline, sensitivity) if path is not None)]
+    recipes = _recipes(against) if against else []
+    names = names_of([*candidates, *(recipe.name for recipe in recipes)])
+    inputs = [original, *candidates, *(path for path in (baseline, importance, sensitivity) if path is not None)]
     to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast=False)
+    options = {
+        "layers": layers or [],
+        "device": device,
+        "importance": importance,
+        "sensitivity": sensitivity,
+        "lenient": lenient,
+    }
+    shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
+    every: list[str | Recipe] = [*candidates, *recipes]
+    raise typer.Exit(run(original, every, names, rules, keep_original, options, to, shown, allow_partial))
+
+
+def _recipes(against: list[str]) -> "list[Recipe]":
+    require_memory()
+    from quanterr.recipes import recipes_named
+
+    return recipes_named(against)
+
+
+def run(
+    original: str,
+    candidates: "Sequence[str | Recipe]",
+    names: list[str],
+    rules: gate.Prepared,
+    keep_original: str | None,
+    options: dict[str, Any],
+    to: "list[Target]",
+    shown: Display,
+    allow_partial: bool,
+) -> int:
+    """Rank files and recipes, write and show the ranking; the exit status."""
+    from quanterr.report.keeping import budget
+    from quanterr.report.ranking.as_table import brief, show
+    from quanterr.report.ranking.making import ranked
+
+    keep = None if keep_original is None else budget(keep_original)
     with Interrupt() as interrupt:
         require_memory()
         from quanterr.comparison import compare_each
 
-        with watching(quiet) as on_progress:
-            options = CompareOptions(
-                layers=layers or [],
-                device=device,
-                importance=importance,
-                sensitivity=sensitivity,
-                lenient=lenient,
-                on_progress=on_progress,
-                stop=interrupt.stop,
-                command=command_line(),
-            )
-            reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
-        ranking = ranked(names, reports, keep)
+        with watching(shown.quiet) as on_progress:
+            asked = CompareOptions(**options, on_progress=on_progress, stop=interrupt.stop, command=command_line())
+            reports = [rules.judge(report) for report in compare_each(original, candidates, asked)]
+        ranking = ranked(names, reports, keep, [one.name for one in candidates if not isinstance(one, str)])
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
-        shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
         deliver(
-            ranking, to, shown, lambda console, wrote: show(ranking, console, top_layers, status, wrote), brief(ranking)
+            ranking,
+            to,
+            shown,
+            lambda console, wrote: show(ranking, console, shown.top_layers, status, wrote),
+            brief(ranking),
         )
         for name, report in zip(names, reports, strict=True):
             gate.report_verdict(report, name)
-    raise typer.Exit(status)
+    return status
 
 
 def _status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:

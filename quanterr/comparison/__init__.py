@@ -4,7 +4,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,8 @@ from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import architecture_of, read_importance, with_importance
 from quanterr.pairing.plan import ComparedWeight
 from quanterr.pairing.side import Recognized
+from quanterr.recipes import PRESETS, Recipe, recipes_named
+from quanterr.recipes.candidate import quantized_by
 from quanterr.report.keeping import budget
 from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.report.ranking.making import names_of, ranked
@@ -53,17 +55,22 @@ def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options
 
 
 def compare_each(
-    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], options: CompareOptions
+    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint | Recipe], options: CompareOptions
 ) -> list[Report]:
     """The reports that :func:`compare` would make of each candidate, from one pass over the original.
 
-    Errors are those of :func:`compare`; ``report.run`` is of the whole pass.
+    A recipe is the original quantized by it, on the fly. Errors are those of :func:`compare`; ``report.run`` is of the
+    whole pass.
     """
     started, clock, choice = datetime.now(UTC), time.monotonic(), chosen()
     alphas = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
-        before, *after = (_opened(side, options.lenient, stack) for side in (original, *candidates))
         selection = Selection(options.layers)
+        before = _opened(original, options.lenient, stack)
+        after = [
+            quantized_by(side, before, selection) if isinstance(side, Recipe) else _opened(side, options.lenient, stack)
+            for side in candidates
+        ]
         recognized: Recognized | None = {} if len(after) > 1 else None
         plans = [choose_alternatives(pair(before, quantized, selection, recognized)) for quantized in after]
         if options.importance is not None:
@@ -120,13 +127,15 @@ def rank(
     original: Path | Checkpoint,
     candidates: Sequence[Path | Checkpoint],
     *,
+    against: Iterable[str] = (),
     keep_original: str | None = None,
     **options: Any,
 ) -> Ranking:
     """Which of several quantized checkpoints is best for its size, and which layers could come from another?
 
-    ``keep_original``, as ``"500MiB"`` or ``"3dB"``: propose for each candidate which layers to leave unquantized, so
-    that they add no more bytes, or give so much more SNR. ``options`` are the fields of
+    ``against``: recipes such as ``"fp8_row"``, by which the original is quantized on the fly; see
+    ``quanterr formats --recipes``. ``keep_original``, as ``"500MiB"`` or ``"3dB"``: propose for each candidate which
+    layers to leave unquantized, so that they add no more bytes, or give so much more SNR. ``options`` are the fields of
     :class:`quanterr.CompareOptions`, by name; the original is read once. A candidate whose report would be
     inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
 
@@ -134,9 +143,50 @@ def rank(
         UsageError: fewer than two candidates, one that is given twice, or as :func:`compare`.
         CheckpointError, ResourceError: as :func:`compare`.
     """
-    names = names_of([side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates])
+    recipes = recipes_named(against) if against else []
+    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    return ranked_with(original, candidates, names_of([*paths, *names_in(recipes)]), recipes, keep_original, options)
+
+
+def sweep(
+    original: Path | Checkpoint,
+    to: Iterable[str] = PRESETS,
+    *,
+    scales: str | None = None,
+    keep_original: str | None = None,
+    **options: Any,
+) -> Ranking:
+    """What would other formats cost? The original quantized on the fly by each of some recipes, ranked.
+
+    ``to``: recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; ``scales``: calibrators, such as ``"absmax,mse"``:
+    every recipe is made with each of them. Other arguments are those of :func:`rank`.
+
+    Raises:
+        UsageError: not a recipe, nothing to quantize, or as :func:`compare`.
+        CheckpointError: a weight holds NaN or infinity, or as :func:`compare`.
+        ResourceError: as :func:`compare`.
+    """
+    recipes = recipes_named(to, scales)
+    return ranked_with(original, [], names_in(recipes), recipes, keep_original, options)
+
+
+def ranked_with(
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint],
+    names: Sequence[str],
+    recipes: Sequence[Recipe],
+    keep_original: str | None,
+    options: dict[str, Any],
+) -> Ranking:
+    """The ranking of candidates and recipes under these names."""
     keep = None if keep_original is None else budget(keep_original)
-    return ranked(names, compare_each(original, candidates, CompareOptions(**options)), keep)
+    reports = compare_each(original, [*candidates, *recipes], CompareOptions(**options))
+    return ranked(names, reports, keep, names_in(recipes))
+
+
+def names_in(recipes: Iterable[Recipe]) -> list[str]:
+    """Their names."""
+    return [recipe.name for recipe in recipes]
 
 
 def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:

@@ -13,6 +13,6 @@ tensors.py        tensors in memory, for training and for tests of quantizers
 """
 
 from quanterr.recipes.base import Recipe, Scheme, Source
-from quanterr.recipes.names import listing, recipe_named, recipes_named
+from quanterr.recipes.names import PRESETS, listing, recipe_named, recipes_named
 
-__all__ = ["Recipe", "Scheme", "Source", "listing", "recipe_named", "recipes_named"]
+__all__ = ["PRESETS", "Recipe", "Scheme", "Source", "listing", "recipe_named", "recipes_named"]

@@ -7,6 +7,7 @@ somebody reads them, kept nowhere. So such a candidate goes through the same pai
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +18,11 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint, Entry, StoredFile
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.errors import CheckpointError
+from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes.base import FLOATS, Recipe, Source, Stored
+from quanterr.selection import Selection
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.text import display
+from quanterr.util.text import count, display, listed
 
 PIECE = 1 << 16  # elements that are measured or encoded at once: a core's cache holds them
 MOST_KEPT = 4  # weights of a candidate whose scales are kept
@@ -232,6 +234,26 @@ def choose(original: Checkpoint, takes: Callable[[str], bool]) -> tuple[list[str
         else:
             chosen.append(name)
     return chosen, left
+
+
+def quantized_by(recipe: Recipe, original: Checkpoint, selection: Selection) -> Checkpoint:
+    """The original with the selected weights quantized by a recipe; a note says what the recipe cannot store.
+
+    Raises:
+        UsageError: there is nothing to quantize.
+    """
+    chosen, stay = choose(original, selection.takes)
+    virtual, left = candidate(original, recipe, chosen)
+    if len(left) == len(chosen):
+        why = (left or stay)[0] if left or stay else None
+        reason = f": {display(why.name)} ({why.reason})" if why else ""
+        raise UsageError(f"{recipe.name}: no selected weight can be quantized{reason}")
+    if left:
+        names = listed([one.name for one in left], 3)
+        verb = "stays" if len(left) == 1 else "stay"
+        note = f"{recipe.name}: {count(len(left), 'weight')} cannot be stored and {verb}: {names} ({left[0].reason})"
+        return replace(virtual, notes=(note,))
+    return virtual
 
 
 def candidate(original: Checkpoint, recipe: Recipe, chosen: list[str]) -> tuple[Checkpoint, list[Left]]:

@@ -26,6 +26,12 @@ WEIGHTED = Column("weighted dB", 2)
 PREDICTED = Column("predicted KLD", 2)
 GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
+GAIN_COLUMNS = (
+    Column("instead of", 0, right=False),
+    Column("what", 3, right=False),
+    Column("dB", 1),
+    Column("bytes", 2),
+)
 NONE = "-"
 SAME_SIZE = 0.05  # %
 
@@ -43,6 +49,9 @@ def show(ranking: Ranking, to: Console, top: int = 10, status: int | None = None
         if candidate.behind:
             line = f"{display(candidate.name)}: {display(candidate.behind)} is no larger and has no more error"
             to.print(Text(line), soft_wrap=not to.is_terminal)
+    if ranking.gains:
+        to.print()
+        _show_gains(ranking, to, plain)
     if top and ranking.layers:
         to.print()
         _show_layers(ranking, to, top, plain)
@@ -176,6 +185,24 @@ def _snr(snr_db: float | None, squared_error: float | None) -> str:
     if snr_db is not None:
         return f"{snr_db:.2f}"
     return "undefined" if squared_error else "identical"  # undefined: of an original of zeros
+
+
+def _show_gains(ranking: Ranking, to: Console, plain: bool) -> None:
+    """What each choice buys."""
+    sizes = {candidate.name: candidate.bytes or 1 for candidate in ranking.candidates}
+    rows = [
+        (
+            gain.candidate,
+            [
+                display(gain.instead_of),
+                gain.what,
+                f"{gain.snr_gain_db:+.2f}",
+                _percent(gain.bytes_change, sizes[gain.instead_of]),
+            ],
+        )
+        for gain in ranking.gains
+    ]
+    to.print(fitted("What each choice buys", "recipe", GAIN_COLUMNS, rows, plain, to))
 
 
 def _show_layers(ranking: Ranking, to: Console, top: int, plain: bool) -> None:

@@ -6,7 +6,7 @@ one counting as no error.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import log10
 from pathlib import PurePath
@@ -26,6 +26,7 @@ from quanterr.report.keeping import (
     within,
 )
 from quanterr.report.model import Layer, Report, Tool
+from quanterr.report.ranking.gains import gains_of
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
@@ -91,10 +92,12 @@ def ranked(
     names: Sequence[str],
     reports: Sequence[Report],
     keep: Budget | None = None,
+    recipes: Collection[str] = (),
 ) -> Ranking:
     """The ranking of candidates by their reports, which are of one original and one selection.
 
-    ``keep``: propose for each candidate which layers to leave as in the original within this budget.
+    ``keep``: propose for each candidate which layers to leave as in the original within this budget. ``recipes``:
+    the names of those that are recipes of the original.
     """
     by_name = dict(zip(names, reports, strict=True))
     excluded = {name: why for name, report in by_name.items() if (why := _why_not(report))}
@@ -136,6 +139,7 @@ def ranked(
         candidates=rows,
         front=[candidate.name for candidate in sorted(front, key=lambda candidate: candidate.nbytes)],
         swaps=[found for found in swaps if found.layers],
+        gains=gains_of(rows, recipes),
         kept=[found for found in kept if found.layers],
         layers=in_layers,
         run=first.run,

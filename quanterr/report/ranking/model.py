@@ -11,7 +11,7 @@ from quanterr.report.gate_results import Gate
 from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.ranking"
-SCHEMA_VERSION = "1.1"  # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, and the verdict fail
+SCHEMA_VERSION = "1.2"  # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains
 
 
 @dataclass(slots=True)
@@ -99,6 +99,17 @@ class Swaps:
     snr_db: Annotated[FiniteFloat | None, Field(description="with all of them swapped; null without any error")]
 
 
+@dataclass(slots=True)
+class Gain:
+    """What a choice buys: two recipes that differ in it alone."""
+
+    what: Annotated[str, Field(description="bits, finer scales, zero points, calibration, scales quantized again")]
+    instead_of: str
+    candidate: str
+    snr_gain_db: FiniteFloat
+    bytes_change: int
+
+
 class Ranking(Model):
     """Several candidates for one original, next to each other.
 
@@ -126,6 +137,7 @@ class Ranking(Model):
         description="layers to leave as in the original: within the budget that was given, of each ranked candidate; "
         "without one, of the first, if a few make most of its error"
     )
+    gains: list[Gain] = Field(description="of recipes that differ in one respect, of sweep and rank --against")
     layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
     run: RunInfo
 

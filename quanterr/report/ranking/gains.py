@@ -1,0 +1,66 @@
+"""What each choice of a recipe buys: pairs of candidates that differ in one respect alone."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+
+from quanterr.report.ranking.model import Candidate, Gain
+
+PER = re.compile(r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+|g\d+)")
+FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # elements that share a scale, nearly
+WORDS = {
+    "bits": "bits",
+    "per": "finer scales",
+    "asym": "zero points",
+    "double": "scales quantized again",
+    "scales": "calibration",
+}
+
+
+def gains_of(candidates: Sequence[Candidate], recipes: Collection[str]) -> list[Gain]:
+    """Of the ranked candidates that are recipes, each beside the next one that differs in one respect."""
+    known = {c.name: (_aspects(c.name), c) for c in candidates if c.rank is not None and c.name in recipes}
+    found = []
+    for aspect in WORDS:
+        families: dict[str, list[tuple[float, Candidate]]] = {}
+        for aspects, candidate in known.values():
+            rest = str(sorted((key, value) for key, value in aspects.items() if key != aspect))
+            if aspect in aspects:
+                families.setdefault(rest, []).append((_order(aspect, aspects[aspect]), candidate))
+        for family in families.values():
+            found += list(_steps(aspect, [candidate for _, candidate in sorted(family, key=lambda item: item[0])]))
+    return found
+
+
+def _steps(aspect: str, family: Sequence[Candidate]) -> Iterator[Gain]:
+    for before, after in pairwise(family):
+        if before.snr_db is not None and after.snr_db is not None:
+            size = (after.bytes or 0) - (before.bytes or 0)
+            yield Gain(WORDS[aspect], before.name, after.name, after.snr_db - before.snr_db, size)
+
+
+def _aspects(name: str) -> dict[str, str]:
+    """What a recipe's name says."""
+    base, *options = name.split(":")
+    found = {"asym": "", "double": "", "scales": "absmax"}
+    if match := PER.fullmatch(base):
+        found |= {"codes": match["codes"], "bits": match["bits"] or "", "per": match["per"]}
+    else:
+        found["codes"] = base
+    for option in options:
+        key, _, value = option.partition("=")
+        found[key] = value or "yes"
+    return found
+
+
+def _order(aspect: str, value: str) -> float:
+    """From the coarse to the fine."""
+    if aspect == "per":
+        number = re.search(r"\d+", value)
+        elements = int(number[0]) ** (2 if value.startswith("block") else 1) if number else FINEST[value]
+        return -float(elements)
+    if aspect == "bits":
+        return float(value or 0)
+    if aspect == "scales":
+        return {"absmax": 0.0, "minmax": 0.0, "ema": 1.0, "mse": 3.0}.get(value, 2.0)
+    return float(bool(value))
