@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quanterr.gates import judge
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
+    from quanterr.planning import plan
     from quanterr.recipes.tensors import fake_quantize, quantize_tensor
     from quanterr.report.diff.making import diff
     from quanterr.report.model import Report
@@ -40,6 +41,7 @@ _HOMES = {
     "open_checkpoint": "quanterr.checkpoints",
     "judge": "quanterr.gates",
     "measure": "quanterr.comparison.measure",
+    "plan": "quanterr.planning",
     "rank": "quanterr.comparison",
     "sweep": "quanterr.comparison",
     "fake_quantize": "quanterr.recipes.tensors",
@@ -66,6 +68,7 @@ __all__ = [
     "judge",
     "measure",
     "open_checkpoint",
+    "plan",
     "quantize_tensor",
     "rank",
     "read_report",

@@ -18,7 +18,7 @@ MODULES = {
 
 # The rooms: packages and single modules of the first level. A room imports from its own floor's predecessors only.
 FLOORS = [
-    {"version", "errors", "roles", "metrics"},
+    {"version", "errors", "roles", "metrics", "knapsack"},
     {"util"},
     {"selection", "checkpoints", "native", "report"},
     {"gates", "tensors"},
@@ -26,6 +26,7 @@ FLOORS = [
     {"pairing", "recipes"},
     {"findings"},
     {"comparison", "evaluation", "inspection", "guide"},
+    {"planning"},
     {"cli", "lm_eval", "quanterr"},
     {"__main__"},
 ]
@@ -34,6 +35,7 @@ TORCH_FREE = {
     "errors",
     "roles",
     "metrics",
+    "knapsack",
     "util",
     "selection",
     "checkpoints",

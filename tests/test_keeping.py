@@ -44,12 +44,23 @@ class TestChoice:
             assert best == gone
 
     @given(LAYERS, st.integers(0, 200))
-    def test_a_budget_of_bytes_is_never_exceeded_and_nothing_that_fits_is_left(self, layers, room):
+    def test_a_budget_of_bytes_removes_as_much_error_as_any_choice(self, layers, room):
         kept = within(by_worth(layers), Budget(room), 1e9)
-        left = room - sum(layer.added for layer in kept)
+        every = (c for k in range(len(layers) + 1) for c in combinations(layers, k))
+        best = max(sum(x.error for x in c) for c in every if sum(x.added for x in c) <= room)
 
-        assert left >= 0
-        assert not [layer for layer in layers if layer not in kept and layer.added <= left]
+        assert sum(layer.added for layer in kept) <= room
+        assert best == sum(layer.error for layer in kept)
+
+    @given(LAYERS, st.sampled_from([0.5, 1.0, 3.0, 6.0]))
+    def test_a_gain_costs_as_few_bytes_as_any_choice(self, layers, gain):
+        error = sum(layer.error for layer in layers) * 1.2
+        kept = within(by_worth(layers), Budget(gain, True), error)
+        every = (c for k in range(len(layers) + 1) for c in combinations(layers, k))
+        enough = error * (1 - 10 ** (-gain / 10)) - 1e-9
+        costs = [sum(x.added for x in c) for c in every if sum(x.error for x in c) >= enough]
+
+        assert sum(layer.added for layer in kept) == (min(costs) if costs else sum(x.added for x in layers))
 
     def test_a_gain_is_reached_by_no_more_layers_than_it_needs(self):
         layers = [Kept("a", 10, 50.0), Kept("b", 10, 25.0), Kept("c", 10, 12.0), Kept("d", 10, 13.0)]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from forked import call
 from safetensors.torch import load_file, save_file
 from small_models import auto_of, ids, saved, stored
 from test_evaluate import CONTEXT, candidate
@@ -16,6 +17,7 @@ from quanterr.evaluation.names import Names
 from quanterr.evaluation.sensitivity import SEED, profile
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
+from quanterr.pairing.importance import read_importance
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -157,3 +159,15 @@ class TestEvaluation:
             quanterr.evaluate(
                 original, [quantized], tokens=ids(tmp_path), context=CONTEXT, sensitivity=tmp_path / "s.json"
             )
+
+
+def test_an_original_is_studied_without_a_candidate(tmp_path):
+    original = saved("llama", tmp_path / "original")
+    words = ("--tokens", ids(tmp_path), "--context", 32)
+    done = call("evaluate", original, *words, "--sensitivity", "s.json", "--importance-out", "i.gguf", cwd=tmp_path)
+
+    assert (0, "") == (done.returncode, done.stdout), done.stderr
+    assert done.stderr.endswith("quanterr: wrote s.json, i.gguf\n")
+    assert 16 == len(json.loads((tmp_path / "s.json").read_text())["weights"])
+    assert "blk.0.ffn_up.weight" in read_importance(tmp_path / "i.gguf")
+    assert 2 == call("evaluate", original, *words, cwd=tmp_path).returncode

@@ -9,12 +9,13 @@ import traceback
 import warnings
 from dataclasses import replace
 from difflib import get_close_matches
+from importlib import import_module
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quanterr.cli import completion, diff, evaluate, gate, guide, ppl, rank, settings, sweep
+from quanterr.cli import completion, diff, evaluate, gate, guide, plan, ppl, rank, settings, sweep
 from quanterr.cli.common import (
     AllowPartial,
     AsJson,
@@ -57,6 +58,7 @@ from quanterr.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pydantic import BaseModel
     from rich.console import Console
 
     from quanterr.formats.base import Format
@@ -164,6 +166,16 @@ def compare(
     baseline: BaselineReport = None,
     strict_warnings: StrictWarnings = False,
     fail_fast: FailFast = False,
+    planned: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="A plan.json of quanterr plan: every layer must be as planned, in format, bits and SNR (0.5 dB).",
+            rich_help_panel="Gates",
+            show_default=False,
+        ),
+    ] = None,
     outputs: Outputs = None,
     no_clobber: NoClobber = False,
     top_layers: TopLayers = 10,
@@ -190,9 +202,9 @@ def compare(
     if not isfinite(outlier_threshold):
         raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    inputs = [*sides, *(path for path in (baseline, importance, sensitivity) if path is not None)]
+    inputs = [*sides, *(path for path in (baseline, importance, sensitivity, planned) if path is not None)]
     to = targets(outputs or [], inputs, no_clobber=no_clobber)
-    rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast)
+    rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast, planned)
     shown = Display(top_layers, color_of(color, no_color), quiet, sort_by, verbose, not no_plot)
     with Interrupt() as interrupt:
         options = CompareOptions(
@@ -262,6 +274,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 
 app.command(cls=Command, help=rank.HELP)(rank.rank)
 app.command(cls=Command, help=sweep.HELP)(sweep.sweep)
+app.command(cls=Command, help=plan.HELP)(plan.plan)
 app.command(cls=Command, help=evaluate.HELP)(evaluate.evaluate)
 app.command(cls=Command, help=ppl.HELP)(ppl.ppl)
 
@@ -461,19 +474,17 @@ app.command(cls=Command)(guide.explain)
 
 @app.command(cls=Command)
 def schema(
-    kind: Annotated[SchemaOf, typer.Argument(help="Of what compare, rank or evaluate writes.")] = SchemaOf.REPORT,
+    kind: Annotated[SchemaOf, typer.Argument(help="Of what compare, rank, evaluate or plan writes.")] = SchemaOf.REPORT,
 ) -> None:
-    """Print the JSON Schema of a report, a ranking or an evaluation."""
+    """Print the JSON Schema of a report, a ranking, an evaluation or a plan."""
     import json
 
-    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.model import DRAFT, json_schema
-    from quanterr.report.ranking.model import Ranking
 
     if kind is SchemaOf.REPORT:
         found = json_schema()
     else:
-        model = Ranking if kind is SchemaOf.RANKING else Evaluation
+        model: type[BaseModel] = getattr(import_module(f"quanterr.report.{kind.value}.model"), kind.value.capitalize())
         found = {"$schema": DRAFT} | model.model_json_schema(by_alias=True, mode="serialization")
     print(json.dumps(found, indent=2))
 

@@ -75,6 +75,7 @@ class SchemaOf(StrEnum):
     REPORT = "report"
     RANKING = "ranking"
     EVALUATION = "evaluation"
+    PLAN = "plan"
 
 
 class SortBy(StrEnum):

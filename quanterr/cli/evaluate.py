@@ -1,7 +1,8 @@
 """``quanterr evaluate``: is the model still good, on a text."""
 
 import gc
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +27,7 @@ from quanterr.cli.common import (
     require_memory,
     stepping,
 )
+from quanterr.util.text import display
 
 PANEL = "Text"
 HELP = help_of("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
@@ -33,6 +35,7 @@ HELP = help_of("""Run the original's model with the weights of each side on a te
 \b
 [bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
+[bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
 [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
 ORIGINAL is a folder with config.json. Any format that compare reads runs through transformers' model of it, one block
@@ -46,9 +49,13 @@ is not finite; 5 memory or disk; 70 a bug.
 def evaluate(
     original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="The folder of the model.", show_default=False)],
     candidates: Annotated[
-        list[str],
-        typer.Argument(metavar="QUANTIZED ...", help="Quantized checkpoints of it.", show_default=False),
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="QUANTIZED ...",
+            help="Quantized checkpoints of it; without any, --sensitivity and --importance-out alone.",
+            show_default=False,
+        ),
+    ] = None,
     text: Annotated[
         str | None,
         typer.Option(
@@ -162,7 +169,7 @@ def evaluate(
     from quanterr.report.gate_results import exit_status
 
     gc.disable()  # a model has many modules, and there are no cycles to find
-    inputs = [original, *candidates, *(path for path in (text, tokens, *(tasks or [])) if path is not None)]
+    inputs = [original, *(candidates or []), *(path for path in (text, tokens, *(tasks or [])) if path is not None)]
     to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     for option, path in (("--sensitivity", sensitivity), ("--importance-out", importance_out)):
         if path is not None:
@@ -170,26 +177,31 @@ def evaluate(
     with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.evaluation import evaluate as evaluated
+        from quanterr.evaluation import study
 
         with stepping(quiet) as on_progress, ended_by(interrupt):
-            evaluation = evaluated(
-                original,
-                candidates,
-                text=text,
-                tokens=tokens,
-                context=context,
-                chunks=chunks,
-                batch=batch,
-                dtype=dtype,
-                require=require or [],
-                tasks=tasks or [],
-                sensitivity=sensitivity,
-                importance_out=importance_out,
-                lenient=lenient,
-                on_progress=on_progress,
-                stop=interrupt.stop,
-                command=command_line(),
-            )
+            options: dict[str, Any] = {
+                "text": text,
+                "tokens": tokens,
+                "context": context,
+                "chunks": chunks,
+                "batch": batch,
+                "dtype": dtype,
+                "require": require or [],
+                "tasks": tasks or [],
+                "sensitivity": sensitivity,
+                "importance_out": importance_out,
+                "lenient": lenient,
+                "on_progress": on_progress,
+                "stop": interrupt.stop,
+                "command": command_line(),
+            }
+            if not candidates:
+                study(original, **options)
+                written = ", ".join(display(path) for path in (sensitivity, importance_out) if path is not None)
+                print(f"quanterr: wrote {written}", file=sys.stderr)
+                return
+            evaluation = evaluated(original, candidates, **options)
         status = exit_status(evaluation, allow_partial)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
         deliver(

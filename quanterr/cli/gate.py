@@ -256,8 +256,26 @@ def prepared(
     baseline: str | None,
     strict_warnings: bool,
     fail_fast: bool,
+    plan: str | None = None,
 ) -> Prepared:
-    """Rules and baseline of compare are read at once: a mistake in them costs no run."""
+    """Rules, baseline and plan of compare are read at once: a mistake in them costs no run."""
+    rules = _prepared(thresholds, require, fail_if, baseline, strict_warnings, fail_fast)
+    if plan is None:
+        return rules
+    from quanterr.gates.planned import judged_by_plan, read_plan
+
+    planned = read_plan(plan)
+    return rules._replace(judge=lambda report: judged_by_plan(rules.judge(report), planned))
+
+
+def _prepared(
+    thresholds: str | None,
+    require: list[str],
+    fail_if: list[str],
+    baseline: str | None,
+    strict_warnings: bool,
+    fail_fast: bool,
+) -> Prepared:
     if not (thresholds is not None or require or fail_if or baseline is not None):
         if fail_fast:
             raise UsageError("--fail-fast: no rules given; give --thresholds FILE, or --require 'snr_db >= 30'")

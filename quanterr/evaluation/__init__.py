@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
 from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.states import Product
 from quanterr.evaluation.tasks import Asked, answered, read_task
 from quanterr.evaluation.tokens import LEAST_CONTEXTS, Chunks, Text, chunks_of, fingerprint, read_text, read_tokens
 from quanterr.pairing.importance import architecture_of
@@ -98,10 +99,10 @@ def evaluate(
     chosen = EvaluateOptions(**options)
     started, clock = datetime.now(UTC), time.monotonic()
     rules = rules_of(list(chosen.require))
-    prepared = _prepared(chosen, Path(original))
     paths = [os.fspath(path) for path in candidates]
     if not paths:
-        raise UsageError("no candidate is given: evaluate needs at least one")
+        raise UsageError("no candidate is given: evaluate needs one, or --sensitivity or --importance-out alone")
+    prepared = _prepared(chosen, Path(original))
     with ExitStack() as stack:
         every = [stack.enter_context(open_checkpoint(p, chosen.lenient)) for p in (os.fspath(original), *paths)]
         sides = Sides(every[0])
@@ -113,9 +114,7 @@ def evaluate(
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
         predictions = _profiled(chosen, prepared, sides, found)
-        if chosen.importance_out is not None:
-            origin = Origin(prepared.text.source, chosen.context, len(prepared.chunks.given))
-            write_importance(os.fspath(chosen.importance_out), moments, architecture_of(every[0]), origin)
+        _write_importance(chosen, prepared, moments, every[0])
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
@@ -136,6 +135,33 @@ def evaluate(
             run=_run(chosen, started, time.monotonic() - clock, sides.read_bytes),
         )
     return judged(made, rules)
+
+
+def study(original: str | os.PathLike[str], **options: Any) -> None:
+    """What can be learned of an original alone: write its ``sensitivity``, its ``importance_out``, or both.
+
+    ``options`` are the fields of :class:`EvaluateOptions`, by name. Errors are those of :func:`evaluate`.
+    """
+    chosen = EvaluateOptions(**options)
+    if chosen.sensitivity is None and chosen.importance_out is None:
+        raise UsageError("no candidate is given: evaluate needs one, or --sensitivity or --importance-out alone")
+    prepared = _prepared(chosen, Path(original))
+    with open_checkpoint(os.fspath(original), chosen.lenient) as checkpoint:
+        sides = Sides(checkpoint)
+        _profiled(chosen, prepared, sides, [])
+        if chosen.importance_out is not None:
+            with Lockstep(prepared.architecture, sides, [], prepared.chunks, _pace(chosen)) as lockstep:
+                lockstep.run()
+                _write_importance(chosen, prepared, lockstep.moments(), checkpoint)
+        checkpoint.check_unchanged()
+
+
+def _write_importance(
+    chosen: EvaluateOptions, prepared: "_Prepared", moments: Mapping[str, Product], original: Checkpoint
+) -> None:
+    if chosen.importance_out is not None:
+        origin = Origin(prepared.text.source, chosen.context, len(prepared.chunks.given))
+        write_importance(os.fspath(chosen.importance_out), moments, architecture_of(original), origin)
 
 
 class _Prepared(NamedTuple):

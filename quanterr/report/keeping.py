@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from math import isfinite, log10
+from math import isfinite
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.knapsack import Choice, solve
 from quanterr.report.model import Finding
 from quanterr.util.text import display
 
@@ -85,17 +86,21 @@ def _price(layer: Kept) -> float:
 def within(ordered: Sequence[Kept], given: Budget, error: float) -> list[Kept]:
     """The layers to keep under a budget, of those that :func:`by_worth` ordered.
 
-    Of bytes: each layer that still fits. Of a gain: the first layers that give it, or all. ``error``: Σe² of the
-    whole, these and all other layers.
+    Of bytes: those that remove the most error. Of a gain: those that give it for the fewest bytes, or all. The answer
+    is the best there is, but for instances that quanterr/knapsack.py does not solve to the end. ``error``: Σe² of
+    the whole, these and all other layers.
     """
-    if not given.is_gain:
-        return _fitting(ordered, given.amount)
-    left = error
-    for n, layer in enumerate(ordered):
-        if left <= 0 or 10 * log10(error / left) >= given.amount:
-            return list(ordered[:n])
-        left -= layer.error
-    return list(ordered)
+    if given.is_gain:
+        gone = error * (1 - 10 ** (-given.amount / 10))  # as much at least
+        left = sum(layer.error for layer in ordered) - gone
+        groups = [[Choice(layer.error, 0.0), Choice(0.0, float(max(layer.added, 0)))] for layer in ordered]
+        found = solve(groups, left)
+    else:
+        groups = [[Choice(0.0, layer.error), Choice(float(max(layer.added, 0)), 0.0)] for layer in ordered]
+        found = solve(groups, given.amount)
+    if found is None:
+        return list(ordered)
+    return [layer for layer, pick in zip(ordered, found.picks, strict=True) if pick]
 
 
 def few(ordered: Sequence[Kept], error: float, nbytes: int) -> list[Kept]:
@@ -104,15 +109,6 @@ def few(ordered: Sequence[Kept], error: float, nbytes: int) -> list[Kept]:
         if sum(layer.error for layer in ordered[:n]) >= MOST_ERROR * error:
             return list(ordered[:n]) if sum(layer.added for layer in ordered[:n]) <= LITTLE * nbytes else []
     return []
-
-
-def _fitting(ordered: Sequence[Kept], nbytes: float) -> list[Kept]:
-    kept = []
-    for layer in ordered:
-        if layer.added <= nbytes:
-            kept.append(layer)
-            nbytes -= layer.added
-    return kept
 
 
 def bound_layers(findings: Iterable[Finding]) -> set[str]:

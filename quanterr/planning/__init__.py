@@ -1,0 +1,323 @@
+"""Which recipe should each layer have, under a budget? Every recipe is measured on the real weights, then chosen from.
+
+1  the original quantized by each recipe, in one pass: what each layer would take, and cost
+2  layers that a runtime fuses choose together
+3  the least cost within the budget, with a bound (quanterr/knapsack.py)
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import fsum, log10
+from typing import Any, Literal, NamedTuple
+
+from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.comparison import compare_each
+from quanterr.errors import UsageError
+from quanterr.knapsack import Choice, path, solve
+from quanterr.pairing.importance import architecture_of
+from quanterr.recipes import PRESETS, recipes_named
+from quanterr.report.keeping import stored_bytes
+from quanterr.report.model import Layer, LosslessLayer, Report, Tool
+from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer, Point, Uniform
+from quanterr.roles import block_of, role_of
+from quanterr.selection import CompareOptions
+from quanterr.util.text import count, display, listed, size
+from quanterr.version import __version__
+
+SameIn = Literal["fused", "block", "role"]
+POINTS = 40  # of the curve
+GUESS = (
+    "without --sensitivity every squared error counts the same: a guess, which can be worse than one format for all. "
+    "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures what matters"
+)
+
+# Projections that runtimes make one matrix of: by what stands for them.
+FUSED = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\b(q|k|v)_proj\b|\bto_[qkv]\b|\b(query|key|value)\b", "qkv"),
+        (r"\b(gate|up)_proj\b|\bw[13]\b", "gate_up"),
+        (r"\bexperts\.\d+\b", "experts"),
+    )
+)
+
+
+class Goal(NamedTuple):
+    """A budget of bytes, or a limit of the cost under which the size shall be the least."""
+
+    kind: Literal["size", "bits", "kld", "snr"]
+    amount: float
+
+    def __str__(self) -> str:
+        return {
+            "size": f"--size {size(self.amount)}",
+            "bits": f"--bits {self.amount:g}",
+            "kld": f"--max-kld {self.amount:g}",
+            "snr": f"--min-snr {self.amount:g}",
+        }[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A layer as a recipe stores it."""
+
+    nbytes: int
+    cost: float
+    error: float  # Σe²
+    layer: Layer | LosslessLayer | None  # None: as in the original
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A layer, and what it may be."""
+
+    name: str
+    elements: int
+    signal: float  # Σx²
+    original: str  # format
+    options: Mapping[str, _Option]  # by recipe
+
+
+def plan(
+    original: str | os.PathLike[str] | Checkpoint,
+    *,
+    size: float | None = None,
+    bits: float | None = None,
+    max_kld: float | None = None,
+    min_snr: float | None = None,
+    to: Iterable[str] = PRESETS,
+    scales: str | None = None,
+    same_in: SameIn = "fused",
+    **options: Any,
+) -> Plan:
+    """Which recipe should each layer have? The least cost within a budget, or the least size within a limit.
+
+    Exactly one of ``size`` (bytes of the whole checkpoint), ``bits`` (per weight of the layers that are planned),
+    ``max_kld`` (predicted, with ``sensitivity``) and ``min_snr`` (dB over these layers) is given. ``to`` and ``scales``
+    are those of :func:`quanterr.sweep`; every layer may stay as it is, too. ``same_in``: layers of which group have one
+    recipe: those that runtimes fuse, a block, a role. ``options`` are the fields of :class:`quanterr.CompareOptions`;
+    with ``sensitivity`` the cost is predicted KLD, without it squared error.
+
+    Raises:
+        UsageError: no or several goals, a goal that cannot be met (says the least possible), or as ``sweep``.
+        CheckpointError, ResourceError: as ``sweep``.
+    """
+    given = {"size": size, "bits": bits, "kld": max_kld, "snr": min_snr}
+    goals = [Goal(kind, amount) for kind, amount in given.items() if amount is not None]  # type: ignore[arg-type]
+    chosen = CompareOptions(**options)
+    if len(goals) != 1:
+        raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
+    if goals[0].kind == "kld" and chosen.sensitivity is None:
+        raise UsageError("--max-kld needs --sensitivity FILE, which quanterr evaluate --sensitivity writes")
+    if goals[0].kind == "snr" and chosen.sensitivity is not None:
+        raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity, or give --max-kld")
+    recipes = recipes_named(to, scales)
+    with ExitStack() as stack:
+        checkpoint = (
+            original
+            if isinstance(original, Checkpoint)
+            else stack.enter_context(open_checkpoint(os.fspath(original), chosen.lenient))
+        )
+        reports = compare_each(checkpoint, recipes, chosen)
+        nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
+    for recipe, report in zip(recipes, reports, strict=True):
+        if report.verdict == "inconclusive":
+            raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
+    by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
+    made = _planned(goals[0], by_recipe, nbytes, same_in, chosen.sensitivity is not None)
+    return made.model_copy(update={"architecture": architecture})
+
+
+def _planned(goal: Goal, reports: Mapping[str, Report], nbytes: int, same_in: SameIn, by_kld: bool) -> Plan:
+    rows, left_out = _rows(reports, by_kld)
+    if not rows:
+        raise UsageError("no layer can be planned: the sensitivity names none of them")
+    groups = _groups(rows, same_in)
+    names = [_shared(group) for group in groups]
+    choices = [
+        [
+            Choice(sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group))
+            for recipe in own
+        ]
+        for group, own in zip(groups, names, strict=True)
+    ]
+    fixed = nbytes - sum(row.options[ORIGINAL].nbytes for row in rows)
+    picks, bound = _solved(goal, choices, fixed, rows)
+    recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
+    layers = [_layer(row, recipe_of[row.name]) for row in rows]
+    planned_bytes = sum(layer.bytes for layer in layers)
+    elements = sum(row.elements for row in rows)
+    error = fsum(row.options[recipe_of[row.name]].error for row in rows)
+    first = next(iter(reports.values()))
+    least = fixed + round(sum(min(choice.nbytes for choice in own) for own in choices))
+    limit = _budget(goal, fixed, elements)
+    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
+    notes = [] if by_kld else [GUESS]
+    if left_out:
+        notes.append(
+            f"the sensitivity does not name {count(len(left_out), 'layer')}, which stay: {listed(left_out, 3)}"
+        )
+    return Plan.model_construct(
+        tool=Tool(name="quanterr", version=__version__),
+        original=first.original.path,
+        original_bytes=nbytes,
+        architecture="",
+        selection=first.selection,
+        goal=str(goal),
+        measure="predicted KLD" if by_kld else "squared error",
+        notes=notes,
+        recipes=[*reports, ORIGINAL],
+        bytes=fixed + planned_bytes,
+        bits_per_weight=8 * planned_bytes / elements,
+        cost=fsum(layer.cost for layer in layers),
+        bound=bound,
+        snr_db=10 * log10(fsum(row.signal for row in rows) / error) if error else None,
+        least_bytes=least,
+        unplanned_bytes=fixed,
+        layers=layers,
+        uniform=sorted((_uniform(name, rows, fixed, limit) for name in reports), key=lambda one: one.bytes),
+        curve=curve,
+        knee=_knee(curve),
+        run=first.run,
+    )
+
+
+def _rows(reports: Mapping[str, Report], by_kld: bool) -> tuple[list[_Row], list[str]]:
+    """What each layer may be; names of those whose cost is not known."""
+    found: dict[str, dict[str, Layer | LosslessLayer]] = defaultdict(dict)
+    for recipe, report in reports.items():
+        stored_layers: list[Layer | LosslessLayer] = [*report.layers, *report.lossless]
+        for layer in stored_layers:
+            if len(layer.tensor_shape) > 1 and layer.format != layer.original_format:
+                found[layer.layer_name][recipe] = layer
+    rows, left_out = [], []
+    for name, stored in found.items():
+        any_layer = next(iter(stored.values()))
+        signal = (any_layer.original_norm or 0.0) ** 2
+        options = {recipe: _option(layer, by_kld) for recipe, layer in stored.items()}
+        known = {recipe: option for recipe, option in options.items() if option is not None}
+        if len(known) < len(options):
+            left_out.append(name)
+            continue
+        bits = {"torch.float32": 32}.get(any_layer.original_dtype, 16)
+        nbytes = any_layer.tensor_elements * bits // 8
+        known[ORIGINAL] = _Option(nbytes, 0.0, 0.0, None)
+        rows.append(_Row(name, any_layer.tensor_elements, signal, any_layer.original_format, known))
+    return rows, left_out
+
+
+def _option(layer: Layer | LosslessLayer, by_kld: bool) -> _Option | None:
+    """A layer as a recipe stores it; None where its cost is not known."""
+    nbytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
+    if isinstance(layer, LosslessLayer):
+        return _Option(nbytes, 0.0, 0.0, layer)
+    error = layer.error_norm**2
+    cost = layer.predicted_kld if by_kld else error
+    return None if cost is None else _Option(nbytes, cost, error, layer)
+
+
+def _groups(rows: Sequence[_Row], same_in: SameIn) -> list[list[_Row]]:
+    """Layers that have one recipe."""
+    found: dict[str, list[_Row]] = defaultdict(list)
+    for row in rows:
+        found[_key(row.name, same_in)].append(row)
+    return list(found.values())
+
+
+def _key(name: str, same_in: SameIn) -> str:
+    if same_in == "block":
+        return block_of(name) or name
+    if same_in == "role":
+        return role_of(name)
+    for pattern, word in FUSED:
+        name = pattern.sub(word, name)
+    return name
+
+
+def _shared(group: Sequence[_Row]) -> list[str]:
+    """Recipes that all layers of a group can have."""
+    return [recipe for recipe in group[0].options if all(recipe in row.options for row in group)]
+
+
+def _budget(goal: Goal, fixed: int, elements: int) -> float:
+    """Bytes of the planned layers; without a limit infinite."""
+    if goal.kind == "size":
+        return goal.amount - fixed
+    return goal.amount * elements / 8 if goal.kind == "bits" else float("inf")
+
+
+def _solved(
+    goal: Goal, choices: Sequence[Sequence[Choice]], fixed: int, rows: Sequence[_Row]
+) -> tuple[list[int], float]:
+    """The choice of each group, and what no plan can cost less.
+
+    Raises:
+        UsageError: the goal cannot be met.
+    """
+    if goal.kind in ("size", "bits"):
+        elements = sum(row.elements for row in rows)
+        found = solve(choices, _budget(goal, fixed, elements))
+        if found is None:
+            least = sum(min(choice.nbytes for choice in own) for own in choices)
+            shown = f"{size(fixed + least)}, of which {size(fixed)} are not planned"
+            if goal.kind == "bits":
+                shown = f"{8 * least / elements:.4g} bits per weight"
+            raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
+        return found.picks, found.bound
+    limit = goal.amount
+    if goal.kind == "snr":
+        limit = fsum(row.signal for row in rows) / 10 ** (goal.amount / 10)
+    turned = [[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices]
+    found = solve(turned, limit)
+    if found is None:  # the original costs nothing
+        raise UsageError(f"{goal}: cannot be met")
+    return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
+
+
+def _layer(row: _Row, recipe: str) -> PlannedLayer:
+    option = row.options[recipe]
+    layer = option.layer
+    return PlannedLayer(
+        layer_name=row.name,
+        display_name=display(row.name),
+        recipe=recipe,
+        format=row.original if layer is None else layer.format,
+        elements=row.elements,
+        bytes=option.nbytes,
+        bits_per_weight=8 * option.nbytes / row.elements,
+        snr_db=10 * log10(row.signal / option.error) if option.error and row.signal else None,
+        cost=option.cost,
+    )
+
+
+def _uniform(recipe: str, rows: Sequence[_Row], fixed: int, limit: float) -> Uniform:
+    options = [row.options.get(recipe, row.options[ORIGINAL]) for row in rows]
+    nbytes = sum(option.nbytes for option in options)
+    return Uniform(recipe, fixed + nbytes, fsum(option.cost for option in options), nbytes <= limit)
+
+
+def _sampled(points: Sequence[Choice]) -> list[Choice]:
+    """Some forty of them, the ends among these."""
+    step = max((len(points) - 1) / (POINTS - 1), 1)
+    places = sorted({min(round(n * step), len(points) - 1) for n in range(POINTS)})
+    return [points[place] for place in places]
+
+
+def _knee(curve: Sequence[Point]) -> Point | None:
+    """Where the curve of log cost over size is furthest below the line between its ends."""
+    known = [point for point in curve if point.cost > 0]
+    if len(known) < 3:
+        return None
+    first, last = known[0], known[-1]
+    wide = last.bytes - first.bytes or 1
+    high = log10(first.cost / last.cost) or 1.0
+
+    def below(point: Point) -> float:
+        return 1 - (point.bytes - first.bytes) / wide - log10(point.cost / last.cost) / high
+
+    best = max(known, key=below)
+    return best if below(best) > 0 else None

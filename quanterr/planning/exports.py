@@ -1,0 +1,174 @@
+"""A plan in the words of programs that quantize.
+
+    llama-quantize    options --tensor-type NAME=TYPE, for types of ggml
+    llmcompressor     a recipe as JSON, which is YAML: config groups of targets, and what to ignore (compressed-tensors)
+    torchao           an FqnToConfig as JSON, for torchao.core.config.config_from_dict
+    bitsandbytes      the arguments of transformers' BitsAndBytesConfig as JSON
+    mlx               bits and group size by module as JSON, what a quant_predicate returns
+
+What a program cannot write is an error, not left out: a plan is handed over whole or not at all.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quanterr.errors import UsageError
+from quanterr.pairing.gguf import llama_name
+from quanterr.pairing.names import canonical
+from quanterr.report.plan.model import ORIGINAL, Plan
+from quanterr.util.text import display, listed
+
+INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
+
+
+def exported(plan: Plan, consumer: str) -> str:
+    """The plan in the words of one of :data:`EXPORTS`.
+
+    Raises:
+        UsageError: no such program, or one that does not write a recipe of the plan.
+    """
+    check_consumer(consumer)
+    modules: dict[str, list[str]] = defaultdict(list)
+    for layer in plan.layers:
+        modules[layer.recipe.partition(":scales")[0]].append(layer.layer_name.removesuffix(".weight"))
+    refused = [recipe for recipe in modules if recipe != ORIGINAL and not KNOWN[consumer](recipe)]
+    if refused:
+        raise UsageError(f"--export {consumer}: it does not write {listed(refused, 5)}; plan with others: --to")
+    return EXPORTS[consumer](plan, modules)
+
+
+def check_consumer(consumer: str | None) -> None:
+    """Refuse a program that is not known, before anything is computed.
+
+    Raises:
+        UsageError: it is none of :data:`EXPORTS`.
+    """
+    if consumer is not None and consumer not in EXPORTS:
+        raise UsageError(f"--export {display(consumer)}: choose one of {', '.join(EXPORTS)}")
+
+
+def _llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    lines: dict[str, str] = {}
+    for recipe, names in modules.items():
+        kind = "bf16" if recipe == ORIGINAL else recipe.removeprefix("gguf_")
+        for name in names:
+            own = re.sub(r"\.\d+$", "", llama_name(plan.architecture, canonical(f"{name}.weight")[0]))
+            if lines.setdefault(own, kind) != kind:
+                raise UsageError(f"--export llama-quantize: {display(own)} is one tensor there, but has two recipes")
+    return "".join(f"--tensor-type '^{re.escape(name)}\\.weight$={kind}'\n" for name, kind in lines.items())
+
+
+def _llmcompressor(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    groups = {
+        f"group_{n}": {"targets": [_exactly(name) for name in names], **_compressed(recipe)}
+        for n, (recipe, names) in enumerate((r, names) for r, names in modules.items() if r != ORIGINAL)
+    }
+    ignore = ["lm_head", *(_exactly(name) for name in modules.get(ORIGINAL, ()))]
+    modifier = {"QuantizationModifier": {"ignore": ignore, "config_groups": groups}}
+    return json.dumps({"quant_stage": {"quant_modifiers": modifier}}, indent=1) + "\n"
+
+
+def _exactly(name: str) -> str:
+    return f"re:^{re.escape(name)}$"
+
+
+def _compressed(recipe: str) -> dict[str, Any]:
+    """A config group of compressed-tensors, without its targets."""
+    dynamic = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+    if found := INTEGER.fullmatch(recipe):
+        group = found["group"]
+        weights = {"num_bits": int(found["bits"]), "type": "int", "symmetric": not found["asym"]}
+        return {
+            "weights": weights | ({"strategy": "group", "group_size": int(group)} if group else {"strategy": "channel"})
+        }
+    if recipe.startswith("fp8_"):
+        strategy = {"fp8_row": "channel", "fp8_tensor": "tensor"}[recipe]
+        weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+        return {"weights": weights, "input_activations": dynamic}
+    group, scale = (16, "torch.float8_e4m3fn") if recipe == "nvfp4" else (32, "torch.uint8")
+    strategy = "tensor_group" if recipe == "nvfp4" else "group"
+    weights = {"num_bits": 8 if recipe == "mxfp8" else 4, "type": "float", "symmetric": True, "strategy": strategy}
+    return {"weights": weights | {"group_size": group, "scale_dtype": scale, "zp_dtype": scale}}
+
+
+def _torchao(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    configs = {name: _torchao_config(recipe) for recipe, names in modules.items() for name in names}
+    return json.dumps({"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": configs}}, indent=1) + "\n"
+
+
+def _torchao_config(recipe: str) -> dict[str, Any] | None:
+    if recipe == ORIGINAL:
+        return None
+    per_row = {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}
+    if recipe == "fp8_row":
+        dtype = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
+        data = {"weight_dtype": dtype, "set_inductor_config": True, "granularity": per_row}
+        return {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": data}
+    found = INTEGER.fullmatch(recipe)
+    assert found is not None  # noqa: S101 - KNOWN has let nothing else through
+    granularity = (
+        {"_type": "PerGroup", "_version": 1, "_data": {"group_size": int(found["group"])}}
+        if found["group"]
+        else {"_type": "PerAxis", "_version": 1, "_data": {"axis": 0}}
+    )
+    data = {
+        "weight_dtype": {"_type": "torch.dtype", "_data": f"int{found['bits']}"},
+        "granularity": granularity,
+        "mapping_type": {"_type": "MappingType", "_data": "ASYMMETRIC" if found["asym"] else "SYMMETRIC"},
+        "scale_dtype": None,
+        "intx_packing_format": {"_type": "IntxPackingFormat", "_data": "UNPACKED_TO_INT8"},
+        "intx_choose_qparams_algorithm": {"_type": "IntxChooseQParamsAlgorithm", "_data": "AFFINE"},
+    }
+    return {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": data}
+
+
+def _bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    quantized = [recipe for recipe in modules if recipe != ORIGINAL]
+    if len(quantized) > 1:
+        raise UsageError(f"--export bitsandbytes: it writes one format, and the plan has {listed(quantized, 5)}")
+    kind, _, double = (quantized or ["nf4"])[0].partition(":")
+    fields = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": double == "double",
+        "llm_int8_skip_modules": ["lm_head", *modules.get(ORIGINAL, ())],
+    }
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def _mlx(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    found: dict[str, Any] = {}
+    for recipe, names in modules.items():
+        match = INTEGER.fullmatch(recipe)
+        how = {"group_size": int(match["group"]), "bits": int(match["bits"])} if match else False
+        found |= dict.fromkeys(names, how)
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _is_ct(recipe: str) -> bool:
+    return bool(INTEGER.fullmatch(recipe)) or recipe in ("fp8_row", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8")
+
+
+def _is_mlx(recipe: str) -> bool:
+    found = INTEGER.fullmatch(recipe)
+    return bool(found and found["asym"] and found["group"] in ("32", "64", "128") and found["bits"] != "7")
+
+
+# What each program writes, and how it is told.
+KNOWN: dict[str, Callable[[str], bool]] = {
+    "llama-quantize": lambda recipe: recipe.startswith("gguf_"),
+    "llmcompressor": _is_ct,
+    "torchao": lambda recipe: recipe == "fp8_row" or bool(INTEGER.fullmatch(recipe)),
+    "bitsandbytes": lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
+    "mlx": _is_mlx,
+}
+EXPORTS: dict[str, Callable[[Plan, Mapping[str, Sequence[str]]], str]] = {
+    "llama-quantize": _llama_quantize,
+    "llmcompressor": _llmcompressor,
+    "torchao": _torchao,
+    "bitsandbytes": _bitsandbytes,
+    "mlx": _mlx,
+}

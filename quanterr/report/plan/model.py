@@ -1,0 +1,119 @@
+"""A plan: which recipe each layer of an original should have; data with a schema version."""
+
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from quanterr.report import notebook
+from quanterr.report.model import Model, RunInfo, Selection, Tool, dumps
+
+SCHEMA = "quanterr.plan"
+SCHEMA_VERSION = "1.0"
+ORIGINAL = "original"  # in the place of a recipe: the layer stays as it is
+
+Number = FiniteFloat | None
+
+
+@dataclass(slots=True)
+class PlannedLayer:
+    """What a layer should be."""
+
+    layer_name: str
+    display_name: str
+    recipe: Annotated[str, Field(description="see `quanterr formats --recipes`; original: it stays as it is")]
+    format: Annotated[str, Field(description="as a report calls it; of the original's where it stays")]
+    elements: int
+    bytes: int
+    bits_per_weight: FiniteFloat
+    snr_db: Annotated[Number, Field(description="predicted, exactly: null where nothing changes [dB]")]
+    cost: Annotated[FiniteFloat, Field(description="its share of the plan's cost, in its measure")]
+
+
+@dataclass(slots=True)
+class Uniform:
+    """One recipe for all layers that it can store."""
+
+    recipe: str
+    bytes: int
+    cost: FiniteFloat
+    fits: Annotated[bool, Field(description="within the budget of the plan")]
+
+
+@dataclass(slots=True)
+class Point:
+    """The least cost of a size."""
+
+    bytes: int
+    cost: FiniteFloat
+
+
+class Plan(Model):
+    """The recipe of each layer that leaves the least cost within a budget.
+
+    ``cost`` is the sum over the layers of what ``measure`` says. No plan of these recipes and groups costs less than
+    ``bound``.
+    """
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    schema_version: str = SCHEMA_VERSION
+    tool: Tool
+    original: str = Field(description="path")
+    original_bytes: int
+    architecture: str = Field(description="as llama.cpp calls it, for its names of tensors")
+    selection: Selection
+    goal: str = Field(description="the option that asked for it")
+    measure: Literal["squared error", "predicted KLD"]
+    notes: list[str] = Field(description="what should be known before the plan is believed")
+    recipes: list[str]
+    bytes: int = Field(description="of all tensors, planned or not")
+    bits_per_weight: FiniteFloat = Field(description="of the planned layers")
+    cost: FiniteFloat
+    bound: FiniteFloat = Field(description="no plan costs less")
+    snr_db: Number = Field(description="of the planned layers together; null if nothing changes [dB]")
+    least_bytes: int = Field(description="the smallest size that these recipes reach")
+    unplanned_bytes: int = Field(description="of tensors that stay: norms, embeddings, heads")
+    layers: list[PlannedLayer] = Field(description="in the order of the original")
+    uniform: list[Uniform] = Field(description="the smallest first")
+    curve: list[Point] = Field(description="from the smallest size to the largest")
+    knee: Point | None = Field(description="where more bytes begin to buy less")
+    run: RunInfo
+
+    def __repr__(self) -> str:
+        return f"<quanterr.Plan {self.goal}: {self.bytes:,} bytes, {self.measure} {self.cost:.4g}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        rows = [(row.recipe, f"{row.bytes:,}", f"{row.cost:.4g}") for row in self.uniform]
+        rows += [("plan", f"{self.bytes:,}", f"{self.cost:.4g}")]
+        return notebook.table(f"{self.goal}: {self.measure}", ("recipe", "bytes", "cost"), rows, 1)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row per layer.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        names = [field.name for field in fields(PlannedLayer)]
+        return notebook.frame({name: getattr(layer, name) for name in names} for layer in self.layers)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a .json file.
+
+        Raises:
+            UsageError: an unknown suffix.
+            ResourceError: the file cannot be written.
+        """
+        from os import fspath
+
+        from quanterr.report.files import save
+        from quanterr.report.plan import OUTPUTS
+
+        save(self, fspath(path), OUTPUTS)
+
+    def to_json(self) -> str:
+        """Strict, ASCII JSON."""
+        own = type(self).model_fields.items()
+        return dumps({info.alias or name: getattr(self, name) for name, info in own}) + "\n"

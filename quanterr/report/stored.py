@@ -1,0 +1,38 @@
+"""Reading what quanterr wrote, other than reports: strictly, and without torch."""
+
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from quanterr.errors import ReportError
+from quanterr.report.model import Model
+from quanterr.util import strict_json
+from quanterr.util.text import display
+
+Kind = TypeVar("Kind", bound=Model)
+
+
+def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
+    """A file of that schema.
+
+    Raises:
+        ReportError: no such file, of another schema, of a schema version that this quanterr does not know, a wrong
+            value.
+    """
+    where = display(path)
+    try:
+        with open(path, "rb") as file:
+            raw = file.read()
+        fields = strict_json.loads(raw)
+    except OSError as error:
+        raise ReportError(f"{where}: {error.strerror}") from error
+    except ValueError as error:
+        raise ReportError(f"{where}: {display(str(error), 200)}") from error
+    own = fields if isinstance(fields, dict) else {}
+    if own.get("schema") != schema or str(own.get("schema_version", "")).split(".")[0] != version.split(".")[0]:
+        raise ReportError(f"{where}: not a {schema} of schema version {version}")
+    try:
+        return kind.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ReportError(f"{where}: {display('.'.join(map(str, first['loc'])))}: {first['msg']}") from error

@@ -1,0 +1,66 @@
+"""The knapsack against brute force, and its bound on what brute force cannot do."""
+
+from itertools import product
+from math import exp
+from random import Random
+
+import pytest
+
+from quanterr.knapsack import Choice, path, solve
+
+
+def small(random):
+    """A few groups with a few choices, some of them with equal costs or sizes."""
+    return [
+        [
+            Choice(random.randint(1, 60), random.choice([random.random(), float(random.randint(0, 20))]))
+            for _ in range(random.randint(1, 4))
+        ]
+        for _ in range(random.randint(1, 6))
+    ]
+
+
+def test_2000_small_instances_are_solved_exactly():
+    random = Random(1)
+    for _ in range(2000):
+        groups, budget = small(random), random.randint(5, 250)
+        every = (picks for picks in product(*groups) if sum(choice.nbytes for choice in picks) <= budget)
+        best = min((sum(choice.cost for choice in picks) for picks in every), default=None)
+        found = solve(groups, budget)
+        if best is None:
+            assert found is None
+            continue
+        chosen = [group[pick] for group, pick in zip(groups, found.picks, strict=True)]
+        assert found.nbytes == sum(choice.nbytes for choice in chosen) <= budget
+        assert pytest.approx(best, abs=1e-9) == found.cost == pytest.approx(sum(choice.cost for choice in chosen))
+        assert found.bound <= found.cost
+
+
+def large(n):
+    random = Random(2)
+    groups = []
+    for _ in range(n):
+        size, error = random.choice([2**18, 2**20, 2**22]), exp(random.gauss(0, 1.5))
+        bits = (2.5, 3.5, 4.25, 4.5, 5.5, 6.5, 8.5, 16)
+        groups.append([Choice(size * b / 8, error * 4**-b * random.uniform(0.7, 1.4)) for b in bits])
+    return groups
+
+
+@pytest.mark.parametrize("bits", [3, 4.5, 6])
+def test_large_ones_are_within_a_narrow_bound(bits):
+    groups = large(1000)
+    budget = sum(group[0].nbytes for group in groups) / 2.5 * bits
+    found = solve(groups, budget)
+
+    assert found.nbytes <= budget
+    assert found.bound <= found.cost <= found.bound * 1.0001
+
+
+def test_the_path_goes_from_the_smallest_to_the_best_and_each_point_is_optimal():
+    groups = small(Random(3))
+    points = path(groups)
+
+    assert sum(min(choice.nbytes for choice in group) for group in groups) == points[0].nbytes
+    assert pytest.approx(sum(min(choice.cost for choice in group) for group in groups)) == points[-1].cost
+    for point in points:
+        assert pytest.approx(solve(groups, point.nbytes).cost) == point.cost

@@ -1,0 +1,228 @@
+"""Plans: what they choose, what they say, how they are handed to quantizers and held against what these made."""
+
+import json
+from itertools import product
+
+import pytest
+import torch
+from forked import call
+from making import numbers, store
+from safetensors.torch import save_file
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.errors import ReportError, UsageError
+from quanterr.gates.planned import judged_by_plan, read_plan
+from quanterr.planning import plan
+from quanterr.planning.exports import exported
+from quanterr.recipes import recipe_named
+from quanterr.recipes.candidate import mixed
+from quanterr.report.plan.model import ORIGINAL
+
+LAYERS = [
+    f"model.layers.{n}.{module}.weight"
+    for n in range(2)
+    for module in ("mlp.up_proj", "mlp.gate_proj", "mlp.down_proj")
+]
+TO = ["int4_g32,int8_channel,fp8_row"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Two blocks whose layers have very different sizes of numbers."""
+    tensors = {name: numbers(32, 128, seed=n).float() * 3**n for n, name in enumerate(LAYERS)}
+    tensors["model.norm.weight"] = numbers(64, seed=9)
+    with open_checkpoint(store(tmp_path_factory.mktemp("plan") / "x.safetensors", tensors)) as checkpoint:
+        yield checkpoint
+
+
+def sensitivity(folder, alphas):
+    weights = [{"layer_name": name, "alpha": alpha} for name, alpha in alphas.items()]
+    path = folder / "s.json"
+    path.write_text(json.dumps({"schema": "quanterr.sensitivity", "schema_version": "1.1", "weights": weights}))
+    return path
+
+
+class TestChoice:
+    def test_is_the_best_of_all_that_fit(self, original):
+        reports = {name: quanterr.sweep(original, [name], device="cpu") for name in TO[0].split(",")}
+        costs = {
+            name: {
+                layer.layer_name: (layer.choices[0].bytes, layer.choices[0].squared_error) for layer in ranking.layers
+            }
+            for name, ranking in reports.items()
+        }
+        found = plan(original, bits=6, to=TO, device="cpu")
+        groups = [LAYERS[0:2], LAYERS[2:3], LAYERS[3:5], LAYERS[5:6]]
+        room = 6 * 6 * 32 * 128 / 8
+        best = None
+        for picks in product([*costs, None], repeat=len(groups)):
+            chosen = [
+                costs[pick][name] if pick else (4 * 32 * 128, 0.0)
+                for group, pick in zip(groups, picks, strict=True)
+                for name in group
+            ]
+            if sum(size for size, _ in chosen) <= room:
+                best = min(best or 1e30, sum(error for _, error in chosen))
+
+        assert pytest.approx(best, rel=1e-9) == found.cost == found.bound
+        assert found.bits_per_weight <= 6
+        assert found.bytes == original.nbytes - 6 * 4 * 32 * 128 + sum(layer.bytes for layer in found.layers)
+        assert "a guess" in found.notes[0]
+
+    def test_what_is_fused_and_what_is_asked_to_be_alike_has_one_recipe(self, original):
+        for same_in, alike in (
+            ("fused", [LAYERS[0:2], LAYERS[3:5]]),
+            ("block", [LAYERS[:3], LAYERS[3:]]),
+            ("role", [LAYERS]),
+        ):
+            found = plan(original, bits=6, to=TO, same_in=same_in, device="cpu")
+            recipe = {layer.layer_name: layer.recipe for layer in found.layers}
+            for names in alike:
+                assert 1 == len({recipe[name] for name in names})
+
+    def test_a_sensitivity_decides_and_what_it_does_not_name_stays(self, original, tmp_path):
+        alphas = {name: 100.0 if name == LAYERS[2] else 1e-6 for name in LAYERS[:5]}
+        found = plan(original, bits=9, to=TO, sensitivity=sensitivity(tmp_path, alphas), device="cpu")
+        recipes = {layer.layer_name: layer.recipe for layer in found.layers}
+
+        assert "predicted KLD" == found.measure
+        assert LAYERS[5] not in recipes
+        assert recipes[LAYERS[2]] in (ORIGINAL, "int8_channel")
+        assert f"does not name 1 layer, which stay: {LAYERS[5]}" in found.notes[0]
+
+    def test_limits_give_the_smallest_size_that_meets_them(self, original, tmp_path):
+        by_snr = plan(original, min_snr=35, to=TO, device="cpu")
+        below = plan(original, size=by_snr.bytes - 1, to=TO, device="cpu")
+        assert by_snr.snr_db >= 35 > below.snr_db
+
+        path = sensitivity(tmp_path, dict.fromkeys(LAYERS, 1.0))
+        by_kld = plan(original, max_kld=0.001, to=TO, sensitivity=path, device="cpu")
+        below = plan(original, size=by_kld.bytes - 1, to=TO, sensitivity=path, device="cpu")
+        assert by_kld.cost <= 0.001 < below.cost
+
+    def test_the_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):
+        found = plan(original, bits=6, to=TO, device="cpu")
+
+        assert all(a.bytes < b.bytes and a.cost > b.cost for a, b in zip(found.curve, found.curve[1:], strict=False))
+        for uniform in found.uniform:
+            assert all(point.cost <= uniform.cost + 1e-9 for point in found.curve if point.bytes >= uniform.bytes)
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({}, "give one goal"),
+            ({"bits": 4, "size": 1e6}, "give one goal"),
+            ({"bits": 3}, "--bits 3: cannot be met; the least possible is 5.031 bits per weight"),
+            ({"size": 1000}, "cannot be met; the least possible is "),
+            ({"max_kld": 0.1}, "--max-kld needs --sensitivity"),
+        ],
+    )
+    def test_what_cannot_be_planned_is_a_sentence(self, original, options, told):
+        with pytest.raises(UsageError, match=told):
+            plan(original, to=["int4_g32"], device="cpu", **options)
+
+
+class TestExports:
+    def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
+        found = exported(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
+
+        assert 6 == len(found.splitlines())
+        assert all(line.startswith(r"--tensor-type '^blk\.") for line in found.splitlines())
+        assert r"^blk\.0\.ffn_up\.weight$=" in found
+
+    def test_transformers_takes_the_one_for_bitsandbytes(self, original):
+        transformers = pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
+        fields = json.loads(exported(plan(original, bits=14, to=["nf4:double"], device="cpu"), "bitsandbytes"))
+        config = transformers.BitsAndBytesConfig(**fields)
+
+        assert (True, "nf4", True) == (
+            config.load_in_4bit,
+            config.bnb_4bit_quant_type,
+            config.bnb_4bit_use_double_quant,
+        )
+        assert {"lm_head", "model.layers.1.mlp.down_proj"} <= set(config.llm_int8_skip_modules)
+
+    def test_every_layer_is_in_it_once(self, original):
+        found = plan(original, bits=6, to=TO, device="cpu")
+        groups = json.loads(exported(found, "llmcompressor"))["quant_stage"]["quant_modifiers"]["QuantizationModifier"]
+        targets = [target for group in groups["config_groups"].values() for target in group["targets"]]
+        configs = json.loads(exported(found, "torchao"))["_data"]["fqn_to_config"]
+        modules = {name.removesuffix(".weight") for name in LAYERS}
+
+        assert len(LAYERS) == len(targets) + len(groups["ignore"]) - 1
+        assert modules == configs.keys()
+        mlx = json.loads(exported(plan(original, bits=7, to=["int{4,8}_g64:asym"], device="cpu"), "mlx"))
+        assert modules == mlx.keys()
+        assert {64} == {how["group_size"] for how in mlx.values() if how}
+
+    @pytest.mark.parametrize(
+        ("consumer", "to", "told"),
+        [
+            ("llama-quantize", "int4_g32", "it does not write int4_g32"),
+            ("mlx", "int4_g64", "it does not write int4_g64"),
+            ("bitsandbytes", "nf4,fp4", "it writes one format"),
+            ("gptq", "int4_g32", "choose one of llama-quantize"),
+        ],
+    )
+    def test_what_a_program_cannot_write_is_refused(self, original, consumer, to, told):
+        found = plan(original, bits=6, to=[to], device="cpu")
+        if consumer == "bitsandbytes":
+            found.layers[0].recipe, found.layers[2].recipe = "nf4", "fp4"
+        with pytest.raises(UsageError, match=told):
+            exported(found, consumer)
+
+
+class TestCompare:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def made(cls, original):
+        """A plan, and the checkpoint that it describes."""
+        found = plan(original, bits=6, to=TO, device="cpu")
+        recipes = {layer.layer_name: recipe_named(layer.recipe) for layer in found.layers if layer.recipe != ORIGINAL}
+        return found, recipes
+
+    def test_what_was_planned_holds(self, original, made):
+        found, recipes = made
+        produced, _ = mixed(original, recipes, "produced")
+        report = judged_by_plan(quanterr.compare(original, produced, device="cpu"), found)
+
+        assert ("pass", "pass") == (report.verdict, report.gates[0].status), report.reasons
+        assert 6 == report.gates[0].judged
+
+    def test_another_recipe_or_less_snr_is_named(self, original, made):
+        found, recipes = made
+        name = LAYERS[2]
+        other, _ = mixed(original, recipes | {name: recipe_named("fp8_tensor")}, "produced")
+        report = judged_by_plan(quanterr.compare(original, other, device="cpu"), found)
+        assert ("fail", name) == (report.verdict, report.gates[0].worst_layer)
+        assert "is fp8_tensor, planned " in report.reasons[0]
+
+        worse = recipe_named("int4_g32:scales=p70")
+        least = next(layer.layer_name for layer in found.layers if layer.recipe == "int4_g32")
+        other, _ = mixed(original, recipes | {least: worse}, "produced")
+        gate = judged_by_plan(quanterr.compare(original, other, device="cpu"), found).gates[0]
+        assert "fail" == gate.status
+        assert "dB, planned" in gate.violations[0].reason
+
+    def test_the_commands_go_together(self, original, tmp_path):
+        where = tmp_path / "plan.json"
+        done = call("plan", original.path, "--bits", "6", "--to", TO[0], "-o", where)
+        assert 0 == done.returncode, done.stderr
+        assert done.stdout.startswith("without --sensitivity every squared error counts the same: a guess")
+        assert "the best plan there is. Wrote " in done.stdout
+
+        judged = call("compare", original.path, original.path, "--plan", where)
+        assert 1 == judged.returncode
+        assert "gate as planned: format, bits, SNR does not hold: " in judged.stderr
+        assert 6 == len(read_plan(str(where)).layers)
+        assert 2 == call("plan", original.path, "--size", "6 apples").returncode
+
+    def test_a_damaged_plan_and_one_of_another_model_are_refused(self, original, made, tmp_path):
+        (tmp_path / "p.json").write_text('{"schema": "quanterr.report"}')
+        with pytest.raises(ReportError, match=r"not a quanterr\.plan"):
+            read_plan(str(tmp_path / "p.json"))
+        save_file({"other.weight": torch.ones(4, 4)}, tmp_path / "o.safetensors")
+        report = quanterr.compare(tmp_path / "o.safetensors", tmp_path / "o.safetensors")
+        with pytest.raises(UsageError, match="names none of the compared layers"):
+            judged_by_plan(report, made[0])
