@@ -51,6 +51,8 @@ def main() -> None:
         quantized = folder / f"{name}.safetensors"
         run(sys.executable, HERE / "quantize.py", model, quantized, "--to", name)
         run(sys.executable, "-m", "quanterr", "compare", model, quantized, "-o", folder / f"{name}.json")
+    # What would other formats cost? Quantized on the fly, nothing is written.
+    run(sys.executable, "-m", "quanterr", "sweep", model, "--to", "fp8_row,int8_row,nvfp4,nf4", "--top-layers", "3")
     # The original's own model on a text that is there: the source of argparse. Which is still good?
     text, quantized = inspect.getsourcefile(argparse), [folder / f"{name}.safetensors" for name in FORMATS]
     words = ["--text", text, "--context", "256", "--chunks", "8", "--top-layers", "3", "-o", folder / "evaluation.html"]

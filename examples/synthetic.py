@@ -15,7 +15,7 @@ from math import log10
 from pathlib import Path
 
 import torch
-from quantize import Recipe, write_quantized
+from quantize import write_quantized
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -99,7 +99,7 @@ def run(folder: Path) -> bool:
     good = True
     for to in FORMATS:
         quantized = folder / f"{to}.safetensors"
-        write_quantized(original, quantized, Recipe.named(to, BLOCK))
+        write_quantized(original, quantized, f"{to}{BLOCK}" if to.endswith("block") else to)
         report = quanterr.compare(original, quantized)
         print(f"\n{quantized}\n")
         good &= check(report, known_snr_db(original, quantized))

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 @cache
 def sessions() -> dict[str, str]:
     """Real runs on the synthetic model of examples/, by what they show."""
-    from quantize import Recipe, write_quantized
+    from quantize import write_quantized
     from safetensors.torch import save_file
     from synthetic import make_model
 
@@ -31,9 +31,9 @@ def sessions() -> dict[str, str]:
         original = folder / "original.safetensors"
         save_file(make_model(), original)
         for recipe, stem in (("int8_block", "quantized"), ("int8_row", "older")):
-            write_quantized(original, folder / f"{stem}.safetensors", Recipe.named(recipe))
+            write_quantized(original, folder / f"{stem}.safetensors", recipe)
         for recipe in ("fp8_tensor", "int8_block", "int8_row"):
-            write_quantized(original, folder / f"{recipe}.safetensors", Recipe.named(recipe))
+            write_quantized(original, folder / f"{recipe}.safetensors", recipe)
         run("quanterr compare original.safetensors older.safetensors -q -o last-release.json", folder)
         commands = {
             "session": "quanterr compare original.safetensors quantized.safetensors --top-layers 3 -o report.json",
@@ -42,6 +42,7 @@ def sessions() -> dict[str, str]:
             "inspect-session": "quanterr inspect quantized.safetensors",
             "rank-session": "quanterr rank original.safetensors fp8_tensor.safetensors int8_block.safetensors "
             "int8_row.safetensors --top-layers 2",
+            "sweep-session": "quanterr sweep original.safetensors --to 'int{4,8}_g32,int4_g16,fp8_row,nvfp4' --top-layers 2",
         }
         made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in commands.items()}
     return made
@@ -126,6 +127,14 @@ def findings() -> str:
     return "\n\n".join(sections)
 
 
+def recipes() -> str:
+    """One row for each recipe."""
+    from quanterr.recipes import listing
+
+    rows = ["| recipe | what it is |", "|---|---|"]
+    return "\n".join([*rows, *(f"| `{name}` | {summary} |" for name, summary in listing().items())])
+
+
 def outputs() -> str:
     """One row for each row of OUTPUTS."""
     from quanterr.report import OUTPUTS
@@ -187,6 +196,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "diff-session": lambda: sessions()["diff-session"],
     "inspect-session": lambda: sessions()["inspect-session"],
     "rank-session": lambda: sessions()["rank-session"],
+    "sweep-session": lambda: sessions()["sweep-session"],
+    "recipes": recipes,
     "functions": functions,
     "report-metrics": report_metrics,
     "thresholds": thresholds,

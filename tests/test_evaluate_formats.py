@@ -100,3 +100,21 @@ def test_a_k_type_predicts_what_the_values_of_llama_cpp_predict(tmp_path):
         parts.append(Stored(named(name, LLAMA), "Q4_K" if up else "F32", tuple(made.shape), raw))
 
     same_as_plain(tmp_path, write_gguf(tmp_path / "model.gguf", parts, LLAMA_KEYS))
+
+
+def test_recipes_are_evaluated_without_a_file(tmp_path):
+    """As the same values in a plain checkpoint."""
+    original = saved("llama", tmp_path / "original")
+    tokens = ids(tmp_path)
+    tensors = {
+        name: quanterr.fake_quantize(tensor, "int4_g8") if "_proj" in name else tensor
+        for name, tensor in stored(original).items()
+    }
+    (tmp_path / "plain").mkdir()
+    save_file(tensors, tmp_path / "plain/model.safetensors")
+    found = quanterr.evaluate(original, [tmp_path / "plain"], against=["int4_g8"], tokens=tokens, context=CONTEXT)
+    plain_scores, recipe = (candidate.scores for candidate in found.candidates)
+
+    assert ["plain", "int4_g8"] == [candidate.name for candidate in found.candidates]
+    assert "pass" == found.verdict, found.reasons
+    assert plain_scores == recipe

@@ -175,6 +175,16 @@ Sensitivity = Annotated[
         show_default=False,
     ),
 ]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--against",
+        metavar="RECIPES",
+        help="Recipes as candidates: fp8_row,int4_g128. The original is quantized on the fly.",
+        rich_help_panel="Inputs",
+        show_default=False,
+    ),
+]
 Colors = Annotated[Color, typer.Option("--color", help="Colours.", rich_help_panel="Output")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="The same as --color never.", rich_help_panel="Output")]
 Quiet = Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from quanterr.cli.common import (
+    Against,
     AllowPartial,
     AsJson,
     Color,
@@ -35,6 +36,7 @@ HELP = help_of("""Run the original's model with the weights of each side on a te
 \b
 [bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
+[bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
 [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
@@ -56,6 +58,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    against: Against = None,
     text: Annotated[
         str | None,
         typer.Option(
@@ -196,12 +199,12 @@ def evaluate(
                 "stop": interrupt.stop,
                 "command": command_line(),
             }
-            if not candidates:
+            if not candidates and not against:
                 study(original, **options)
                 written = ", ".join(display(path) for path in (sensitivity, importance_out) if path is not None)
                 print(f"quanterr: wrote {written}", file=sys.stderr)
                 return
-            evaluation = evaluated(original, candidates, **options)
+            evaluation = evaluated(original, candidates or [], against=against or [], **options)
         status = exit_status(evaluation, allow_partial)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
         deliver(

@@ -7,6 +7,7 @@ import typer
 
 from quanterr.cli import gate
 from quanterr.cli.common import (
+    Against,
     AsJson,
     Color,
     Colors,
@@ -92,16 +93,7 @@ def rank(
         list[str],
         typer.Argument(metavar="Q1 Q2 ...", help="The checkpoints to rank.", show_default=False),
     ],
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--against",
-            metavar="RECIPES",
-            help="Rank recipes with them: fp8_row,int4_g128. The original is quantized on the fly.",
-            rich_help_panel="Inputs",
-            show_default=False,
-        ),
-    ] = None,
+    against: Against = None,
     lenient: Lenient = False,
     layers: Layers = None,
     allow_partial: PartialRanking = False,

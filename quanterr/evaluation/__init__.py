@@ -34,10 +34,13 @@ from quanterr.evaluation.states import Product
 from quanterr.evaluation.tasks import Asked, answered, read_task
 from quanterr.evaluation.tokens import LEAST_CONTEXTS, Chunks, Text, chunks_of, fingerprint, read_text, read_tokens
 from quanterr.pairing.importance import architecture_of
+from quanterr.recipes import recipes_named
+from quanterr.recipes.candidate import quantized_by
 from quanterr.report.evaluation.gates import judged, overall, rules_of
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
 from quanterr.report.model import RunInfo, Tool
 from quanterr.report.ranking.making import short_names
+from quanterr.selection import Selection
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
@@ -84,11 +87,16 @@ class EvaluateOptions:
 
 
 def evaluate(
-    original: str | os.PathLike[str], candidates: Sequence[str | os.PathLike[str]], **options: Any
+    original: str | os.PathLike[str],
+    candidates: Sequence[str | os.PathLike[str] | Checkpoint] = (),
+    *,
+    against: Iterable[str] = (),
+    **options: Any,
 ) -> Evaluation:
     """Are quantized checkpoints still good models? Runs the original's architecture with the weights of each side.
 
-    ``original`` is a folder with config.json; ``options`` are the fields of :class:`EvaluateOptions`, by name.
+    ``original`` is a folder with config.json; ``against`` are recipes such as ``"fp8_row"``, by which it is quantized
+    on the fly; ``options`` are the fields of :class:`EvaluateOptions`, by name.
 
     Raises:
         UsageError: transformers is missing, no text or too little of it, a rule that is none.
@@ -99,12 +107,24 @@ def evaluate(
     chosen = EvaluateOptions(**options)
     started, clock = datetime.now(UTC), time.monotonic()
     rules = rules_of(list(chosen.require))
-    paths = [os.fspath(path) for path in candidates]
+    recipes = recipes_named(against) if against else []
+    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    paths += [recipe.name for recipe in recipes]
     if not paths:
         raise UsageError("no candidate is given: evaluate needs one, or --sensitivity or --importance-out alone")
     prepared = _prepared(chosen, Path(original))
     with ExitStack() as stack:
-        every = [stack.enter_context(open_checkpoint(p, chosen.lenient)) for p in (os.fspath(original), *paths)]
+        opened = stack.enter_context(open_checkpoint(os.fspath(original), chosen.lenient))
+        every = [
+            opened,
+            *(
+                side
+                if isinstance(side, Checkpoint)
+                else stack.enter_context(open_checkpoint(os.fspath(side), chosen.lenient))
+                for side in candidates
+            ),
+            *(quantized_by(recipe, opened, Selection(())) for recipe in recipes),
+        ]
         sides = Sides(every[0])
         found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]
         with Lockstep(prepared.architecture, sides, found, prepared.chunks, _pace(chosen)) as lockstep:

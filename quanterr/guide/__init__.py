@@ -24,6 +24,7 @@ TOPICS = (
     "metrics",
     "gates",
     "rank",
+    "plan",
     "evaluate",
     "inspect",
     "outputs",

@@ -21,12 +21,13 @@ from quanterr.recipes.superblocks import K_TYPES
 from quanterr.recipes.tables import Table
 from quanterr.util.text import display
 
-SCALED = re.compile(r"(?P<codes>fp8|int8)_(?P<per>tensor|row|block(?P<edge>[1-9]\d{0,3}))")
+SCALED = re.compile(r"(?P<codes>fp8|int8)_(?P<per>tensor|row|block(?P<edge>[1-9]\d{0,3})?)")
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
 TABLE = re.compile(r"(?P<kind>nf4|fp4)(?:_g(?P<block>32|64|128|256|512|1024|2048|4096))?")
 GGML = LEGACY | K_TYPES
+BLOCK = 128  # rows and columns, where none are given
 TABLE_BLOCK = 64  # of bitsandbytes, where none is given
-PRESETS = ("fp8_tensor", "fp8_row", "int8_row", "nvfp4", "mxfp4", "int4_g128", "nf4", "gguf_q4_0")
+PRESETS = ("fp8_tensor", "fp8_row", "int8_row", "nvfp4", "mxfp4", "int4_g32", "nf4", "gguf_q4_0")
 
 # Name → what it is. Numbers in names stand for others.
 LISTING = {
@@ -112,7 +113,7 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
     scheme: Scheme | None = None
     calibrates = calibrator == ABSMAX
     if found := SCALED.fullmatch(base):
-        edge = int(found["edge"] or 0)
+        edge = int(found["edge"] or BLOCK) if found["per"].startswith("block") else 0
         edges = {"tensor": (0, 0), "row": (1, 0)}.get(found["per"], (edge, edge))
         config = {"weight_block_size": [edge, edge]} if edge else {}
         scheme = Scaled(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator, config)

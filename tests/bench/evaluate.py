@@ -17,24 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import packing
 
 import quanterr
+from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.evaluation.embeddings import spearman
+from quanterr.recipes import recipe_named
+from quanterr.recipes.candidate import mixed
 
 VOCABULARY, LENGTH, BATCH, STEPS = 2048, 256, 12, 700
 MIXES = 16
 CHUNKS = 12
 HELD_OUT = 0.1  # of the text
 SEED = 0
-INT = {"int8_g64": (8, 64), "int6_g64": (6, 64), "int5_g32": (5, 32), "int4_g32": (4, 32), "int4_g64": (4, 64),
-       "int3_g32": (3, 32)}  # fmt: skip
-RECIPES = ("fp8_tensor", "fp8_row", *INT)
+RECIPES = ("fp8_tensor", "fp8_row", "int8_g64", "int6_g64", "int5_g32", "int4_g32", "int4_g64", "int3_g32")
+PLANNED = ("int2_g32", "int3_g64", "int3_g32", "int4_g64", "int4_g32", "int5_g64", "int6_g64", "int8_g64")
+BUDGETS = (3.5, 4.0, 4.5, 5.0, 6.0)  # bits per weight of the matrices in blocks
 
 
 def text() -> str:
@@ -82,59 +79,6 @@ def train(folder: Path) -> None:
     (folder / "original/tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
-def stored_as(recipe: str, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """A matrix as a quantizer stores it: FP8 with scales, or compressed-tensors' packed integers."""
-    if recipe.startswith("fp8"):
-        dims = None if recipe == "fp8_tensor" else 1
-        peak = weight.abs().amax() if dims is None else weight.abs().amax(1, keepdim=True)
-        scale = (peak / 448).clamp(min=1e-12)
-        return {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale.float()}
-    bits, group = INT[recipe]
-    rows, cols = weight.shape
-    grouped = weight.view(rows, cols // group, group)
-    scale = (grouped.abs().amax(-1) / (2 ** (bits - 1) - 0.5)).clamp(min=1e-12)
-    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    codes = (grouped / scale[..., None]).round().clamp(low, high).view(rows, cols).to(torch.int32) - low
-    return {
-        f"{name}_packed": torch.from_numpy(packing.dense(codes.numpy(), bits)),
-        f"{name}_scale": scale,
-        f"{name}_shape": torch.tensor([rows, cols]),
-    }
-
-
-def quantize(folder: Path, name: str, recipe_of: dict[str, str]) -> Path:
-    """The model with each matrix as its recipe stores it; config.json says what compressed-tensors' readers need."""
-    tensors = load_file(folder / "original/model.safetensors")
-    groups: dict[tuple[int, int], list[str]] = {}
-    written: dict[str, Tensor] = {}
-    for key, weight in tensors.items():
-        if key in recipe_of:
-            written |= stored_as(recipe_of[key], key, weight)
-            if recipe_of[key] in INT:
-                groups.setdefault(INT[recipe_of[key]], []).append(key.removesuffix(".weight"))
-        else:
-            written[key] = weight
-    path = folder / name
-    path.mkdir(exist_ok=True)
-    save_file(written, path / "model.safetensors")
-    config = json.loads((folder / "original/config.json").read_text())
-    if groups:
-        config["quantization_config"] = {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {
-                f"group_{n}": {
-                    "targets": targets,
-                    "weights": {"num_bits": bits, "group_size": group, "strategy": "group", "symmetric": True,
-                                "type": "int"},
-                }
-                for n, ((bits, group), targets) in enumerate(groups.items())
-            },
-        }  # fmt: skip
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
 def main() -> None:
     """Train, quantize, evaluate, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -144,30 +88,69 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         train(folder)
-    names = [
-        key for key, value in load_file(folder / "original/model.safetensors").items()
-        if value.dim() == 2 and "layers." in key
-    ]  # fmt: skip
+    with open_checkpoint(folder / "original") as original:
+        bench(folder, original)
+
+
+def bench(folder: Path, original: Checkpoint) -> None:
+    """Both tables."""
+    names = [name for name, entry in original.entries.items() if len(entry.shape) == 2 and "layers." in name]
     chosen = random.Random(SEED)
     assignments = {recipe: dict.fromkeys(names, recipe) for recipe in RECIPES}
     assignments |= {f"mix_{n}": {name: chosen.choice(RECIPES[2:]) for name in names} for n in range(MIXES)}
-    paths = [quantize(folder, name, recipe_of) for name, recipe_of in assignments.items()]
+    candidates = [
+        mixed(original, {name: recipe_named(recipe) for name, recipe in recipe_of.items()}, title)[0]
+        for title, recipe_of in assignments.items()
+    ]
     started = time.monotonic()
+    sensitivity = folder / "sensitivity.json"
     found = quanterr.evaluate(
-        folder / "original", paths, text=folder / "held_out.txt", chunks=CHUNKS, sensitivity=folder / "sensitivity.json"
+        folder / "original", candidates, text=folder / "held_out.txt", chunks=CHUNKS, sensitivity=sensitivity
     )
     seconds = time.monotonic() - started
     found.save(folder / "evaluation.json")
-    alphas = {
-        row["layer_name"]: row["alpha"] for row in json.loads((folder / "sensitivity.json").read_text())["weights"]
-    }
-    rows = [row_of(folder, path, candidate, alphas) for path, candidate in zip(paths, found.candidates, strict=True)]
+    alphas = {row["layer_name"]: row["alpha"] for row in json.loads(sensitivity.read_text())["weights"]}
+    rows = [row_of(original, *each, alphas) for each in zip(candidates, found.candidates, strict=True)]
     show(found, rows, seconds)
+    show_plans(folder, original, sensitivity)
 
 
-def row_of(folder: Path, path: Path, candidate: Any, alphas: dict[str, float]) -> dict[str, Any]:
+def show_plans(folder: Path, original: Checkpoint, sensitivity: Path) -> None:
+    """What plans of equal size lose, measured: one recipe for all, and three measures to plan by."""
+    evenly = folder / "evenly.json"
+    weights = [{"layer_name": name, "alpha": 1.0} for name in original.entries]
+    evenly.write_text(json.dumps({"schema": "quanterr.sensitivity", "schema_version": "1.1", "weights": weights}))
+    ways: dict[str, dict[str, Any]] = {
+        "NMSE": {"sensitivity": evenly},
+        "squared error": {},
+        "sensitivity": {"sensitivity": sensitivity},
+    }
+    options: dict[str, Any] = {"to": PLANNED, "layers": ["layers."], "device": "cpu", "same_in": "fused"}
+    candidates, best = [], []
+    for bits in BUDGETS:
+        for title, way in ways.items():
+            plan = quanterr.plan(original, bits=bits, **way, **options)
+            recipes = {one.layer_name: one.recipe for one in plan.layers if one.recipe != "original"}
+            named = {name: recipe_named(recipe) for name, recipe in recipes.items()}
+            candidates.append(mixed(original, named, f"{bits} {title}")[0])
+        fitting = [one for one in plan.uniform if one.fits]
+        best.append(min(fitting, key=lambda one: one.cost).recipe if fitting else None)
+    uniform = [recipe for recipe in dict.fromkeys(best) if recipe is not None]
+    found = quanterr.evaluate(
+        folder / "original", candidates, against=uniform, text=folder / "held_out.txt", chunks=CHUNKS
+    )
+    kld = {one.name: one.scores.kld_mean for one in found.candidates if one.scores is not None}
+    print("\n| bits per weight | one recipe for all | plan by NMSE | plan by squared error | plan by sensitivity |")
+    print("|---|---|---|---|---|")
+    for bits, recipe in zip(BUDGETS, best, strict=True):
+        first = "none fits" if recipe is None else f"{kld[recipe]:.4f} ({recipe})"
+        measured = " | ".join(f"{kld[f'{bits} {title}']:.4f}" for title in ways)
+        print(f"| {bits} | {first} | {measured} |")
+
+
+def row_of(original: Checkpoint, made: Checkpoint, candidate: Any, alphas: dict[str, float]) -> dict[str, Any]:
     """What is known of one model."""
-    report = quanterr.compare(folder / "original", path, layers=["layers."], device="cpu")
+    report = quanterr.compare(original, made, layers=["layers."], device="cpu")
     nmse = {layer.layer_name: layer.nmse for layer in report.layers}
     outputs = [w.output_error for w in candidate.weights if w.layer_name in nmse]
     return {
