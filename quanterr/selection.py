@@ -100,6 +100,7 @@ class CompareOptions:
         outlier_threshold: an element with a larger ``|e|`` is an outlier.
         importance: an importance matrix of llama.cpp; gives weighted_nmse and weighted_snr_db.
         sensitivity: a file of ``evaluate --sensitivity``; gives predicted_kld.
+        resume: a journal of finished weights, taken over and written on; see comparison/journal.py.
         lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
         on_progress: called ten times per second with the progress.
         on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
@@ -112,6 +113,7 @@ class CompareOptions:
     outlier_threshold: float = OUTLIER
     importance: str | os.PathLike[str] | None = None
     sensitivity: str | os.PathLike[str] | None = None
+    resume: str | os.PathLike[str] | None = None
     lenient: bool = False
     on_progress: Callable[[Any], None] | None = None
     on_layer: Callable[[Any], None] | None = None

@@ -42,7 +42,8 @@ def sessions() -> dict[str, str]:
             "inspect-session": "quanterr inspect quantized.safetensors",
             "rank-session": "quanterr rank original.safetensors fp8_tensor.safetensors int8_block.safetensors "
             "int8_row.safetensors --top-layers 2",
-            "sweep-session": "quanterr sweep original.safetensors --to 'int{4,8}_g32,int4_g16,fp8_row,nvfp4' --top-layers 2",
+            "sweep-session": "quanterr sweep original.safetensors --to 'int{4,8}_g32,int4_g16,fp8_row,nvfp4' "
+            "--top-layers 2",
         }
         made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in commands.items()}
     return made

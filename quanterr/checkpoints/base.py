@@ -130,6 +130,11 @@ class StoredFile:
             )
 
     @property
+    def identity(self) -> tuple[int, ...]:
+        """Size and time of the last change, in nanoseconds: another file, or another content, has others."""
+        return self._identity[2:]
+
+    @property
     def descriptor(self) -> int:
         """The descriptor, for who reads the bytes without Python."""
         return self._fd

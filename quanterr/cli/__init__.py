@@ -33,6 +33,7 @@ from quanterr.cli.common import (
     NoColor,
     Outputs,
     Quiet,
+    Resume,
     SchemaOf,
     Sensitivity,
     SortBy,
@@ -149,6 +150,7 @@ def compare(
     lenient: Lenient = False,
     layers: Layers = None,
     allow_partial: AllowPartial = False,
+    resume: Resume = None,
     outlier_threshold: Annotated[
         float,
         typer.Option(
@@ -213,6 +215,7 @@ def compare(
             outlier_threshold=outlier_threshold,
             importance=importance,
             sensitivity=sensitivity,
+            resume=resume,
             lenient=lenient,
             on_layer=interrupt.at(rules.violated) if rules.violated else None,
             stop=interrupt.stop,

@@ -175,6 +175,16 @@ Sensitivity = Annotated[
         show_default=False,
     ),
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="FILE",
+        help="Keep finished weights in this journal, and take over those that are there: for a run that may be killed.",
+        rich_help_panel="Performance",
+        show_default=False,
+    ),
+]
 Against = Annotated[
     list[str] | None,
     typer.Option(

@@ -22,6 +22,7 @@ from quanterr.cli.common import (
     Original,
     Outputs,
     Quiet,
+    Resume,
     Sensitivity,
     color_of,
     command_line,
@@ -112,6 +113,7 @@ def rank(
     color: Colors = Color.AUTO,
     no_color: NoColor = False,
     quiet: Quiet = False,
+    resume: Resume = None,
     device: Device = "auto",
 ) -> None:
     """Rank several candidates."""
@@ -130,6 +132,7 @@ def rank(
         "device": device,
         "importance": importance,
         "sensitivity": sensitivity,
+        "resume": resume,
         "lenient": lenient,
     }
     shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)

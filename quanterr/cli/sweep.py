@@ -20,6 +20,7 @@ from quanterr.cli.common import (
     Original,
     Outputs,
     Quiet,
+    Resume,
     Sensitivity,
     color_of,
     help_of,
@@ -81,6 +82,7 @@ def sweep(
     color: Colors = Color.AUTO,
     no_color: NoColor = False,
     quiet: Quiet = False,
+    resume: Resume = None,
     device: Device = "auto",
 ) -> None:
     """What other formats would cost."""
@@ -101,6 +103,7 @@ def sweep(
         "device": device,
         "importance": importance,
         "sensitivity": sensitivity,
+        "resume": resume,
         "lenient": lenient,
     }
     shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)

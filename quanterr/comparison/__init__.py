@@ -13,8 +13,9 @@ import torch
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.comparison.assembly import ReportBuilder
+from quanterr.comparison.journal import Journal, identity
 from quanterr.comparison.scheduler import Scheduler, pick_device
-from quanterr.comparison.tasks import group_by_original
+from quanterr.comparison.tasks import group_by_original, without
 from quanterr.metrics import METRICS_VERSION
 from quanterr.native import Choice, chosen
 from quanterr.pairing import pair
@@ -83,13 +84,28 @@ def compare_each(
         builders = [ReportBuilder(plan, alphas) for plan in plans]
         give_back()  # the tables of names that pairing took
 
-        def finish(candidate: int, done: ComparedWeight) -> None:
+        journal = None
+        if options.resume is not None:
+            kernel = str(choice)
+            run_identity = identity([before, *after], plans, options, kernel)
+            journal = stack.enter_context(Journal(options.resume, run_identity))
+
+        def take(candidate: int, done: ComparedWeight) -> None:
             layer = builders[candidate].add(done)
             if layer is not None and options.on_layer is not None:
                 options.on_layer(layer)
 
+        def finish(candidate: int, done: ComparedWeight) -> None:
+            if journal is not None:
+                journal.add(candidate, done)
+            take(candidate, done)
+
+        known: set[tuple[int, int]] = set()
+        for kept in journal.kept if journal is not None else ():
+            known.add((kept.candidate, kept.done.number))
+            take(*kept)
         run = Scheduler(
-            group_by_original([plan.pairs for plan in plans]),
+            without(group_by_original([plan.pairs for plan in plans]), known),
             pick_device(options.device),
             finish,
             options.outlier_threshold,

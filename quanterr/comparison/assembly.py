@@ -167,8 +167,7 @@ class ReportBuilder:
         self._other: dict[int, Layer] = {}
         self._lossless: dict[int, LosslessLayer] = {}
         self._buckets: dict[int, Bucket] = {}
-        self._refused: set[int] = set()
-        self._leftovers = list(plan.leftovers)
+        self._refused: dict[int, list[Leftover]] = {}
         self._noticed = FindingCollector(plan)
         self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
 
@@ -211,10 +210,15 @@ class ReportBuilder:
 
     def _refuse(self, number: int, pair: Pair, reason: str) -> None:
         bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED
-        self._refused.add(number)
         self._buckets[number] = bucket
-        for side, codes in zip(SIDES, pair.codes, strict=True):
-            self._leftovers.append(Leftover(pair.name, side, bucket, reason, codes))
+        self._refused[number] = [
+            Leftover(pair.name, side, bucket, reason, codes) for side, codes in zip(SIDES, pair.codes, strict=True)
+        ]
+
+    @property
+    def _leftovers(self) -> list[Leftover]:
+        """What is not compared: what the plan left, and what was refused, in the order of the plan."""
+        return [*self._plan.leftovers, *(left for number in sorted(self._refused) for left in self._refused[number])]
 
     def report(
         self,

@@ -72,14 +72,14 @@ class FindingCollector:
         beside = {pair.name for pair in plan.pairs if pair.name.rpartition(".")[0] in self._folded}
         self._explained = self._corrected.union(beside, *(one.names for one in plan.folded))
         self._seen: dict[int, WeightSummary] = {}
-        self._same: list[Pair] = []
+        self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
 
     def add(self, done: ComparedWeight) -> None:
         """Take in a compared weight; its sums are not kept."""
         pair = self._plan.pairs[done.number]
         if done.sums.exact:
-            self._same.append(pair)
+            self._equal[done.number] = pair
             return
         lost = underflows(pair, done.sums)
         near = lost or is_near(pair, done)
@@ -99,6 +99,11 @@ class FindingCollector:
             is_too_good(pair, done),
             done.attainable.snr_db if done.attainable and not near else None,
         )
+
+    @property
+    def _same(self) -> list[Pair]:
+        """The weights that are the same on both sides, in the order of the plan."""
+        return [self._equal[number] for number in sorted(self._equal)]
 
     def findings(self, complete: bool) -> list[Finding]:
         """All of them; of an interrupted run only what single weights show."""

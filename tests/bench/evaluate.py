@@ -31,7 +31,7 @@ HELD_OUT = 0.1  # of the text
 SEED = 0
 RECIPES = ("fp8_tensor", "fp8_row", "int8_g64", "int6_g64", "int5_g32", "int4_g32", "int4_g64", "int3_g32")
 PLANNED = ("int2_g32", "int3_g64", "int3_g32", "int4_g64", "int4_g32", "int5_g64", "int6_g64", "int8_g64")
-BUDGETS = (3.5, 4.0, 4.5, 5.0, 6.0)  # bits per weight of the matrices in blocks
+BUDGETS = (3.6, 4.1, 4.6, 5.1, 6.1)  # bits per weight of the matrices in blocks
 
 
 def text() -> str:

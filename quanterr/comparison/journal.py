@@ -1,0 +1,181 @@
+"""A journal of finished weights, for a run that may be killed: what it holds is not computed again.
+
+    1st line     the run that it belongs to, as JSON: inputs, selection, settings, versions
+    each other   CRC-32 of the rest, in hexadecimal; candidate; number; a record as JSON
+
+Records are appended as weights finish and reach the disk every few seconds. What is behind a torn or damaged record
+does not count. A journal of another run is refused, never mixed in.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.comparison.records import packed, unpacked
+from quanterr.errors import ResourceError, UsageError
+from quanterr.metrics import METRICS_VERSION
+from quanterr.pairing.plan import ComparedWeight, Plan
+from quanterr.selection import CompareOptions
+from quanterr.util.text import display
+from quanterr.version import __version__
+
+SCHEMA = "quanterr.journal 1"
+SYNC = 2.0  # seconds between two times that records are sent to the disk
+
+
+class Kept(NamedTuple):
+    """A weight that was finished before."""
+
+    candidate: int
+    done: ComparedWeight
+
+
+def identity(
+    checkpoints: Sequence[Checkpoint], plans: Sequence[Plan], options: CompareOptions, kernel: str
+) -> dict[str, Any]:
+    """What two runs must have in common, so that a weight of one is a weight of the other."""
+    return {
+        "quanterr": __version__,
+        "metrics": METRICS_VERSION,
+        "kernel": kernel,
+        "inputs": [_input(checkpoint) for checkpoint in checkpoints],
+        "layers": list(options.layers),
+        "outlier_threshold": options.outlier_threshold,
+        "importance": _digest_of(options.importance),
+        "plan": [_digest("\n".join(_described(plan))) for plan in plans],
+    }
+
+
+def _input(checkpoint: Checkpoint) -> dict[str, Any]:
+    entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in checkpoint.entries.values())
+    return {
+        "files": [[file.path.name, *file.identity] for file in checkpoint.files],
+        "tensors": _digest("\n".join(entries)),
+    }
+
+
+def _described(plan: Plan) -> Iterator[str]:
+    """What is compared with what, and read as what."""
+    for pair in plan.pairs:
+        yield f"{pair.name} {pair.original.format} {pair.quantized.format} {pair.quantized.evidence}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _digest_of(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+class Journal:
+    """A file of finished weights, open for more."""
+
+    def __init__(self, path: str | os.PathLike[str], run: dict[str, Any]) -> None:
+        """Take over what is there, or begin a new one.
+
+        Raises:
+            UsageError: it is of another run, or no journal.
+            ResourceError: it cannot be written.
+        """
+        self._where = f"--resume {display(os.fspath(path))}"
+        self._lock, self._synced = threading.Lock(), time.monotonic()
+        try:
+            self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115 - open for the whole run
+        except OSError as error:
+            raise ResourceError(f"{self._where}: {error.strerror}") from error
+        try:
+            self.kept = list(self._read(json.loads(json.dumps(run))))
+        except OSError as error:
+            self._file.close()
+            raise ResourceError(f"{self._where}: {error.strerror}") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, run: dict[str, Any]) -> Iterator[Kept]:
+        """The records that are whole; the file ends behind them then."""
+        head = self._file.readline()
+        if not head:
+            self._file.write(json.dumps({"schema": SCHEMA, "run": run}).encode() + b"\n")
+            self._sync()
+            return
+        self._check(head, run)
+        end = self._file.tell()
+        for line in iter(self._file.readline, b""):
+            kept = _record(line)
+            if kept is None:
+                break
+            end = self._file.tell()
+            yield kept
+        self._file.seek(end)
+        self._file.truncate()
+
+    def _check(self, head: bytes, run: dict[str, Any]) -> None:
+        try:
+            fields = json.loads(head)
+            known = fields["run"] if fields.get("schema") == SCHEMA else None
+        except (ValueError, KeyError, AttributeError, UnicodeDecodeError):
+            known = None
+        if not isinstance(known, dict):
+            raise UsageError(f"{self._where}: not a journal of this version of quanterr; give another file")
+        for key, own in run.items():
+            if known.get(key) != own:
+                what = {"inputs": "other files, or they have changed", "plan": "other pairs or formats"}.get(key, key)
+                raise UsageError(f"{self._where}: of another run ({what}); delete it, or give another file")
+
+    def add(self, candidate: int, done: ComparedWeight) -> None:
+        """Append a finished weight.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        text = f"{candidate} {done.number} {packed(done)}".encode()
+        try:
+            with self._lock:
+                self._file.write(b"%08x " % zlib.crc32(text) + text + b"\n")
+                if time.monotonic() - self._synced >= SYNC:
+                    self._sync()
+        except OSError as error:
+            raise ResourceError(f"{self._where}: {error.strerror}") from error
+
+    def _sync(self) -> None:
+        self._file.flush()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EROFS):  # a pipe or a device cannot
+                raise
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """All that was added is on the disk."""
+        with self._lock:
+            self._sync()
+            self._file.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _record(line: bytes) -> Kept | None:
+    """A line as a finished weight; None of one that is torn or damaged."""
+    checksum, _, text = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
+        return None
+    candidate, number, record = text.split(b" ", 2)
+    try:
+        return Kept(int(candidate), unpacked(int(number), record.decode()))
+    except ValueError:
+        return None

@@ -1,0 +1,115 @@
+"""A compared weight as plain JSON and back, digit for digit: what journals keep and ranks send each other.
+
+Integers are hexadecimal text, as sums have thousands of bits; floats are ``float.hex``, which holds every one of them.
+Nothing in a record is executed: what is not such a record is a ValueError.
+"""
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.metrics.attainable import Attainable, Part
+from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstRow
+from quanterr.pairing.plan import ComparedWeight, Element
+
+FLOATS = ("e_max", "e_min", "relative_max")
+MOST_BINS = 1 << 16
+
+
+def packed(done: ComparedWeight) -> str:
+    """One line of JSON."""
+    sums = done.sums
+    made: dict[str, Any] = {
+        "sums": {name: f"{value:x}" for name in ADDED if (value := getattr(sums, name))},
+        "floats": [getattr(sums, name).hex() for name in FLOATS],
+        "rows": [[number, *_row(row)] for number, row in sums.rows.items()],
+        "matrices": [[number, *_row(row)] for number, row in sums.matrices.items()],
+    }
+    if sums.worst is not None:
+        made["worst_row"] = [sums.worst.error.hex(), sums.worst.row, sums.worst.col]
+    if sums.histogram is not None:
+        counts = sums.histogram.counts
+        used = counts.nonzero().view(-1)
+        made["histogram"] = [sums.histogram.zeros, sums.histogram.first, used.tolist(), counts[used].tolist()]
+    if done.scales is not None:
+        made["scales"] = [_plain(value) for value in done.scales]
+    if done.worst is not None:
+        made["worst"] = [done.worst.row, done.worst.col, done.worst.x.hex(), done.worst.y.hex()]
+    if done.attainable is not None:
+        own = done.attainable._asdict()
+        own["parts"] = [[_plain(value) for value in part] for part in done.attainable.parts]
+        made["attainable"] = [_plain(value) for value in own.values()]
+    return json.dumps(made, separators=(",", ":"))
+
+
+def unpacked(number: int, text: str) -> ComparedWeight:
+    """The weight of that number in its plan.
+
+    Raises:
+        ValueError: the text is no such record.
+    """
+    try:
+        made = json.loads(text)
+        sums = Sums()
+        for name in ADDED:
+            setattr(sums, name, int(made["sums"].get(name, "0"), 16))
+        for name, value in zip(FLOATS, made["floats"], strict=True):
+            setattr(sums, name, float.fromhex(value))
+        sums.rows = {int(row[0]): _row_of(row[1:]) for row in made["rows"]}
+        sums.matrices = {int(row[0]): _row_of(row[1:]) for row in made["matrices"]}
+        if "worst_row" in made:
+            error, row, col = made["worst_row"]
+            sums.worst = WorstRow(float.fromhex(error), int(row), int(col))
+        if "histogram" in made:
+            sums.histogram = _histogram(*made["histogram"])
+        scales = Scales(*map(_value, made["scales"])) if "scales" in made else None
+        worst = None
+        if "worst" in made:
+            row, col, x, y = made["worst"]
+            worst = Element(int(row), int(col), float.fromhex(x), float.fromhex(y))
+        attainable = _attainable(made["attainable"]) if "attainable" in made else None
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ValueError(f"not a record of a weight: {error!r}") from error
+    return ComparedWeight(number, sums, scales, worst, attainable)
+
+
+def _row(row: RowSums) -> list[Any]:
+    return [f"{row.x_sq:x}", f"{row.e_sq:x}", row.e_max.hex(), row.whole]
+
+
+def _row_of(row: list[Any]) -> RowSums:
+    x_sq, e_sq, e_max, whole = row
+    return RowSums(int(x_sq, 16), int(e_sq, 16), float.fromhex(e_max), bool(whole))
+
+
+def _plain(value: Any) -> Any:
+    """Floats as text; tuples of numbers as lists."""
+    return value.hex() if isinstance(value, float) else value
+
+
+def _value(value: Any) -> Any:
+    """The opposite; a text that is no float is one."""
+    if not isinstance(value, str):
+        return tuple(map(_value, value)) if isinstance(value, list) else value
+    return value if value in ("row", "column", "tile") else float.fromhex(value)
+
+
+def _attainable(values: list[Any]) -> Attainable:
+    made = Attainable(*map(_value, values))
+    return made._replace(parts=tuple(Part(*part) for part in made.parts))
+
+
+def _histogram(zeros: int, first: int, used: list[int], counts: list[int]) -> Histogram:
+    if used and not 0 <= max(used) < MOST_BINS:
+        raise ValueError("a histogram with too many bins")
+    found = torch.zeros(max(used) + 1 if used else 0, dtype=torch.int64)
+    if used:
+        found[torch.tensor(used)] = torch.tensor(counts)
+    return Histogram(int(zeros), found, int(first))
+
+
+assert {field.name for field in fields(Sums)} == {*ADDED, *FLOATS, "worst", "rows", "matrices", "histogram"}  # noqa: S101
