@@ -4,7 +4,8 @@ QuanterrError
 ├── UsageError          2   a wrong argument, or a pattern that matches nothing
 ├── CheckpointError     3   an input cannot be read or is invalid
 ├── ReportError         3   a stored report cannot be read or is invalid
-└── ResourceError       5   memory, device, disk, an output that cannot be written
+├── ResourceError       5   memory, device, disk, an output that cannot be written
+└── ElsewhereError          one of several ranks ends: rank 0 reports
 
 FormatMismatch                      not an error of the run: why one stored weight does not fit one format
 """
@@ -75,6 +76,15 @@ class Interrupted(QuanterrError):
     """A run that was stopped before it had a result."""
 
     status = Status.INTERRUPTED
+
+
+class ElsewhereError(QuanterrError):
+    """Why one of several ranks ends: rank 0 has the result, or reports what went wrong."""
+
+    def __init__(self, status: Status) -> None:
+        """With the status of the run."""
+        super().__init__("rank 0 reports it")
+        self.status = status
 
 
 # What is said where memory, or room for one more thread, is missing: by Python, the C library, C++, torch.

@@ -130,9 +130,9 @@ class StoredFile:
             )
 
     @property
-    def identity(self) -> tuple[int, ...]:
-        """Size and time of the last change, in nanoseconds: another file, or another content, has others."""
-        return self._identity[2:]
+    def written(self) -> int:
+        """When it was written, in nanoseconds."""
+        return self._identity[3]
 
     @property
     def descriptor(self) -> int:

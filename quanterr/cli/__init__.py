@@ -42,13 +42,14 @@ from quanterr.cli.common import (
     command_line,
     deliver,
     help_of,
+    is_other_rank,
     printing,
     require_memory,
     warn,
     watching,
 )
 from quanterr.cli.gate import BaselineReport, FailFast, FailIf, Require, StrictWarnings, Thresholds
-from quanterr.errors import QuanterrError, Status, UsageError, is_out_of_memory
+from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.metrics import OUTLIER
 from quanterr.selection import CompareOptions
 from quanterr.util import strict_json
@@ -544,7 +545,9 @@ def _run() -> int:
     except KeyboardInterrupt:  # before the work, or after it
         return Status.INTERRUPTED
     except QuanterrError as error:
-        print(f"quanterr: {harmless(str(error))}", file=sys.stderr)
+        # Of several ranks one reports: what all of them notice at once is rank 0's to say.
+        if not isinstance(error, ElsewhereError) and not (isinstance(error, UsageError) and is_other_rank()):
+            print(f"quanterr: {harmless(str(error))}", file=sys.stderr)
         return error.status
     except Exception as error:  # an exit status of 1 would read as "a gate failed"
         if is_out_of_memory(error):

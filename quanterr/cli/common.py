@@ -306,12 +306,17 @@ def warn(findings: "Iterable[Finding]") -> None:
         print(f"quanterr: warning: {message}", file=sys.stderr)
 
 
+def is_other_rank() -> bool:
+    """Whether this is one of several processes of a run, and not the one that prints and writes."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
+
+
 @contextmanager
 def watching(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
     """Progress on stderr, unless it is to be quiet there."""
     from quanterr.cli.progress import Bar, Heartbeat
 
-    on_progress = None if quiet else Bar() if sys.stderr.isatty() else Heartbeat()
+    on_progress = None if quiet or is_other_rank() else Bar() if sys.stderr.isatty() else Heartbeat()
     try:
         yield on_progress
     finally:

@@ -5,7 +5,7 @@ import platform
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.journal import Journal, identity
+from quanterr.comparison.ranks import Ranks
 from quanterr.comparison.scheduler import Scheduler, pick_device
-from quanterr.comparison.tasks import group_by_original, without
+from quanterr.comparison.tasks import group_by_original
 from quanterr.metrics import METRICS_VERSION
 from quanterr.native import Choice, chosen
 from quanterr.pairing import pair
@@ -63,6 +64,19 @@ def compare_each(
     A recipe is the original quantized by it, on the fly. Errors are those of :func:`compare`; ``report.run`` is of the
     whole pass.
     """
+    stop = options.stop or threading.Event()
+    ranks = Ranks.of_environment(stop)
+    with ranks.reporting() if ranks is not None else nullcontext():
+        return _compare_each(original, candidates, options, stop, ranks)
+
+
+def _compare_each(
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint | Recipe],
+    options: CompareOptions,
+    stop: threading.Event,
+    ranks: Ranks | None,
+) -> list[Report]:
     started, clock, choice = datetime.now(UTC), time.monotonic(), chosen()
     alphas = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
@@ -84,11 +98,12 @@ def compare_each(
         builders = [ReportBuilder(plan, alphas) for plan in plans]
         give_back()  # the tables of names that pairing took
 
+        same = identity([before, *after], plans, options, choice.kernel is not None)
         journal = None
         if options.resume is not None:
-            kernel = str(choice)
-            run_identity = identity([before, *after], plans, options, kernel)
-            journal = stack.enter_context(Journal(options.resume, run_identity))
+            journal = stack.enter_context(Journal(_of_rank(options.resume, ranks), same))
+        if ranks is not None:
+            ranks.agree({key: value for key, value in same.items() if key != "written"})
 
         def take(candidate: int, done: ComparedWeight) -> None:
             layer = builders[candidate].add(done)
@@ -98,22 +113,37 @@ def compare_each(
         def finish(candidate: int, done: ComparedWeight) -> None:
             if journal is not None:
                 journal.add(candidate, done)
+            if ranks is not None and ranks.rank > 0:
+                ranks.send(candidate, done)
+                return
+            missing.discard((candidate, done.number))
             take(candidate, done)
 
-        known: set[tuple[int, int]] = set()
+        sends = ranks is not None and ranks.rank > 0
+        tasks = group_by_original([plan.pairs for plan in plans])
+        missing = {(job.candidate, job.number) for jobs in tasks for job in jobs}
         for kept in journal.kept if journal is not None else ():
-            known.add((kept.candidate, kept.done.number))
-            take(*kept)
+            missing.discard((kept.candidate, kept.done.number))
+            (ranks.send if ranks is not None and sends else take)(*kept)
         run = Scheduler(
-            without(group_by_original([plan.pairs for plan in plans]), known),
+            [left for jobs in tasks if (left := tuple(job for job in jobs if job[:2] in missing))],
             pick_device(options.device),
             finish,
             options.outlier_threshold,
-            options.stop or threading.Event(),
+            stop,
             may_move=options.device == "auto",
             kernel=choice.kernel,
+            claim=None if ranks is None else ranks.claim,
+            share=0.0 if ranks is None else ranks.rank / ranks.world,
         )
-        complete = run.run(options.on_progress or (lambda progress: None))
+        on_progress = options.on_progress or (lambda progress: None)
+        complete = run.run(on_progress)
+        if ranks is not None:
+            ranks.check()
+            if ranks.rank > 0:
+                ranks.finish()
+            ranks.collect(take, missing, lambda: on_progress(run.progress))
+            complete = not missing
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()
         info = RunInfo(
@@ -133,10 +163,13 @@ def compare_each(
             sensitivity=None if options.sensitivity is None else os.fspath(options.sensitivity),
             metrics_version=METRICS_VERSION,
         )
-        return [
+        reports = [
             builder.report(before, quantized, selection.patterns, settings, complete, info)
             for builder, quantized in zip(builders, after, strict=True)
         ]
+        if ranks is not None:
+            ranks.end()
+        return reports
 
 
 def rank(
@@ -203,6 +236,11 @@ def ranked_with(
 def names_in(recipes: Iterable[Recipe]) -> list[str]:
     """Their names."""
     return [recipe.name for recipe in recipes]
+
+
+def _of_rank(path: Path, ranks: Ranks | None) -> str:
+    """Each rank has a journal of its own: FILE, FILE.1, FILE.2 …"""
+    return os.fspath(path) + (f".{ranks.rank}" if ranks is not None and ranks.rank else "")
 
 
 def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:

@@ -28,6 +28,7 @@ from quanterr.util.text import display
 from quanterr.version import __version__
 
 SCHEMA = "quanterr.journal 1"
+WORDS = {"inputs": "other files", "written": "files that have changed", "plan": "other pairs or formats"}
 SYNC = 2.0  # seconds between two times that records are sent to the disk
 
 
@@ -39,14 +40,18 @@ class Kept(NamedTuple):
 
 
 def identity(
-    checkpoints: Sequence[Checkpoint], plans: Sequence[Plan], options: CompareOptions, kernel: str
+    checkpoints: Sequence[Checkpoint], plans: Sequence[Plan], options: CompareOptions, is_native: bool
 ) -> dict[str, Any]:
-    """What two runs must have in common, so that a weight of one is a weight of the other."""
+    """What two runs must have in common, so that a weight of one is a weight of the other.
+
+    ``written`` is when the files were: copies on two machines may differ in it alone.
+    """
     return {
         "quanterr": __version__,
         "metrics": METRICS_VERSION,
-        "kernel": kernel,
+        "kernel": "native" if is_native else "torch",
         "inputs": [_input(checkpoint) for checkpoint in checkpoints],
+        "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
         "layers": list(options.layers),
         "outlier_threshold": options.outlier_threshold,
         "importance": _digest_of(options.importance),
@@ -57,7 +62,7 @@ def identity(
 def _input(checkpoint: Checkpoint) -> dict[str, Any]:
     entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in checkpoint.entries.values())
     return {
-        "files": [[file.path.name, *file.identity] for file in checkpoint.files],
+        "files": [[file.path.name, file.size] for file in checkpoint.files],
         "tensors": _digest("\n".join(entries)),
     }
 
@@ -129,7 +134,7 @@ class Journal:
             raise UsageError(f"{self._where}: not a journal of this version of quanterr; give another file")
         for key, own in run.items():
             if known.get(key) != own:
-                what = {"inputs": "other files, or they have changed", "plan": "other pairs or formats"}.get(key, key)
+                what = WORDS.get(key, key)
                 raise UsageError(f"{self._where}: of another run ({what}); delete it, or give another file")
 
     def add(self, candidate: int, done: ComparedWeight) -> None:

@@ -75,7 +75,7 @@ def pick_device(name: str) -> torch.device:
         ResourceError: CUDA is asked for and is not there.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -103,11 +103,14 @@ class Scheduler:
         stop: threading.Event,
         may_move: bool = False,
         kernel: Kernel | None = None,
+        claim: Callable[[str], bool] | None = None,
+        share: float = 0.0,
     ) -> None:
         """``finish`` is called with the candidate and its finished pair, by worker threads, one at a time.
 
         ``may_move``: where the device has too little memory even for small chunks, the CPU goes on. ``kernel`` is the
-        compiled one, of which only the CPU has any use; None for torch's.
+        compiled one, of which only the CPU has any use; None for torch's. ``claim``: asked before each weight of the
+        original whether this process shall do it; it begins with the weights behind that ``share`` of all.
         """
         self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
@@ -116,7 +119,10 @@ class Scheduler:
         self._ended = threading.Event()  # ours: the caller's stop is only read
         self._open: dict[int, _Open] = {}
         self._originals = [jobs[0].pair.original for jobs in tasks]
+        self._claim = claim
         order = sorted(range(len(tasks)), key=lambda number: _place(self._originals[number]))
+        first = int(share * len(order))
+        order = order[first:] + order[:first]
         self._large = [number for number in order if self._originals[number].n >= SMALL]
         self._small = [number for number in order if self._originals[number].n < SMALL]
         self._large_ranges, self._small_ranges = self._ranges(self._large), self._ranges(self._small)
@@ -125,7 +131,8 @@ class Scheduler:
         self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
         self.progress = Progress(sum(self._nbytes), total_weights=len(tasks))
         self.kernel = kernel
-        cpu_threads = usable_cores() if kernel else min(usable_cores(), MAX_TORCH_THREADS)
+        cores = max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+        cpu_threads = cores if kernel else min(cores, MAX_TORCH_THREADS)
         self.threads = CUDA_THREADS if device.type == "cuda" else cpu_threads
         if not self._large:
             self.threads = 1
@@ -138,7 +145,7 @@ class Scheduler:
         threads_before = torch.get_num_threads()
         _require_room(self.threads + 1)
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
-        helper = threading.Thread(target=self._read_ahead, daemon=True)
+        helper = threading.Thread(target=self._read_ahead if self._claim is None else int, daemon=True)
         started: list[threading.Thread] = []
         try:
             for thread in (*workers, helper):
@@ -165,6 +172,8 @@ class Scheduler:
 
     def _ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
         for number in numbers:
+            if self._claim is not None and not self._claim(str(self._tasks[number][0][:2])):
+                continue
             n = self._n_chunks(number)
             for first in range(0, max(n, 1), CHUNKS_AT_ONCE):
                 yield ChunkRange(number, first, min(first + CHUNKS_AT_ONCE, n))

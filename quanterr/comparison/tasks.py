@@ -1,6 +1,6 @@
 """What is worked on together: the pairs of several candidates that have one weight of the original in common."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from quanterr.pairing.plan import Pair
@@ -28,9 +28,3 @@ def group_by_original(plans: Sequence[Sequence[Pair]]) -> list[tuple[Job, ...]]:
                 alike.append(jobs := [])
             jobs.append(Job(candidate, number, pair))
     return [tuple(jobs) for alike in tasks.values() for jobs in alike]
-
-
-def without(tasks: Sequence[tuple[Job, ...]], done: Container[tuple[int, int]]) -> list[tuple[Job, ...]]:
-    """The tasks without the jobs that are done, by candidate and number."""
-    left = (tuple(job for job in jobs if (job.candidate, job.number) not in done) for jobs in tasks)
-    return [jobs for jobs in left if jobs]

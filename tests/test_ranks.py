@@ -1,0 +1,170 @@
+"""Several processes for one run, on the loopback: the same report, and nobody hangs.
+
+MOMENTS=20 python -m pytest tests/test_ranks.py     as many moments at which a rank is killed; 2 otherwise
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from making import numbers, store
+
+from quanterr.errors import Status
+
+pytestmark = pytest.mark.slow  # each starts several processes
+MOMENTS = int(os.environ.get("MOMENTS", "2"))
+LIMIT = 60  # seconds in which all ranks end when one does
+RECIPES = ("--to", "fp8_row,int4_g32:asym,nf4", "--device", "cpu")
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return str(listening.getsockname()[1])
+
+
+def start(rank, world, port, *words, cwd):
+    """A rank, as torchrun and srun start it."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    environment = os.environ | {key: str(value) for key, value in own.items()}
+    return subprocess.Popen(
+        [sys.executable, "-m", "quanterr", *map(str, words)],
+        env=environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run(world, *words, cwd):
+    """All ranks to their end: status, standard output and standard error of each."""
+    port = free_port()
+    processes = [start(rank, world, port, *words, cwd=cwd) for rank in range(world)]
+    said = [process.communicate(timeout=LIMIT) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Weights of different sizes, one of them as large as all others."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tensors = {f"model.layers.{n}.mlp.up_proj.weight": numbers(64 + 8 * n, 256, seed=n) for n in range(12)}
+    tensors["model.layers.12.mlp.up_proj.weight"] = numbers(4096, 256, seed=99)
+    tensors["model.norm.weight"] = numbers(256, seed=100)
+    return store(folder / "x.safetensors", tensors)
+
+
+@pytest.fixture(scope="module")
+def alone(original):
+    """What one process finds."""
+    command = [sys.executable, "-m", "quanterr", "sweep", original, *RECIPES, "--json"]
+    return without_run(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def without_run(text):
+    return json.loads(text) | {"run": None}
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alone, tmp_path, world):
+    done = run(world, "sweep", original, *RECIPES, "--json", cwd=tmp_path)
+
+    assert {Status.OK} == {status for status, _, _ in done}, done
+    assert alone == without_run(done[0][1])
+    assert {("", "")} == {texts for _, *texts in ((s, o, e) for s, o, e in done[1:]) for texts in [tuple(texts)]}
+
+
+def test_torchrun_starts_them(original, alone, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    done = subprocess.run(
+        [*command, "-m", "quanterr", "sweep", original, *RECIPES, "--json", "-o", tmp_path / "sweep.json"],
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert alone == without_run((tmp_path / "sweep.json").read_text())
+
+
+def test_journals_of_ranks_are_taken_over(original, alone, tmp_path):
+    words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
+    run(3, *words, cwd=tmp_path)
+    journals = sorted(tmp_path.glob("journal*"))
+    assert ["journal", "journal.1", "journal.2"] == [path.name for path in journals]
+    for path in journals[1:]:
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[: len(lines) // 2]))
+    done = run(3, *words, cwd=tmp_path)
+
+    assert {Status.OK} == {status for status, _, _ in done}, done
+    assert alone == without_run(done[0][1])
+
+
+def test_a_gate_that_does_not_hold_is_rank_0s_status(original, tmp_path):
+    done = run(2, "sweep", original, *RECIPES, "-q", "--require", "snr_db >= 99", cwd=tmp_path)
+
+    assert [Status.GATE_FAILED, Status.OK] == [status for status, _, _ in done]
+
+
+def test_a_node_with_another_file_is_named(original, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    shutil.copy(original, tmp_path / "a/x.safetensors")
+    store(tmp_path / "b/x.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 256)})
+    port = free_port()
+    processes = [
+        start(rank, 2, port, "sweep", "x.safetensors", *RECIPES, "-o", "s.json", cwd=tmp_path / name)
+        for rank, name in enumerate("ab")
+    ]
+    said = [process.communicate(timeout=LIMIT)[1] for process in processes]
+
+    assert [Status.USAGE] * 2 == [process.returncode for process in processes]
+    assert "rank 1 differs from rank 0 in inputs, plan" in said[0] or "rank 0 differs from rank 1 in inputs" in said[0]
+    assert "" == said[1]
+    assert not (tmp_path / "a/s.json").exists()
+
+
+def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
+    port = free_port()
+    processes = [
+        start(rank, 3, port, "sweep", name, *RECIPES, "-q", cwd=tmp_path)
+        for rank, name in enumerate((original, original, "missing.safetensors"))
+    ]
+    said = [process.communicate(timeout=LIMIT)[1] for process in processes]
+
+    assert [Status.UNREADABLE] * 3 == [process.returncode for process in processes]
+    assert "quanterr: rank 2: missing.safetensors: no such file" in said[0]
+    assert ["", ""] == said[1:]
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
+    """At any moment: before they have met, while they compute, when they are nearly done."""
+    chosen = random.Random(moment)
+    port, victim = free_port(), chosen.randrange(3)
+    words = ("sweep", original, *RECIPES, "-q", "-o", "s.json")
+    processes = [start(rank, 3, port, *words, cwd=tmp_path) for rank in range(3)]
+    time.sleep(chosen.uniform(0.2, 6))
+    killed = processes[victim].poll() is None
+    processes[victim].send_signal(signal.SIGKILL)
+    started = time.monotonic()
+    for process in processes:
+        process.communicate(timeout=LIMIT)
+    others = [process.returncode for n, process in enumerate(processes) if n != victim]
+
+    assert time.monotonic() - started < LIMIT
+    if (tmp_path / "s.json").exists():  # it was done before
+        assert alone == without_run((tmp_path / "s.json").read_text())
+        assert processes[0].returncode in (Status.OK, -signal.SIGKILL)
+    else:
+        assert killed
+        assert [Status.ENVIRONMENT] * 2 == others
