@@ -3,16 +3,18 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.checkpoints.places import Place, is_folder, is_there, names_in, opened, read_whole
+from quanterr.checkpoints.stores import remote_path
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
-from quanterr.util.small_file import read_small
+from quanterr.util.addresses import is_address, without_credentials
 from quanterr.util.text import count, display, listed
 
 __all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "open_checkpoint"]
@@ -50,21 +52,41 @@ def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Chec
         UsageError: a folder that holds several.
     """
     given = os.fspath(path)
-    where, revision = Path(given), None
+    where: Place = Path(given)
+    revision = None
     try:
-        if given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(where)):
-            where, revision = hub_cache.find_snapshot(given)
-        if os.path.isdir(where):
+        if is_address(given) and not given.startswith("hf://"):  # which may be in the local cache
+            where, revision = remote_path(given)
+        elif given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(given)):
+            where, revision = _of_hub(given)
+        if is_folder(where):
             kind, paths, index = _in_folder(where)
         elif where.name.endswith(".index.json"):
             kind, (paths, index) = "index", _in_index(where)
         else:
             kind, paths, index = "file", _with_other_shards(where), None
-        return _open_files(given, kind, paths, index, revision, lenient)
+        return _open_files(without_credentials(given), kind, paths, index, revision, lenient)
     except OSError as error:
-        raise cannot_open(where, error) from error
+        raise cannot_open(Path(str(where)), error) from error
     except ValueError as error:
         raise CheckpointError(f"{display(given)}: not a file name") from error
+
+
+def _of_hub(given: str) -> tuple[Place, str | None]:
+    """A model in the local cache; hf:// that is not there is read from the hub.
+
+    Raises:
+        CheckpointError: it is in neither.
+    """
+    try:
+        return hub_cache.find_snapshot(given)
+    except CheckpointError as error:
+        if not given.startswith("hf://"):
+            raise
+        try:
+            return remote_path(given)
+        except UsageError as missing:
+            raise CheckpointError(f"{error}; or read it from the hub: {missing}") from missing
 
 
 class _Index(NamedTuple):
@@ -74,8 +96,8 @@ class _Index(NamedTuple):
     total_size: Any
 
 
-def _in_folder(folder: Path) -> tuple[str, list[Path], _Index | None]:
-    names = sorted(os.listdir(folder))
+def _in_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]:
+    names = names_in(folder)
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if "model" + INDEX_SUFFIX in indexes:
         indexes = ["model" + INDEX_SUFFIX]
@@ -100,14 +122,14 @@ def _in_folder(folder: Path) -> tuple[str, list[Path], _Index | None]:
     return "folder", _series(folder, *series.pop()), None
 
 
-def _series(folder: Path, stem: str, total: str, suffix: str) -> list[Path]:
+def _series(folder: Place, stem: str, total: str, suffix: str) -> Sequence[Place]:
     """All shards of a series, which must be there."""
     expected = [f"{stem}-{number:05}-of-{total}{suffix}" for number in range(1, int(total) + 1)]
     _require_shards(folder, expected)
     return [folder / name for name in expected]
 
 
-def _with_other_shards(path: Path) -> list[Path]:
+def _with_other_shards(path: Place) -> Sequence[Place]:
     """The file, or all shards of a split GGUF: none of them says alone which tensors there are."""
     match = SHARD.fullmatch(path.name)
     if not match or match["suffix"] != GGUF or not 1 <= int(match["number"]) <= int(match["total"]):
@@ -115,9 +137,9 @@ def _with_other_shards(path: Path) -> list[Path]:
     return _series(path.parent, match["stem"], match["total"], GGUF)
 
 
-def _in_index(path: Path) -> tuple[list[Path], _Index]:
+def _in_index(path: Place) -> tuple[Sequence[Place], _Index]:
     """The shards an index names, in order, and what it says of them."""
-    file = StoredFile(path)
+    file = opened(path)
     try:
         if file.size > MAX_INDEX:
             raise CheckpointError(f"{file}: index of {file.size} bytes; the limit is {MAX_INDEX}")
@@ -145,8 +167,8 @@ def _plain_file_name(name: Any) -> bool:
     )
 
 
-def _require_shards(folder: Path, names: list[str]) -> None:
-    missing = [name for name in names if not os.path.lexists(folder / name)]
+def _require_shards(folder: Place, names: list[str]) -> None:
+    missing = [name for name in names if not is_there(folder / name)]
     if missing:
         raise CheckpointError(
             f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {listed(missing, 20)}"
@@ -156,7 +178,7 @@ def _require_shards(folder: Path, names: list[str]) -> None:
 def _open_files(
     given: str,
     kind: str,
-    paths: list[Path],
+    paths: Sequence[Place],
     index: _Index | None,
     revision: str | None,
     lenient: bool,
@@ -168,7 +190,7 @@ def _open_files(
     notes: list[str] = []
     try:
         for path in paths:
-            files.append(StoredFile(path))
+            files.append(opened(path))
             found, header, odd = _read_header(files[-1], lenient)
             if isinstance(header, GgufMetadata):
                 ggufs.append(header)
@@ -249,14 +271,15 @@ def _check_size(total: Any, entries: dict[str, Entry], given: str) -> list[str]:
     return [f"{given}: index says {total:,} bytes (total_size), its tensors have {stored:,}: of another checkpoint?"]
 
 
-def _unnamed_files(paths: list[Path], given: str) -> list[str]:
+def _unnamed_files(paths: Sequence[Place], given: str) -> list[str]:
     """A note on shards of the same series, or whole models, that are stored with those that the index names."""
     series = {
         (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
     }
-    found = [match for name in sorted(os.listdir(paths[0].parent)) if (match := SHARD.fullmatch(name))]
+    stored = names_in(paths[0].parent)
+    found = [match for name in stored if (match := SHARD.fullmatch(name))]
     names = [match[0] for match in found if (match["stem"], match["total"], match["suffix"]) in series]
-    names += [name for name in WHOLE if os.path.lexists(paths[0].parent / name)]
+    names += [name for name in WHOLE if name in stored]
     left = [name for name in names if paths[0].parent / name not in paths]
     return [f"{given}: index does not name {listed(left)}, which is in the same folder; ignored"] if left else []
 
@@ -273,7 +296,7 @@ def _twins(names: Iterable[str], given: str) -> list[str]:
     return [f"{given}: names that differ only by case or in how accents are stored: {listed(found)}"] if found else []
 
 
-def _config(folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _config(folder: Place) -> tuple[dict[str, Any], list[str]]:
     """What is stored with the weights as configuration, one key a file, and notes on what of it cannot be read.
 
     These are hints: the tensors decide what they are, and where they do not, no format is guessed.
@@ -283,7 +306,7 @@ def _config(folder: Path) -> tuple[dict[str, Any], list[str]]:
     for name in CONFIGS:
         path = folder / name
         try:
-            found[name] = strict_json.loads(read_small(path, MAX_CONFIG), lenient=True)
+            found[name] = strict_json.loads(read_whole(path, MAX_CONFIG), lenient=True)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:

@@ -64,7 +64,8 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
             f"{file}: {count(file.size - end, 'trailing byte')} after the last tensor; some loaders ignore them, "
         )
         refuse(f"{description}others refuse. Save the file again", lenient, odd)
-    if not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
+    is_here = file.descriptor >= 0
+    if is_here and not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
         _check_with_library(file)
         give_back()  # what the library took for the header, some 0.5 kB a tensor
     return entries, metadata, odd + notes

@@ -38,6 +38,7 @@ from quanterr.cli.common import (
     Sensitivity,
     SortBy,
     TopLayers,
+    announce,
     color_of,
     command_line,
     deliver,
@@ -208,6 +209,7 @@ def compare(
     inputs = [*sides, *(path for path in (baseline, importance, sensitivity, planned) if path is not None)]
     to = targets(outputs or [], inputs, no_clobber=no_clobber)
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast, planned)
+    announce(sides, quiet)
     shown = Display(top_layers, color_of(color, no_color), quiet, sort_by, verbose, not no_plot)
     with Interrupt() as interrupt:
         options = CompareOptions(
@@ -394,6 +396,7 @@ def inspect(
     from quanterr.report.as_table import console
     from quanterr.report.inspection_table import show
 
+    announce([checkpoint], quiet=as_json)
     inspection = run(checkpoint, lenient)
     warn(inspection.findings)
     with printing():

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from quanterr.errors import Interrupted, ResourceError, Status
+from quanterr.util.addresses import host_of, without_credentials
 from quanterr.util.text import size, unicode
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _load_torch_and_leave() -> NoReturn:
 
 def command_line() -> list[str]:
     """What the user called, for the report."""
-    return ["quanterr", *map(unicode, sys.argv[1:])]
+    return ["quanterr", *(unicode(without_credentials(word)) for word in sys.argv[1:])]
 
 
 def warn(findings: "Iterable[Finding]") -> None:
@@ -309,6 +310,13 @@ def warn(findings: "Iterable[Finding]") -> None:
 def is_other_rank() -> bool:
     """Whether this is one of several processes of a run, and not the one that prints and writes."""
     return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
+
+
+def announce(paths: Iterable[str], quiet: bool) -> None:
+    """Say on stderr which hosts are read from."""
+    hosts = sorted({host for path in paths if (host := host_of(path)) is not None})
+    if hosts and not quiet and not is_other_rank():
+        print(f"quanterr: reads from {', '.join(hosts)}", file=sys.stderr)
 
 
 @contextmanager

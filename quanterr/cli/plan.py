@@ -24,6 +24,7 @@ from quanterr.cli.common import (
     Quiet,
     Sensitivity,
     TopLayers,
+    announce,
     color_of,
     command_line,
     deliver,
@@ -154,6 +155,7 @@ def plan(
     inputs = [original, *([] if sensitivity is None else [sensitivity])]
     where = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     nbytes = None if size is None else _bytes(size)
+    announce([original], quiet)
     with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.planning import plan as planned

@@ -24,6 +24,7 @@ from quanterr.cli.common import (
     Quiet,
     Resume,
     Sensitivity,
+    announce,
     color_of,
     command_line,
     deliver,
@@ -164,6 +165,7 @@ def run(
     from quanterr.report.ranking.making import ranked
 
     keep = None if keep_original is None else budget(keep_original)
+    announce([original, *(one for one in candidates if isinstance(one, str))], shown.quiet)
     with Interrupt() as interrupt:
         require_memory()
         from quanterr.comparison import compare_each

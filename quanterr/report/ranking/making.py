@@ -28,6 +28,7 @@ from quanterr.report.keeping import (
 from quanterr.report.model import Layer, Report, Tool
 from quanterr.report.ranking.gains import gains_of
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
+from quanterr.util.addresses import without_credentials
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
@@ -76,7 +77,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     Raises:
         UsageError: one is given twice.
     """
-    parts = [PurePath(os.path.abspath(path)).parts for path in paths]
+    parts = [PurePath(os.path.abspath(without_credentials(path))).parts for path in paths]
     for n, path in enumerate(paths):
         if parts[n] in parts[:n]:
             raise UsageError(f"{display(path)} is given twice")

@@ -1,0 +1,31 @@
+"""Addresses of stores, as users write them: ``https://…``, ``hf://…``, ``s3://…``."""
+
+import os
+import re
+from urllib.parse import urlsplit, urlunsplit
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://.+", re.DOTALL)
+
+
+def is_address(given: str) -> bool:
+    """Whether it is one, and not a path."""
+    return bool(_ADDRESS.fullmatch(given))
+
+
+def without_credentials(given: str) -> str:
+    """As reports and messages may have it: an address without user, password and query; a path as it is."""
+    if not is_address(given):
+        return given
+    try:
+        parts = urlsplit(given)
+    except ValueError:
+        return given.partition("?")[0]
+    host = parts.netloc if parts.scheme == "hf" else parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def host_of(given: str) -> str | None:
+    """The host that an address is read from; None of a path."""
+    if given.startswith("hf://"):
+        return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
+    return urlsplit(given).netloc.rpartition("@")[2] if is_address(given) else None
