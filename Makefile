@@ -8,7 +8,7 @@ DEMO = .demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz sanitize bench bench-evaluate clean
+.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ sanitize: install ## the compiled kernel under sanitizers: golden files, a milli
 bench: install ## weights/s of each format; speed and memory next to a plain script and plain reading (minutes)
 	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/bench.py
+	$(BIN)/python tests/bench/sweep.py
+
+bench-scale: install ## several processes, journals and stores beside one process and files that are here
+	$(BIN)/python tests/bench/scale.py
 
 bench-evaluate: install ## evaluate: a model trained for it, quantized in many ways; memory next to plain transformers
 	$(BIN)/python tests/bench/evaluate.py

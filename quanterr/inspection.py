@@ -10,7 +10,8 @@ from quanterr.findings import finding
 from quanterr.findings.files import of_config, of_notes
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.side import Side
-from quanterr.report.inspection import Inspection, StoredWeight, Tally
+from quanterr.report.hardware import bandwidth_of
+from quanterr.report.inspection import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.model import Finding, StoredFile, Tool
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display, listed, unicode
@@ -18,23 +19,30 @@ from quanterr.version import __version__
 
 UNREAD = "unread"  # what no format claims
 PLAIN = ("dense", "verbatim")
+USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")  # of config.json
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def inspect(checkpoint: str | os.PathLike[str] | Checkpoint, lenient: bool = False) -> Inspection:
+def inspect(
+    checkpoint: str | os.PathLike[str] | Checkpoint, lenient: bool = False, hardware: str | None = None
+) -> Inspection:
     """What a checkpoint stores: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
 
-    ``lenient`` is that of :func:`quanterr.open_checkpoint`.
+    ``lenient`` is that of :func:`quanterr.open_checkpoint`. ``hardware``: a machine such as ``"H100"``, or GB/s, whose
+    memory bandwidth bounds the tokens a second of a model like this.
 
     Raises:
         CheckpointError: it is missing or damaged, or so is a label in it.
+        UsageError: unknown hardware.
     """
+    machine = None if hardware is None else bandwidth_of(hardware)
     if isinstance(checkpoint, Checkpoint):
-        return _inspected(checkpoint)
+        return _inspected(checkpoint, machine)
     with open_checkpoint(checkpoint, lenient) as opened:
-        return _inspected(opened)
+        return _inspected(opened, machine)
 
 
-def _inspected(checkpoint: Checkpoint) -> Inspection:
+def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None) -> Inspection:
     side = Side("checkpoint", checkpoint)
     side.attach_siblings()
     weights, warnings = [], []
@@ -61,9 +69,43 @@ def _inspected(checkpoint: Checkpoint) -> Inspection:
         total=_tally(weights),
         formats=_tallies(formats),
         groups={role: _tallies(groups[role]) for role in sorted(groups)},
+        decode=None if machine is None else _decode(*machine, weights, checkpoint),
         findings=[*_of_layers(weights, warnings), *_on_the_whole(side, weights)],
         weights=weights,
     )
+
+
+def _decode(hardware: str, bandwidth: float, weights: list[StoredWeight], checkpoint: Checkpoint) -> DecodeBound:
+    """What the bandwidth allows: without embeddings, but for one that is the head as well."""
+    has_head = any(weight.role == "head" for weight in weights)
+    experts = sum(weight.bytes for weight in weights if _is_expert(weight.name))
+    share, why = _active_experts(checkpoint) if experts else (1.0, None)
+    others = sum(
+        weight.bytes
+        for weight in weights
+        if not _is_expert(weight.name) and (weight.role != "embedding" or (not has_head and len(weight.shape) > 1))
+    )
+    active = others + round(share * experts)
+    return DecodeBound(hardware, bandwidth, active, 1e9 * bandwidth / active if active else 0.0, why)
+
+
+def _is_expert(name: str) -> bool:
+    """Whether a weight is one of those that a router chooses; shared ones always run."""
+    return role_of(name) == "experts" and "shared" not in name and "shexp" not in name
+
+
+def _active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
+    """Which share of the experts a token takes."""
+    config = checkpoint.config.get("config.json")
+    fields = config.get("text_config", config) if isinstance(config, dict) else {}
+    used = next((fields[key] for key in USED if isinstance(fields.get(key), int)), None)
+    total = next((fields[key] for key in EXPERTS if isinstance(fields.get(key), int)), None)
+    if checkpoint.gguf:
+        prefix = checkpoint.gguf.architecture
+        used, total = (checkpoint.gguf.whole(f"{prefix}.{key}") for key in ("expert_used_count", "expert_count"))
+    if not used or not total:
+        return 1.0, "nothing says how many experts a token takes: all count"
+    return min(used / total, 1.0), f"{used} of {total} experts a token"
 
 
 def _architecture(checkpoint: Checkpoint) -> str | None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import quanterr
 from quanterr.cli import app
-from quanterr.errors import CheckpointError, Status
+from quanterr.errors import CheckpointError, Status, UsageError
 
 X = numbers(64, 128)
 CODES, SCALE = quantized_fp8(X)
@@ -122,7 +122,7 @@ class TestCommand:
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "--json")
         document = json.loads(done.stdout, parse_constant=pytest.fail)
 
-        assert ("quanterr.inspection", "1.0") == (document["schema"], document["schema_version"])
+        assert ("quanterr.inspection", "1.1") == (document["schema"], document["schema_version"])
         assert 4 == len(document["weights"]) == document["total"]["weights"]
 
     def test_of_a_file_whose_name_is_no_unicode_is_unicode(self, tmp_path):
@@ -150,3 +150,42 @@ class TestCommand:
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
 
         assert (141, "") == (done.returncode, done.stderr)
+
+
+class TestHardware:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        """A model of experts: an embedding, a head, attention, four experts and a shared one, 2 bytes a weight."""
+        tensors = {
+            "model.embed_tokens.weight": numbers(100, 16),
+            "model.layers.0.self_attn.q_proj.weight": numbers(16, 16),
+            "model.layers.0.mlp.shared_experts.up_proj.weight": numbers(8, 16),
+            "lm_head.weight": numbers(100, 16),
+        }
+        tensors |= {f"model.layers.0.mlp.experts.{n}.up_proj.weight": numbers(32, 16, seed=n) for n in range(4)}
+        store(tmp_path / "model.safetensors", tensors)
+        (tmp_path / "config.json").write_text('{"num_experts_per_tok": 1, "n_routed_experts": 4}')
+        return tmp_path
+
+    def test_each_token_reads_what_is_active_once(self, folder):
+        decode = quanterr.inspect(folder, hardware="1000 GB/s").decode
+
+        assert 2 * 16 * (100 + 16 + 8 + 32) == decode.active_bytes
+        assert pytest.approx(1e12 / decode.active_bytes) == decode.tokens_per_second
+        assert "1 of 4 experts a token" == decode.experts
+
+    def test_without_a_head_the_embedding_is_one_and_unknown_experts_all_count(self, folder, tmp_path):
+        (folder / "config.json").unlink()
+        tensors = {"model.embed_tokens.weight": numbers(100, 16), "a.experts.0.up.weight": numbers(32, 16)}
+        store(folder / "model.safetensors", tensors)
+        decode = quanterr.inspect(folder, hardware="H100").decode
+
+        assert (2 * 16 * 132, 3350.0) == (decode.active_bytes, decode.gigabytes_per_second)
+        assert "all count" in decode.experts
+
+    def test_the_command_says_that_it_is_a_bound_and_what_is_unknown(self, folder):
+        done = CliRunner().invoke(app, ["inspect", str(folder), "--hardware", "4090"])
+        assert "4090, 1008 GB/s: at most " in done.stdout
+        assert "A bound of memory bandwidth alone." in done.stdout
+        with pytest.raises(UsageError, match="did you mean H100"):
+            quanterr.inspect(folder, hardware="H10")

@@ -382,6 +382,15 @@ def _evaluation_of(path: str, report: "Report", to: "list[Target]") -> "Evaluati
 @app.command(cls=Command)
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            metavar="NAME|GB/s",
+            help="How many tokens a second its memory bandwidth allows: H100, 4090, M3-max …, or a number.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
     lenient: Lenient = False,
     verbose: Annotated[
@@ -397,7 +406,7 @@ def inspect(
     from quanterr.report.inspection_table import show
 
     announce([checkpoint], quiet=as_json)
-    inspection = run(checkpoint, lenient)
+    inspection = run(checkpoint, lenient, hardware)
     warn(inspection.findings)
     with printing():
         if as_json:

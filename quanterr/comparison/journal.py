@@ -3,7 +3,7 @@
     1st line     the run that it belongs to, as JSON: inputs, selection, settings, versions
     each other   CRC-32 of the rest, in hexadecimal; candidate; number; a record as JSON
 
-Records are appended as weights finish and reach the disk every few seconds. What is behind a torn or damaged record
+Records are handed to the system as weights finish, and reach the disk every few seconds. What is behind a torn or damaged record
 does not count. A journal of another run is refused, never mixed in.
 """
 
@@ -147,6 +147,7 @@ class Journal:
         try:
             with self._lock:
                 self._file.write(b"%08x " % zlib.crc32(text) + text + b"\n")
+                self._file.flush()  # what the system has outlives this process, if not the machine
                 if time.monotonic() - self._synced >= SYNC:
                     self._sync()
         except OSError as error:

@@ -27,6 +27,7 @@ TOPICS = (
     "plan",
     "evaluate",
     "inspect",
+    "scale",
     "outputs",
     "settings",
     "library",

@@ -8,7 +8,7 @@ from pydantic import Field
 from quanterr.report.model import Finding, Model, StoredFile, Tool, dumps
 
 SCHEMA = "quanterr.inspection"
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"  # 1.1 adds decode
 
 
 @dataclass(slots=True)
@@ -44,6 +44,17 @@ class Tally:
     scales: int
 
 
+@dataclass(slots=True)
+class DecodeBound:
+    """Tokens a second that memory bandwidth allows for one sequence: each reads all active weights once."""
+
+    hardware: str
+    gigabytes_per_second: float
+    active_bytes: Annotated[int, Field(description="without embeddings that are looked up, and experts that rest")]
+    tokens_per_second: Annotated[float, Field(description="no more; activations, cache and compute come on top")]
+    experts: Annotated[str | None, Field(description="which share of the experts counts, and why; null: none")]
+
+
 class Inspection(Model):
     """What one checkpoint stores."""
 
@@ -60,6 +71,7 @@ class Inspection(Model):
     total: Tally
     formats: dict[str, Tally] = Field(description="the largest first; `unread` is what no format claims")
     groups: dict[str, dict[str, Tally]] = Field(description="role → format")
+    decode: DecodeBound | None = Field(None, description="with --hardware")
     findings: list[Finding]
     weights: list[StoredWeight]
 

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from quanterr.report.as_table import Column, fitted, print_findings
-from quanterr.report.inspection import Inspection, StoredWeight, Tally
+from quanterr.report.inspection import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.util.text import count, display, size
 
 TALLY_COLUMNS = (
@@ -40,11 +40,22 @@ def show(inspection: Inspection, to: Console, verbose: bool = False) -> None:
     ]
     to.print()
     to.print(fitted("By role and format", "role", TALLY_COLUMNS, rows, plain, to))
+    if inspection.decode is not None:
+        to.print()
+        to.print(Text(_bound(inspection.decode)), soft_wrap=not to.is_terminal)
     if verbose:
         to.print()
         weights = [(weight.display_name, _weight_cells(weight)) for weight in inspection.weights]
         to.print(fitted("All weights", "weight", WEIGHT_COLUMNS, weights, plain, to))
     print_findings(inspection.findings, to, verbose)
+
+
+def _bound(decode: DecodeBound) -> str:
+    experts = f" ({display(decode.experts)})" if decode.experts else ""
+    return (
+        f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
+        f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. A bound of memory bandwidth alone."
+    )
 
 
 def _head(inspection: Inspection) -> Text:

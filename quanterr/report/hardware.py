@@ -1,0 +1,43 @@
+"""Memory bandwidth of machines that models run on, as their makers state it [GB/s = 10^9 bytes a second]."""
+
+import re
+from difflib import get_close_matches
+
+from quanterr.errors import UsageError
+from quanterr.util.text import display
+
+# NVIDIA, AMD and Apple data sheets; the largest memory of each name.
+BANDWIDTH = {
+    "B200": 8000.0,
+    "H200": 4800.0,
+    "H100": 3350.0,
+    "A100": 2039.0,
+    "L40S": 864.0,
+    "L4": 300.0,
+    "MI300X": 5300.0,
+    "MI355X": 8000.0,
+    "5090": 1792.0,
+    "4090": 1008.0,
+    "3090": 936.0,
+    "M2-ultra": 800.0,
+    "M3-max": 400.0,
+    "M3-ultra": 819.0,
+    "M4-max": 546.0,
+}
+
+
+def bandwidth_of(given: str) -> tuple[str, float]:
+    """Name and GB/s of a machine, or of a number such as ``900`` or ``900GB/s``.
+
+    Raises:
+        UsageError: neither; names the nearest.
+    """
+    names = {name.lower(): name for name in BANDWIDTH}
+    if name := names.get(given.strip().lower()):
+        return name, BANDWIDTH[name]
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*(?:gb/s)?", given.strip().lower())
+    if found and float(found[1]) > 0:
+        return f"{float(found[1]):g} GB/s", float(found[1])
+    near = get_close_matches(given.lower(), names, n=1)
+    hint = f"did you mean {names[near[0]]}?" if near else f"give GB/s, or one of {', '.join(BANDWIDTH)}"
+    raise UsageError(f"--hardware {display(given)}: unknown; {hint}")
