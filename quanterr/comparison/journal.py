@@ -3,8 +3,8 @@
     1st line     the run that it belongs to, as JSON: inputs, selection, settings, versions
     each other   CRC-32 of the rest, in hexadecimal; candidate; number; a record as JSON
 
-Records are handed to the system as weights finish, and reach the disk every few seconds. What is behind a torn or damaged record
-does not count. A journal of another run is refused, never mixed in.
+Records are handed to the system as weights finish, and reach the disk every few seconds. What is behind a torn or
+damaged record does not count. A journal of another run is refused, never mixed in.
 """
 
 import errno

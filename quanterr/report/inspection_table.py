@@ -54,7 +54,8 @@ def _bound(decode: DecodeBound) -> str:
     experts = f" ({display(decode.experts)})" if decode.experts else ""
     return (
         f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
-        f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. A bound of memory bandwidth alone."
+        f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. "
+        "A bound of memory bandwidth alone."
     )
 
 
