@@ -24,7 +24,7 @@ from quanterr.util.text import display
 Answer = TypeVar("Answer")
 
 BLOCK = 8 << 20  # bytes of a range
-MOST_KEPT = 24  # blocks
+MOST_KEPT = 64  # blocks: samples of a weight are read again when it is done
 FETCHERS = 8  # ranges in flight
 ATTEMPTS = 6
 WAIT = 0.2  # seconds before the second attempt; four times as many before each other, at most
@@ -239,7 +239,8 @@ class _Blocks:
             if found is None or (found.done() and found.exception() is not None):
                 found = self._pool.submit(file.fetch, number)
             self._known[key] = found
-            for old in [key for key, one in self._known.items() if one.done()][: len(self._known) - MOST_KEPT]:
+            many = max(len(self._known) - MOST_KEPT, 0)
+            for old in [key for key, one in self._known.items() if one.done()][:many]:
                 del self._known[old]
         return found
 

@@ -24,7 +24,7 @@ from quanterr.selection import Selection
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
-PIECE = 1 << 16  # elements that are measured or encoded at once: a core's cache holds them
+PIECE = 1 << 18  # elements that are measured or encoded at once: a core's cache holds them
 MOST_KEPT = 4  # weights of a candidate whose scales are kept
 
 # Parts of names that stay as they are. Norms and biases are small and sensitive; embeddings (also T5's

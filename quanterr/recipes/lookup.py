@@ -17,17 +17,18 @@ class Lookup:
         """``values`` ascend; ``codes`` are theirs; up to ``bounds[i]`` value i is the nearest."""
         self._most = max(abs(values[0]), abs(values[-1]))
         edges = (torch.arange(2 * CELLS + 1, dtype=torch.float64) - CELLS - MARGIN) * (self._most / CELLS)
-        self._guess = torch.bucketize(edges, torch.tensor(bounds, dtype=torch.float64), out_int32=True)
-        self._bounds = torch.tensor([*bounds, inf])
-        self._codes = torch.tensor(codes, dtype=torch.uint8)
+        lower = torch.bucketize(edges, torch.tensor(bounds, dtype=torch.float64))
+        own = torch.tensor(codes, dtype=torch.uint8)
+        self._bound = torch.tensor([*bounds, inf])[lower]  # the one bound that may be in a cell
+        self._below, self._above = own[lower], own[(lower + 1).clamp_(max=len(codes) - 1)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Codes of float32 numbers, uint8 in the same shape; what is beyond the table gets its ends."""
-        flat = x.reshape(-1).clamp(-self._most, self._most)
+        """Codes of float32 numbers, uint8 in the same shape; ``x`` is overwritten. Beyond the table: its ends."""
+        flat = x.view(-1).clamp_(-self._most, self._most)
         cells = (flat * (CELLS / self._most)).add_(CELLS).int()
-        guess = self._guess.index_select(0, cells)
-        guess += flat > self._bounds.index_select(0, guess)
-        return self._codes.index_select(0, guess).view(x.shape)
+        is_above = flat > self._bound.index_select(0, cells)
+        below, above = self._below.index_select(0, cells), self._above.index_select(0, cells)
+        return torch.where(is_above, above, below).view(x.shape)
 
 
 def below(bound: float) -> float:

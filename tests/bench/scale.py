@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".bench"))
     parser.add_argument("--layers", type=int, default=16)
     given = parser.parse_args()
+    given.folder = given.folder.resolve()
     paths = make(given.folder, given.layers, ROWS, COLS)
     pair = [str(paths["original"].resolve()), str(paths["fp8_tensor"].resolve())]
     words = ("compare", *pair, "-q", "--device", "cpu")

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".bench"))
     parser.add_argument("--layers", type=int, default=16)
     given = parser.parse_args()
+    given.folder = given.folder.resolve()
     paths = make(given.folder, given.layers, ROWS, COLS)
     original, elements = str(paths["original"]), given.layers * ROWS * COLS
     quanterr = [sys.executable, "-m", "quanterr"]
