@@ -229,7 +229,12 @@ class TestHub:
     def test_a_model_is_read_at_the_commit_that_it_had_at_the_start(self, folder, expected, tmp_path):
         pytest.importorskip("huggingface_hub", reason='pip install "quanterr[remote]"')
         with serving(folder) as server:
-            environment = {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(tmp_path), "HF_TOKEN": "hf_secret"}
+            environment = {
+                "HF_ENDPOINT": server.url,
+                "HF_HUB_CACHE": str(tmp_path),
+                "HF_TOKEN": "hf_secret",
+                "HF_HUB_OFFLINE": "0",
+            }
             done = subprocess.run(  # a new process: huggingface_hub reads its settings when it is imported
                 [sys.executable, "-m", "quanterr", "compare", "hf://org/model/model.safetensors.index.json",
                  "hf://org/model@main/fp8.safetensors", "-o", tmp_path / "r.json", "--device", "cpu"],

@@ -81,7 +81,7 @@ def _of_hub(given: str) -> tuple[Place, str | None]:
     try:
         return hub_cache.find_snapshot(given)
     except CheckpointError as error:
-        if not given.startswith("hf://"):
+        if not given.startswith("hf://") or not hub_cache.names_a_model(given) or not hub_cache.may_ask_the_hub():
             raise
         try:
             return remote_path(given)

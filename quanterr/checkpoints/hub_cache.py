@@ -1,4 +1,4 @@
-"""``org/name`` in the local Hugging Face cache; nothing is ever downloaded.
+"""``org/name`` in the local Hugging Face cache; nothing is ever downloaded into it.
 
     $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
         models--org--name/refs/<revision>           the commit
@@ -36,6 +36,16 @@ def is_model_id(given: str) -> bool:
     )
 
 
+def names_a_model(given: str) -> bool:
+    """Whether it is ``org/name``, ``hf://org/name@revision/inside`` or the like."""
+    return bool(MODEL_ID.fullmatch(given)) and not any(part in ("..", ".") for part in given.split("/"))
+
+
+def may_ask_the_hub() -> bool:
+    """Whether the network may be asked, by huggingface_hub's own variable."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() not in ("1", "on", "yes", "true")
+
+
 def find_snapshot(given: str) -> tuple[Path, str]:
     """Folder (or file inside it) of a cached model, and its commit.
 
@@ -43,7 +53,7 @@ def find_snapshot(given: str) -> tuple[Path, str]:
         CheckpointError: not a model id, or not in the cache; says which command downloads it.
     """
     match = MODEL_ID.fullmatch(given)
-    if not match or any(part in ("..", ".") for part in given.split("/")):
+    if not match or not names_a_model(given):
         raise CheckpointError(f"{display(given)}: no such file, and not a model id like org/name")
     model = f"{match['org']}/{match['name']}"
     revision = match["revision"] or "main"
