@@ -1,9 +1,7 @@
 """``quanterr plan``: which recipe each layer should have under a budget."""
 
 import gc
-import re
 from enum import StrEnum
-from math import isfinite
 from typing import Annotated
 
 import typer
@@ -51,7 +49,6 @@ the same: a guess.
 Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.
 """)
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 PANEL = "Goal (one of them)"
 
 
@@ -199,8 +196,9 @@ def plan(
 
 
 def _bytes(text: str) -> float:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
-    amount, unit = (float(found[1]), found[2]) if found else (0.0, "")
-    if not isfinite(amount) or amount <= 0 or unit not in UNITS:
+    from quanterr.report.keeping import UNITS, amount_of
+
+    amount, unit = amount_of(text)
+    if unit not in UNITS:
         raise UsageError(f"--size {display(text)}: give bytes, such as 6GiB or 700MB")
     return amount * UNITS[unit]

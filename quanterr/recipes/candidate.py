@@ -44,18 +44,20 @@ class _Scales:
         self._found: list[Tensor | None] = [None] * len(self._pieces)
         self._next, self._missing, self._ended = 0, len(self._pieces), threading.Event()
         self._settled: tuple[Tensor, ...] | None = None
+        self._error: BaseException | None = None
 
     def get(self) -> tuple[Tensor, ...]:
         """Settled; helps to measure where others are still at it."""
         try:
             while (number := self._claimed()) is not None:
                 self._measure(number)
-        except BaseException:
+        except BaseException as error:
+            self._error = error
             self._ended.set()  # nobody may wait for what will not come
             raise
         self._ended.wait()
         if self._settled is None:
-            raise CheckpointError(f"{display(self._file.weight)}: could not be measured")
+            raise CheckpointError(str(self._error)) from self._error
         return self._settled
 
     def _claimed(self) -> int | None:

@@ -10,7 +10,7 @@ from quanterr.knapsack import Choice, solve
 from quanterr.report.model import Finding
 from quanterr.util.text import display
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 DB = "db"
 FEW = 5  # layers that are proposed at once; to be kept without a budget being given,
 MOST_ERROR = 0.5  # if they make at least this share of the error
@@ -47,11 +47,17 @@ def budget(text: str) -> Budget:
     Raises:
         UsageError: neither, or not more than 0.
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
-    amount, unit = (float(found[1]), found[2]) if found else (0.0, "")
-    if not isfinite(amount) or amount <= 0 or unit not in {*UNITS, DB}:
+    amount, unit = amount_of(text)
+    if unit not in {*UNITS, DB}:
         raise UsageError(f"--keep-original {display(text)}: give bytes, such as 500MiB, or a gain, such as 3dB")
     return Budget(amount, is_gain=True) if unit == DB else Budget(amount * UNITS[unit])
+
+
+def amount_of(text: str) -> tuple[float, str]:
+    """A number above 0 and its unit, in small letters; of anything else 0 and a question mark."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
+    amount = float(found[1]) if found else 0.0
+    return (amount, found[2]) if found and isfinite(amount) and amount > 0 else (0.0, "?")
 
 
 def original_bytes(dtype: str, elements: int) -> int:
