@@ -16,13 +16,14 @@ from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.journal import Journal, identity
 from quanterr.comparison.ranks import Ranks
 from quanterr.comparison.scheduler import Scheduler, pick_device
+from quanterr.comparison.sharing import Sharing
 from quanterr.comparison.tasks import group_by_original
 from quanterr.metrics import METRICS_VERSION
 from quanterr.native import Choice, chosen
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import architecture_of, read_importance, with_importance
-from quanterr.pairing.plan import ComparedWeight
+from quanterr.pairing.plan import ComparedWeight, Plan
 from quanterr.pairing.side import Recognized
 from quanterr.recipes import PRESETS, Recipe, recipes_named
 from quanterr.recipes.candidate import quantized_by
@@ -98,37 +99,16 @@ def _compare_each(
         builders = [ReportBuilder(plan, alphas) for plan in plans]
         give_back()  # the tables of names that pairing took
 
-        same = identity([before, *after], plans, options, choice.kernel is not None)
-        journal = None
-        if options.resume is not None:
-            journal = stack.enter_context(Journal(_of_rank(options.resume, ranks), same))
-        if ranks is not None:
-            ranks.agree({key: value for key, value in same.items() if key != "written"})
-
         def take(candidate: int, done: ComparedWeight) -> None:
             layer = builders[candidate].add(done)
             if layer is not None and options.on_layer is not None:
                 options.on_layer(layer)
 
-        def finish(candidate: int, done: ComparedWeight) -> None:
-            if journal is not None:
-                journal.add(candidate, done)
-            if ranks is not None and ranks.rank > 0:
-                ranks.send(candidate, done)
-                return
-            missing.discard((candidate, done.number))
-            take(candidate, done)
-
-        sends = ranks is not None and ranks.rank > 0
-        tasks = group_by_original([plan.pairs for plan in plans])
-        missing = {(job.candidate, job.number) for jobs in tasks for job in jobs}
-        for kept in journal.kept if journal is not None else ():
-            missing.discard((kept.candidate, kept.done.number))
-            (ranks.send if ranks is not None and sends else take)(*kept)
+        sharing = Sharing(take, _journal(options, ranks, [before, *after], plans, choice, stack), ranks)
         run = Scheduler(
-            [left for jobs in tasks if (left := tuple(job for job in jobs if job[:2] in missing))],
+            sharing.left(group_by_original([plan.pairs for plan in plans])),
             pick_device(options.device),
-            finish,
+            sharing.finish,
             options.outlier_threshold,
             stop,
             may_move=options.device == "auto",
@@ -137,13 +117,7 @@ def _compare_each(
             share=0.0 if ranks is None else ranks.rank / ranks.world,
         )
         on_progress = options.on_progress or (lambda progress: None)
-        complete = run.run(on_progress)
-        if ranks is not None:
-            ranks.check()
-            if ranks.rank > 0:
-                ranks.finish()
-            ranks.collect(take, missing, lambda: on_progress(run.progress))
-            complete = not missing
+        complete = sharing.collected(run.run(on_progress), lambda: on_progress(run.progress))
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()
         info = RunInfo(
@@ -238,9 +212,27 @@ def names_in(recipes: Iterable[Recipe]) -> list[str]:
     return [recipe.name for recipe in recipes]
 
 
-def _of_rank(path: Path, ranks: Ranks | None) -> str:
-    """Each rank has a journal of its own: FILE, FILE.1, FILE.2 …"""
-    return os.fspath(path) + (f".{ranks.rank}" if ranks is not None and ranks.rank else "")
+def _journal(
+    options: CompareOptions,
+    ranks: Ranks | None,
+    checkpoints: Sequence[Checkpoint],
+    plans: Sequence[Plan],
+    choice: Choice,
+    stack: ExitStack,
+) -> Journal | None:
+    """The journal that is asked for; ranks see first that all of them have the same inputs and plan.
+
+    Each rank has a journal of its own: FILE, FILE.1, FILE.2 …
+    """
+    if options.resume is None and ranks is None:
+        return None
+    same, journal = identity(checkpoints, plans, options, choice.kernel is not None), None
+    if options.resume is not None:
+        path = os.fspath(options.resume) + (f".{ranks.rank}" if ranks is not None and ranks.rank else "")
+        journal = stack.enter_context(Journal(path, same))
+    if ranks is not None:
+        ranks.agree({key: value for key, value in same.items() if key != "written"})
+    return journal
 
 
 def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:
