@@ -25,7 +25,11 @@ def without_credentials(given: str) -> str:
 
 
 def host_of(given: str) -> str | None:
-    """The host that an address is read from; None of a path."""
+    """The host, or the bucket, that an address is read from; None of a path."""
     if given.startswith("hf://"):
         return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
-    return urlsplit(given).netloc.rpartition("@")[2] if is_address(given) else None
+    if not is_address(given):
+        return None
+    parts = urlsplit(given)
+    host = parts.netloc.rpartition("@")[2]
+    return host if parts.scheme in ("http", "https") else f"{parts.scheme}://{host}"
