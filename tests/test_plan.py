@@ -70,6 +70,7 @@ class TestChoice:
         assert found.bytes == original.nbytes - 6 * 4 * 32 * 128 + sum(layer.bytes for layer in found.layers)
         assert "a guess" in found.notes[0]
 
+    @pytest.mark.slow
     def test_what_is_fused_and_what_is_asked_to_be_alike_has_one_recipe(self, original):
         for same_in, alike in (
             ("fused", [LAYERS[0:2], LAYERS[3:5]]),
@@ -91,6 +92,7 @@ class TestChoice:
         assert recipes[LAYERS[2]] in (ORIGINAL, "int8_channel")
         assert f"does not name 1 layer, which stay: {LAYERS[5]}" in found.notes[0]
 
+    @pytest.mark.slow
     def test_limits_give_the_smallest_size_that_meets_them(self, original, tmp_path):
         by_snr = plan(original, min_snr=35, to=TO, device="cpu")
         below = plan(original, size=by_snr.bytes - 1, to=TO, device="cpu")

@@ -84,7 +84,9 @@ def original(tmp_path_factory):
 
 
 class TestCandidate:
-    @pytest.mark.parametrize("name", EVERY)
+    @pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.slow if name.endswith("_k") else ()) for name in EVERY]
+    )
     def test_its_report_is_that_of_the_same_on_disk(self, original, tmp_path, name):
         checkpoint, tensors = original
         chosen, _ = choose(checkpoint, lambda name: True)
@@ -111,6 +113,7 @@ class TestCandidate:
         )
         assert plain(report) == plain(quanterr.compare(checkpoint, tmp_path, device="cpu"))
 
+    @pytest.mark.slow
     def test_its_bytes_are_the_same_in_any_cut(self, original):
         checkpoint, _ = original
         for name in ("fp8_block128", "int4_g32:asym", "nf4:double", "gguf_q4_k"):
