@@ -26,7 +26,7 @@ from quanterr.util.text import display
 
 BEAT = 1.0  # seconds between two beats
 SILENCE = 15.0  # seconds without a beat after which a rank counts as dead
-START = 50.0  # seconds in which all ranks have to begin
+START = 25.0  # seconds in which all ranks have to begin
 GOODBYE = 10.0  # seconds that rank 0 waits for the others in the end
 LOOK = 0.05  # seconds between two looks at the store
 BATCH = 1 << 18  # characters of records that are sent at once
