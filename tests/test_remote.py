@@ -17,7 +17,7 @@ from stored import write_index
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint, remote
-from quanterr.errors import CheckpointError, ResourceError, Status
+from quanterr.errors import CheckpointError, ResourceError, Status, UsageError
 
 NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
 
@@ -116,6 +116,30 @@ class TestHttp:
     def test_nobody_there_is_given_up(self):
         with pytest.raises(ResourceError, match="attempts failed, the last: "):
             open_checkpoint("http://127.0.0.1:9/x.safetensors")
+
+
+class TestResume:
+    def test_a_journal_names_the_version_of_each_file(self, server, folder, tmp_path):
+        url, journal = f"{server.url}/fp8.safetensors", tmp_path / "journal"
+        quanterr.compare(folder, url, device="cpu", resume=journal)
+        head = json.loads(journal.read_text().partition("\n")[0])["run"]
+
+        written = (folder / "fp8.safetensors").stat().st_mtime_ns
+        assert [["fp8.safetensors", (folder / "fp8.safetensors").stat().st_size, f'"{written:x}"']] == (
+            head["inputs"][1]["files"]
+        )
+        assert 0 == head["written"][-1]  # nothing of it depends on the process
+
+    def test_a_journal_of_another_version_is_refused(self, server, folder, tmp_path):
+        path = folder / "fp8.safetensors"
+        url, journal, before = f"{server.url}/{path.name}", tmp_path / "journal", path.stat().st_mtime_ns
+        quanterr.compare(folder, url, device="cpu", resume=journal)
+        os.utime(path, ns=(before + 1, before + 1))
+        try:
+            with pytest.raises(UsageError, match="of another run"):
+                quanterr.compare(folder, url, device="cpu", resume=journal)
+        finally:
+            os.utime(path, ns=(before, before))
 
 
 class TestFaults:

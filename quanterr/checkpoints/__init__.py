@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
-from quanterr.checkpoints.places import Place, is_folder, is_there, names_in, opened, read_whole
+from quanterr.checkpoints.places import Place, is_folder, missing_in, names_in, opened, read_whole
 from quanterr.checkpoints.stores import remote_path
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
@@ -168,7 +168,7 @@ def _plain_file_name(name: Any) -> bool:
 
 
 def _require_shards(folder: Place, names: list[str]) -> None:
-    missing = [name for name in names if not is_there(folder / name)]
+    missing = missing_in(folder, names)
     if missing:
         raise CheckpointError(
             f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {listed(missing, 20)}"

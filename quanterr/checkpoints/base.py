@@ -135,6 +135,11 @@ class StoredFile:
         return self._identity[3]
 
     @property
+    def tag(self) -> str | None:
+        """What a store tells its version by; None of a file on this machine."""
+        return None
+
+    @property
     def descriptor(self) -> int:
         """The descriptor, for who reads the bytes without Python."""
         return self._fd

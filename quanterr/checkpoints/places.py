@@ -22,12 +22,12 @@ def names_in(folder: Place) -> list[str]:
     return (folder.names() or []) if isinstance(folder, RemotePath) else sorted(os.listdir(folder))
 
 
-def is_there(place: Place) -> bool:
-    """Whether there is such a file; of a store that cannot list it is not asked, and opening it tells."""
-    if isinstance(place, RemotePath):
-        names = place.parent.names()
-        return names is None or place.name in names
-    return os.path.lexists(place)
+def missing_in(folder: Place, names: list[str]) -> list[str]:
+    """Those of the names that are not in a folder; a store that cannot list is not asked, and opening tells."""
+    if isinstance(folder, RemotePath):
+        there = folder.names()
+        return [] if there is None else [name for name in names if name not in there]
+    return [name for name in names if not os.path.lexists(folder / name)]
 
 
 def opened(place: Place) -> StoredFile:

@@ -50,8 +50,6 @@ class Version(NamedTuple):
 class Store(Protocol):
     """Where files are; paths are relative to it."""
 
-    host: str
-
     def names(self, folder: str) -> list[str] | None:
         """Names in a folder; None where the store cannot list."""
 
@@ -69,29 +67,34 @@ class RemotePath:
     """A file or folder in a store; behaves like a path as far as opening checkpoints needs it."""
 
     def __init__(self, store: Store, inner: str) -> None:
-        """``inner`` is relative to the store."""
-        self.store, self.inner = store, PurePosixPath(inner)
+        """``inner`` is relative to the store; of its top empty."""
+        self.store, self._path = store, PurePosixPath(inner)
+
+    @property
+    def inner(self) -> str:
+        """Relative to the store; of its top empty."""
+        return "" if str(self._path) == "." else str(self._path)
 
     @property
     def name(self) -> str:
         """The last part."""
-        return self.inner.name
+        return self._path.name
 
     @property
     def suffix(self) -> str:
         """Of the name."""
-        return self.inner.suffix
+        return self._path.suffix
 
     @property
     def parent(self) -> "RemotePath":
         """The folder that it is in."""
-        return RemotePath(self.store, str(self.inner.parent))
+        return RemotePath(self.store, str(self._path.parent))
 
     def __truediv__(self, name: str) -> "RemotePath":
-        return RemotePath(self.store, str(self.inner / name))
+        return RemotePath(self.store, str(self._path / name))
 
     def __str__(self) -> str:
-        return self.store.shown(self._inner)
+        return self.store.shown(self.inner)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and str(self) == str(other)
@@ -99,13 +102,9 @@ class RemotePath:
     def __hash__(self) -> int:
         return hash(str(self))
 
-    @property
-    def _inner(self) -> str:
-        return "" if str(self.inner) == "." else str(self.inner)
-
     def names(self) -> list[str] | None:
         """Names in this folder; None where the store cannot list."""
-        return retried(str(self), lambda: self.store.names(self._inner))
+        return retried(str(self), lambda: self.store.names(self.inner))
 
     def open(self) -> "RemoteFile":
         """The file.
@@ -124,12 +123,12 @@ class RemotePath:
             ValueError: it is larger than ``limit``.
         """
         try:
-            version = retried(str(self), lambda: self.store.version(self._inner))
+            version = retried(str(self), lambda: self.store.version(self.inner))
         except CheckpointError as error:
             raise FileNotFoundError(str(error)) from error
         if version.size > limit:
             raise ValueError(f"{version.size} bytes; the limit is {limit}")
-        return retried(str(self), lambda: self.store.fetch(self._inner, 0, version.size, version))
+        return retried(str(self), lambda: self.store.fetch(self.inner, 0, version.size, version))
 
 
 def retried(where: str, ask: Callable[[], Answer]) -> Answer:
@@ -160,7 +159,7 @@ class RemoteFile(StoredFile):
         """
         self.remote = path
         self.path = Path(path.name)
-        self._version: Version = retried(str(path), lambda: path.store.version(str(path.inner)))
+        self._version: Version = retried(str(path), lambda: path.store.version(path.inner))
         self.size = self._version.size
 
     def __str__(self) -> str:
@@ -186,7 +185,7 @@ class RemoteFile(StoredFile):
         """A block."""
         begin = number * BLOCK
         end = min(begin + BLOCK, self.size)
-        store, inner = self.remote.store, str(self.remote.inner)
+        store, inner = self.remote.store, self.remote.inner
         return retried(str(self.remote), lambda: store.fetch(inner, begin, end, self._version))
 
     def will_need(self, offset: int, n: int) -> None:
@@ -196,7 +195,7 @@ class RemoteFile(StoredFile):
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError when the store has another version now."""
-        now = retried(str(self.remote), lambda: self.remote.store.version(str(self.remote.inner)))
+        now = retried(str(self.remote), lambda: self.remote.store.version(self.remote.inner))
         if now != self._version:
             raise changed(str(self), self._version, now)
 
@@ -207,8 +206,13 @@ class RemoteFile(StoredFile):
 
     @property
     def written(self) -> int:
-        """Nothing in nanoseconds: its version counts."""
-        return hash(self._version.tag) if self._version.tag else 0
+        """Nothing in nanoseconds: its tag counts."""
+        return 0
+
+    @property
+    def tag(self) -> str | None:
+        """What tells this version from others; None where the store has nothing that does."""
+        return self._version.tag
 
     def close(self) -> None:
         """Forget its blocks."""
@@ -239,9 +243,10 @@ class _Blocks:
             if found is None or (found.done() and found.exception() is not None):
                 found = self._pool.submit(file.fetch, number)
             self._known[key] = found
-            many = max(len(self._known) - MOST_KEPT, 0)
-            for old in [key for key, one in self._known.items() if one.done()][:many]:
-                del self._known[old]
+            if len(self._known) > MOST_KEPT:
+                for oldest in (key for key, one in self._known.items() if one.done()):
+                    del self._known[oldest]
+                    break
         return found
 
     def get(self, file: RemoteFile, number: int) -> memoryview:

@@ -41,7 +41,6 @@ class Http:
     def __init__(self, base: str, headers: Mapping[str, str] | None = None, query: str = "") -> None:
         """``query`` is added to every address: of signed ones."""
         self._base, self._headers, self._query = base.rstrip("/") + "/", dict(headers or {}), query
-        self.host = urllib.parse.urlsplit(base).hostname or ""
         self._opener = urllib.request.build_opener(_SameHost())
 
     def names(self, folder: str) -> list[str] | None:
@@ -202,7 +201,6 @@ class Filesystem:
         except (ImportError, ValueError) as error:
             reason = display(str(error).partition("\n")[0], 200)
             raise UsageError(f'{scheme}://: {reason}; pip install "quanterr[remote]" brings s3 and hf') from error
-        self.host = f"{scheme}://{self.root.partition('/')[0]}"
         self._scheme = scheme
 
     def shown(self, path: str) -> str:
@@ -220,9 +218,7 @@ class Filesystem:
         info = self._told(path, lambda: self._fs.info(path))
         if info.get("type") == "directory" or info.get("size") is None:
             raise CheckpointError(f"{display(self.shown(path))}: no such file")
-        tag = next(
-            (str(info[key]) for key in ("ETag", "etag", "md5Hash", "generation", "mtime") if info.get(key)), None
-        )
+        tag = next((str(info[key]) for key in TAGS if info.get(key)), None)
         return Version(int(info["size"]), tag)
 
     def fetch(self, path: str, begin: int, end: int, version: Version) -> bytes:

@@ -28,7 +28,7 @@ from quanterr.util.text import display
 from quanterr.version import __version__
 
 SCHEMA = "quanterr.journal 1"
-WORDS = {"inputs": "other files", "written": "files that have changed", "plan": "other pairs or formats"}
+WORDS = {"inputs": "other files or versions", "written": "files that have changed", "plan": "other pairs or formats"}
 SYNC = 2.0  # seconds between two times that records are sent to the disk
 
 
@@ -62,7 +62,7 @@ def identity(
 def _input(checkpoint: Checkpoint) -> dict[str, Any]:
     entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in checkpoint.entries.values())
     return {
-        "files": [[file.path.name, file.size] for file in checkpoint.files],
+        "files": [[file.path.name, file.size, file.tag] for file in checkpoint.files],
         "tensors": _digest("\n".join(entries)),
     }
 
