@@ -4,6 +4,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, without_credentials
 from quanterr.util.text import count, display, listed
 
-__all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "open_checkpoint"]
+__all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "entered", "open_checkpoint"]
 
 SAFETENSORS = (".safetensors", ".sft")
 GGUF = ".gguf"
@@ -70,6 +71,11 @@ def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Chec
         raise cannot_open(Path(str(where)), error) from error
     except ValueError as error:
         raise CheckpointError(f"{display(given)}: not a file name") from error
+
+
+def entered(stack: ExitStack, side: str | os.PathLike[str] | Checkpoint, lenient: bool = False) -> Checkpoint:
+    """The checkpoint itself, or that of a path, which is closed with the stack; errors as of open_checkpoint."""
+    return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient))
 
 
 def _of_hub(given: str) -> tuple[Place, str | None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.journal import Journal, identity
 from quanterr.comparison.ranks import Ranks
@@ -82,10 +82,10 @@ def _compare_each(
     alphas = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
         selection = Selection(options.layers)
-        before = _opened(original, options.lenient, stack)
+        before = entered(stack, original, options.lenient)
+        made = iter(quantized_by([side for side in candidates if isinstance(side, Recipe)], before, selection))
         after = [
-            quantized_by(side, before, selection) if isinstance(side, Recipe) else _opened(side, options.lenient, stack)
-            for side in candidates
+            next(made) if isinstance(side, Recipe) else entered(stack, side, options.lenient) for side in candidates
         ]
         recognized: Recognized | None = {} if len(after) > 1 else None
         plans = [choose_alternatives(pair(before, quantized, selection, recognized)) for quantized in after]
@@ -233,10 +233,6 @@ def _journal(
     if ranks is not None:
         ranks.agree({key: value for key, value in same.items() if key != "written"})
     return journal
-
-
-def _opened(side: Path | Checkpoint, lenient: bool, stack: ExitStack) -> Checkpoint:
-    return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient))
 
 
 def _described(run: Scheduler) -> str:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint, entered, open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
 from quanterr.evaluation.importance import Origin, write_importance
@@ -117,13 +117,8 @@ def evaluate(
         opened = stack.enter_context(open_checkpoint(os.fspath(original), chosen.lenient))
         every = [
             opened,
-            *(
-                side
-                if isinstance(side, Checkpoint)
-                else stack.enter_context(open_checkpoint(os.fspath(side), chosen.lenient))
-                for side in candidates
-            ),
-            *(quantized_by(recipe, opened, Selection(())) for recipe in recipes),
+            *(entered(stack, side, chosen.lenient) for side in candidates),
+            *quantized_by(recipes, opened, Selection(())),
         ]
         sides = Sides(every[0])
         found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from math import fsum, log10
 from typing import Any, Literal, NamedTuple
 
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.knapsack import Choice, path, solve
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import PRESETS, recipes_named
-from quanterr.report.keeping import stored_bytes
+from quanterr.report.keeping import original_bytes, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report, Tool
 from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer, Point, Uniform
 from quanterr.roles import block_of, role_of
@@ -117,22 +117,19 @@ def plan(
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity, or give --max-kld")
     recipes = recipes_named(to, scales)
     with ExitStack() as stack:
-        checkpoint = (
-            original
-            if isinstance(original, Checkpoint)
-            else stack.enter_context(open_checkpoint(os.fspath(original), chosen.lenient))
-        )
+        checkpoint = entered(stack, original, chosen.lenient)
         reports = compare_each(checkpoint, recipes, chosen)
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
     for recipe, report in zip(recipes, reports, strict=True):
         if report.verdict == "inconclusive":
             raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
     by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
-    made = _planned(goals[0], by_recipe, nbytes, same_in, chosen.sensitivity is not None)
-    return made.model_copy(update={"architecture": architecture})
+    return _planned(goals[0], by_recipe, nbytes, architecture, same_in, chosen.sensitivity is not None)
 
 
-def _planned(goal: Goal, reports: Mapping[str, Report], nbytes: int, same_in: SameIn, by_kld: bool) -> Plan:
+def _planned(
+    goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn, by_kld: bool
+) -> Plan:
     rows, left_out = _rows(reports, by_kld)
     if not rows:
         raise UsageError("no layer can be planned: the sensitivity names none of them")
@@ -146,15 +143,21 @@ def _planned(goal: Goal, reports: Mapping[str, Report], nbytes: int, same_in: Sa
         for group, own in zip(groups, names, strict=True)
     ]
     fixed = nbytes - sum(row.options[ORIGINAL].nbytes for row in rows)
-    picks, bound = _solved(goal, choices, fixed, rows)
+    elements = sum(row.elements for row in rows)
+    limit = _budget(goal, fixed, elements)
+    least = sum(min(choice.nbytes for choice in own) for own in choices)
+    if least > limit:
+        in_bits = f"{8 * least / elements:.4g} bits per weight"
+        in_bytes = f"{size(fixed + least)}, of which {size(fixed)} are not planned"
+        shown = in_bits if goal.kind == "bits" else in_bytes
+        raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
+    signal = fsum(row.signal for row in rows)
+    picks, bound = _solved(goal, choices, limit, signal)
     recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
     layers = [_layer(row, recipe_of[row.name]) for row in rows]
     planned_bytes = sum(layer.bytes for layer in layers)
-    elements = sum(row.elements for row in rows)
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
-    least = fixed + round(sum(min(choice.nbytes for choice in own) for own in choices))
-    limit = _budget(goal, fixed, elements)
     curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
     notes = [] if by_kld else [GUESS]
     if left_out:
@@ -165,7 +168,7 @@ def _planned(goal: Goal, reports: Mapping[str, Report], nbytes: int, same_in: Sa
         tool=Tool(name="quanterr", version=__version__),
         original=first.original.path,
         original_bytes=nbytes,
-        architecture="",
+        architecture=architecture,
         selection=first.selection,
         goal=str(goal),
         measure="predicted KLD" if by_kld else "squared error",
@@ -175,8 +178,8 @@ def _planned(goal: Goal, reports: Mapping[str, Report], nbytes: int, same_in: Sa
         bits_per_weight=8 * planned_bytes / elements,
         cost=fsum(layer.cost for layer in layers),
         bound=bound,
-        snr_db=10 * log10(fsum(row.signal for row in rows) / error) if error else None,
-        least_bytes=least,
+        snr_db=10 * log10(signal / error) if error else None,
+        least_bytes=fixed + round(least),
         unplanned_bytes=fixed,
         layers=layers,
         uniform=sorted((_uniform(name, rows, fixed, limit) for name in reports), key=lambda one: one.bytes),
@@ -203,8 +206,7 @@ def _rows(reports: Mapping[str, Report], by_kld: bool) -> tuple[list[_Row], list
         if len(known) < len(options):
             left_out.append(name)
             continue
-        bits = {"torch.float32": 32}.get(any_layer.original_dtype, 16)
-        nbytes = any_layer.tensor_elements * bits // 8
+        nbytes = original_bytes(any_layer.original_dtype, any_layer.tensor_elements)
         known[ORIGINAL] = _Option(nbytes, 0.0, 0.0, None)
         rows.append(_Row(name, any_layer.tensor_elements, signal, any_layer.original_format, known))
     return rows, left_out
@@ -250,32 +252,22 @@ def _budget(goal: Goal, fixed: int, elements: int) -> float:
     return goal.amount * elements / 8 if goal.kind == "bits" else float("inf")
 
 
-def _solved(
-    goal: Goal, choices: Sequence[Sequence[Choice]], fixed: int, rows: Sequence[_Row]
-) -> tuple[list[int], float]:
-    """The choice of each group, and what no plan can cost less.
+def _solved(goal: Goal, choices: Sequence[Sequence[Choice]], limit: float, signal: float) -> tuple[list[int], float]:
+    """The choice of each group, and what no plan can cost less; ``limit`` bytes are enough for one.
 
     Raises:
         UsageError: the goal cannot be met.
     """
-    if goal.kind in ("size", "bits"):
-        elements = sum(row.elements for row in rows)
-        found = solve(choices, _budget(goal, fixed, elements))
-        if found is None:
-            least = sum(min(choice.nbytes for choice in own) for own in choices)
-            shown = f"{size(fixed + least)}, of which {size(fixed)} are not planned"
-            if goal.kind == "bits":
-                shown = f"{8 * least / elements:.4g} bits per weight"
-            raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
-        return found.picks, found.bound
-    limit = goal.amount
-    if goal.kind == "snr":
-        limit = fsum(row.signal for row in rows) / 10 ** (goal.amount / 10)
-    turned = [[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices]
-    found = solve(turned, limit)
-    if found is None:  # the original costs nothing
+    if goal.kind in ("kld", "snr"):  # the least bytes under a limit of the cost
+        limit = goal.amount if goal.kind == "kld" else signal / 10 ** (goal.amount / 10)
+        found = solve([[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices], limit)
+    else:
+        found = solve(choices, limit)
+    if found is None:
         raise UsageError(f"{goal}: cannot be met")
-    return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
+    if goal.kind in ("kld", "snr"):
+        return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
+    return found.picks, found.bound
 
 
 def _layer(row: _Row, recipe: str) -> PlannedLayer:

@@ -33,29 +33,36 @@ class Scheme(Protocol):
     """A way to store weights; one object for all weights."""
 
     def refusal(self, source: Source) -> str | None:
-        """Why a weight of that shape cannot be stored like this; None if it can."""
+        """Why a weight of that shape cannot be stored like this; None if it can: any, if nothing else is said."""
+        return None
 
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """What is stored of it. The first holds the codes, row by row."""
 
     def together(self, source: Source) -> int:
-        """Rows that are measured and encoded together: pieces begin at multiples of them."""
+        """Rows that are measured and encoded together: pieces begin at multiples of them. 1: rows stand alone."""
+        return 1
 
     def measure(self, x: Tensor) -> Tensor:
         """What scales of rows, (r, c) float32, are made of; pieces are put together along the first axis."""
 
     def known(self, source: Source) -> Mapping[str, Tensor]:
-        """By name what is stored whatever the weight holds: shapes, tables."""
+        """By name what is stored whatever the weight holds: shapes, tables; nothing, if nothing else is said."""
+        return {}
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """All else that is stored of the weight but its codes, in order, from the measures of all its rows."""
+        """All else that is stored of the weight but its codes, in order, from the measures of all its rows.
+
+        What only ``encode`` needs may follow.
+        """
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
         """The codes of rows from number ``first`` on, (r, c) float32, as uint8 (r, bytes of a row)."""
 
     @property
     def config(self) -> Mapping[str, object]:
-        """What config.json has to say of a checkpoint like this; empty where the tensors say it all."""
+        """What config.json has to say of a checkpoint like this; empty where the tensors say it all, as for most."""
+        return {}
 
 
 class Recipe(NamedTuple):
@@ -63,11 +70,6 @@ class Recipe(NamedTuple):
 
     name: str
     scheme: Scheme
-
-
-def largest(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """max |x| along axes."""
-    return x.abs().amax(dim, keepdim=keepdim)
 
 
 def bytes_of(values: Tensor) -> Tensor:

@@ -11,25 +11,24 @@ In the low bits of the bytes are the first 16 codes. Division is multiplication 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c quantize_row_q…_ref; gguf-py gguf/quants.py.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.recipes.base import Source, Stored, bytes_of
+from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
 
 Quantize = Callable[[Tensor], Tensor]  # (n, 32) float32 → uint8 (n, bytes of a block)
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Scheme):
     """A type of ggml, whose blocks stand alone."""
 
     dtype: str
     quantize: Quantize
-    config: Mapping[str, object] = field(default_factory=dict)
 
     def refusal(self, source: Source) -> str | None:
         """Rows are whole blocks."""
@@ -40,17 +39,9 @@ class Blocks:
         """Blocks, with their scales in them."""
         return (Stored("{weight}", self.dtype, (source.rows, source.cols)),)
 
-    def together(self, source: Source) -> int:
-        """1: rows stand alone."""
-        return 1
-
     def measure(self, x: Tensor) -> Tensor:
         """Whether all is finite: scales are in the blocks."""
         return x.abs().amax(1)
-
-    def known(self, source: Source) -> Mapping[str, Tensor]:
-        """Nothing."""
-        return {}
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Nothing."""

@@ -6,7 +6,7 @@ somebody reads them, kept nowhere. So such a candidate goes through the same pai
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -113,6 +113,7 @@ class QuantizedFile(StoredFile):
         self.entries = list(self._entries(recipe.scheme.stored(source)))
         self.size = self.entries[-1].offset + self.entries[-1].nbytes
         self._known = {name.replace("{weight}", weight): tensor for name, tensor in recipe.scheme.known(source).items()}
+        self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
         together = min(recipe.scheme.together(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes
 
@@ -151,8 +152,7 @@ class QuantizedFile(StoredFile):
         """All bytes of another part than the codes."""
         found = self._known.get(entry.name)
         if found is None:
-            made = [other.name for other in self.entries[1:] if other.name not in self._known]
-            found = self._kept.of(self).get()[made.index(entry.name)]
+            found = self._kept.of(self).get()[self._made.index(entry.name)]
         return found.contiguous().view(-1).view(torch.uint8)
 
     def _encode(self, into: Tensor, begin: int) -> None:
@@ -238,13 +238,19 @@ def choose(original: Checkpoint, takes: Callable[[str], bool]) -> tuple[list[str
     return chosen, left
 
 
-def quantized_by(recipe: Recipe, original: Checkpoint, selection: Selection) -> Checkpoint:
-    """The original with the selected weights quantized by a recipe; a note says what the recipe cannot store.
+def quantized_by(recipes: Sequence[Recipe], original: Checkpoint, selection: Selection) -> list[Checkpoint]:
+    """The original with the selected weights quantized by each recipe; a note says what a recipe cannot store.
 
     Raises:
         UsageError: there is nothing to quantize.
     """
+    if not recipes:
+        return []
     chosen, stay = choose(original, selection.takes)
+    return [_noted(recipe, original, chosen, stay) for recipe in recipes]
+
+
+def _noted(recipe: Recipe, original: Checkpoint, chosen: list[str], stay: list[Left]) -> Checkpoint:
     virtual, left = candidate(original, recipe, chosen)
     if len(left) == len(chosen):
         why = (left or stay)[0] if left or stay else None

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Source, Stored
+from quanterr.recipes.base import FLOATS, Scheme, Source, Stored
 from quanterr.recipes.calibration import RATIOS, Calibrator
 
 WORD = 32
 
 
 @dataclass(frozen=True)
-class Integers:
+class Integers(Scheme):
     """``group`` columns share a scale; 0 is all of a row."""
 
     bits: int
@@ -69,10 +69,6 @@ class Integers:
         if not self.symmetric:
             found.append(Stored("{weight}_zero_point", "I32", (-(-source.rows * self.bits // WORD), groups)))
         return *found, Stored("{weight}_shape", "I64", (2,))
-
-    def together(self, source: Source) -> int:
-        """1: rows stand alone."""
-        return 1
 
     @property
     def _low(self) -> int:

@@ -17,15 +17,14 @@ Reference: vllm-project/compressed-tensors@0.20.0 quantization/utils/mxfp_utils.
 quantization/utils/helpers.py calculate_qparams, generate_gparam.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import Source, Stored, bytes_of, largest
+from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
 from quanterr.recipes.lookup import Lookup, below
 from quanterr.recipes.scaled import FP8
 from quanterr.tensors.levels import E2M1
@@ -38,12 +37,11 @@ LEAST_SCALE = 0.125  # that takes the place of zero, of E4M3
 
 
 @dataclass(frozen=True)
-class Microscaled:
+class Microscaled(Scheme):
     """``bits`` is 4 (E2M1) or 8 (E4M3); ``nv`` has E4M3 scales and one of the tensor, else they are powers of two."""
 
     bits: int
     nv: bool = False
-    config: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def _group(self) -> int:
@@ -63,17 +61,9 @@ class Microscaled:
             return codes, Stored("{weight}_scale", "U8", scales)
         return codes, Stored("{weight}_scale", "F8_E4M3", scales), Stored("{weight}_global_scale", "F32", (1,))
 
-    def together(self, source: Source) -> int:
-        """1: rows stand alone."""
-        return 1
-
     def measure(self, x: Tensor) -> Tensor:
         """The largest |x| of each group."""
-        return largest(x.view(len(x), -1, self._group), 2)
-
-    def known(self, source: Source) -> Mapping[str, Tensor]:
-        """Nothing."""
-        return {}
+        return x.view(len(x), -1, self._group).abs().amax(2)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """The scales."""

@@ -115,8 +115,7 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
     if found := SCALED.fullmatch(base):
         edge = int(found["edge"] or BLOCK) if found["per"].startswith("block") else 0
         edges = {"tensor": (0, 0), "row": (1, 0)}.get(found["per"], (edge, edge))
-        config = {"weight_block_size": [edge, edge]} if edge else {}
-        scheme = Scaled(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator, config)
+        scheme = Scaled(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator)
         calibrates = not calibrator.averages or edges == (0, 0)
     elif found := INTEGER.fullmatch(base):
         allowed = {"asym"}

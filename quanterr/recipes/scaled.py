@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from quanterr.recipes.base import Source, Stored, bytes_of
+from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
 from quanterr.recipes.calibration import Calibrator
 
 
@@ -41,17 +41,17 @@ INT8 = Codes(torch.int8, "I8", 127.0)
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Scheme):
     """A scale for each ``edges`` (rows, columns) of a weight; 0 is all of them."""
 
     codes: Codes
     edges: tuple[int, int]
     calibrator: Calibrator
-    config: Mapping[str, object]
 
-    def refusal(self, source: Source) -> str | None:
-        """None: any matrix can be stored like this."""
-        return None
+    @property
+    def config(self) -> Mapping[str, object]:
+        """The edges of blocks, as FP8 checkpoints of DeepSeek's kind say them."""
+        return {"weight_block_size": list(self.edges)} if all(self.edges) else {}
 
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Codes and scales."""
@@ -81,10 +81,6 @@ class Scaled:
     def measure(self, x: Tensor) -> Tensor:
         """What the calibrator takes for the largest |x| of each block, (a, b)."""
         return self.calibrator.ends(self._cut(x), self.codes.most, lambda v: self.codes.rounded(v).float())
-
-    def known(self, source: Source) -> Mapping[str, Tensor]:
-        """Nothing."""
-        return {}
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """The scales."""

@@ -18,7 +18,7 @@ functional.py quantize_4bit, create_dynamic_map, QuantState.as_dict.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import gcd, lcm
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.bnb_4bit import TABLES
-from quanterr.recipes.base import Source, Stored
+from quanterr.recipes.base import Scheme, Source, Stored
 from quanterr.recipes.lookup import Lookup
 
 NESTED = 256  # blocks that share a scale of scales
@@ -35,17 +35,12 @@ LEAST = 1e-38  # that takes the place of zero
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Scheme):
     """``kind`` is nf4 or fp4; ``block`` elements share a scale."""
 
     kind: str
     block: int
     double: bool
-    config: Mapping[str, object] = field(default_factory=dict)
-
-    def refusal(self, source: Source) -> str | None:
-        """None: any matrix can be stored like this."""
-        return None
 
     def _blocks(self, source: Source) -> int:
         return -(-source.rows * source.cols // self.block)
@@ -87,34 +82,30 @@ class Table:
 
     def measure(self, x: Tensor) -> Tensor:
         """The largest |x| of each block."""
-        flat = x.reshape(-1)
-        whole = len(flat) // self.block * self.block
-        found = flat[:whole].view(-1, self.block).abs().amax(1)
-        return found if whole == len(flat) else torch.cat([found, flat[whole:].abs().amax().clamp(min=LEAST).view(1)])
+        return _largest(x.reshape(-1), self.block)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """absmax, or what it is rounded to and its state."""
+        """absmax, or what it is rounded to and its state; at last absmax as measured, which codes are made with."""
         if not self.double:
             return (measured,)
         offset = measured.mean()
-        codes, scales = _rounded_to(dynamic_map(), measured - offset)
+        rest = measured - offset
+        scales = _largest(rest, NESTED)
+        table = dynamic_map()
+        scaled = _scaled(rest, scales, NESTED)
+        codes = torch.bucketize(scaled, (table[:-1] + table[1:]) / 2, out_int32=True).to(torch.uint8)
         nested = {
             "nested_blocksize": NESTED,
             "nested_dtype": "float32",
             "nested_offset": float(offset),
         }
-        return codes, scales, self._described(source, nested)
+        return codes, scales, self._described(source, nested), measured
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
-        """The nearest of the table, two per byte. Codes are those of absmax before it is rounded."""
+        """The nearest of the table, two per byte."""
         flat = x.reshape(-1)
-        whole = len(flat) // self.block * self.block
-        blocks = flat[:whole].view(-1, self.block)
-        scaled = blocks * (1.0 / blocks.abs().amax(1, keepdim=True).clamp_(min=LEAST))
-        rest = flat[whole:]
-        if len(rest):
-            scaled = torch.cat([scaled.view(-1), rest / rest.abs().amax().clamp(min=LEAST)])
-        scaled = scaled.view(-1).clamp_(-1, 1)
+        block = first * x.shape[1] // self.block
+        scaled = _scaled(flat, settled[-1][block : block + -(-len(flat) // self.block)], self.block)
         if len(scaled) % 2:
             scaled = torch.nn.functional.pad(scaled, (0, 1))
         codes = _lookup(self.kind)(scaled)
@@ -141,14 +132,18 @@ def dynamic_map() -> Tensor:
     return torch.tensor(sorted(found))
 
 
-def _rounded_to(table: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of the nearest in a table, times the largest of each 256."""
-    whole = len(values) // NESTED * NESTED
-    blocks = values[:whole].view(-1, NESTED)
-    scales = blocks.abs().amax(1)
-    scaled = (blocks * (1.0 / scales.clamp(min=LEAST)[:, None])).clamp_(-1, 1).view(-1)
+def _largest(values: Tensor, block: int) -> Tensor:
+    """The largest magnitude of each block; that of a last one that is not whole is not zero."""
+    whole = len(values) // block * block
+    found = values[:whole].view(-1, block).abs().amax(1)
     rest = values[whole:]
-    if len(rest):
-        last = rest.abs().amax().clamp(min=LEAST)
-        scales, scaled = torch.cat([scales, last.view(1)]), torch.cat([scaled, (rest / last).clamp_(-1, 1)])
-    return torch.bucketize(scaled, (table[:-1] + table[1:]) / 2, out_int32=True).to(torch.uint8), scales
+    return torch.cat([found, rest.abs().amax().clamp(min=LEAST).view(1)]) if len(rest) else found
+
+
+def _scaled(values: Tensor, largest: Tensor, block: int) -> Tensor:
+    """Each block over its largest magnitude."""
+    whole = len(values) // block * block
+    inverse = 1.0 / largest[: whole // block].clamp(min=LEAST)
+    found = (values[:whole].view(-1, block) * inverse[:, None]).view(-1)
+    rest = values[whole:]
+    return (torch.cat([found, rest / largest[-1]]) if len(rest) else found).clamp_(-1, 1)
