@@ -109,6 +109,52 @@ def test_journals_of_ranks_are_taken_over(original, alone, tmp_path):
     assert alone == without_run(done[0][1])
 
 
+def test_srun_starts_them(original, alone, tmp_path):
+    """With its variables; there is no Slurm here."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "SLURM_STEP_NUM_TASKS": "2"}
+    words = [sys.executable, "-m", "quanterr", "sweep", original, *RECIPES, "--json"]
+    processes = [
+        subprocess.Popen(
+            words,
+            env=os.environ | meeting | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            text=True,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=LIMIT)[0] for process in processes]
+
+    assert alone == without_run(said[0])
+    assert "" == said[1]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
+    words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
+    run(3, *words, cwd=tmp_path)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}
+    done = run(world, *words, cwd=tmp_path)
+
+    assert alone == without_run(done[0][1])
+    assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # nothing was done again
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_killed_together_they_go_on(original, alone, tmp_path, moment):
+    chosen = random.Random(moment)
+    words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
+    port = free_port()
+    processes = [start(rank, 3, port, *words, cwd=tmp_path) for rank in range(3)]
+    time.sleep(chosen.uniform(1, 4))
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
+
+    assert alone == without_run((tmp_path / "s.json").read_text())
+
+
 def test_a_gate_that_does_not_hold_is_rank_0s_status(original, tmp_path):
     done = run(2, "sweep", original, *RECIPES, "-q", "--require", "snr_db >= 99", cwd=tmp_path)
 
@@ -153,7 +199,7 @@ def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
     port, victim = free_port(), chosen.randrange(3)
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json")
     processes = [start(rank, 3, port, *words, cwd=tmp_path) for rank in range(3)]
-    time.sleep(chosen.uniform(0.2, 6))
+    time.sleep(chosen.uniform(0.2, 4))
     killed = processes[victim].poll() is None
     processes[victim].send_signal(signal.SIGKILL)
     started = time.monotonic()

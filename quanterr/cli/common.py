@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from quanterr.errors import Interrupted, ResourceError, Status
+from quanterr.errors import Interrupted, ResourceError, Status, UsageError
 from quanterr.util.addresses import host_of, without_credentials
+from quanterr.util.processes import this_process
 from quanterr.util.text import size, unicode
 
 if TYPE_CHECKING:
@@ -309,7 +310,9 @@ def warn(findings: "Iterable[Finding]") -> None:
 
 def is_other_rank() -> bool:
     """Whether this is one of several processes of a run, and not the one that prints and writes."""
-    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
+    with suppress(UsageError):  # which the run itself raises
+        return this_process().rank > 0
+    return False
 
 
 def announce(paths: Iterable[str], quiet: bool) -> None:

@@ -67,7 +67,7 @@ def compare_each(
     """
     stop = options.stop or threading.Event()
     ranks = Ranks.of_environment(stop)
-    with ranks.reporting() if ranks is not None else nullcontext():
+    with ranks.company.reporting() if ranks is not None else nullcontext():
         return _compare_each(original, candidates, options, stop, ranks)
 
 
@@ -220,18 +220,14 @@ def _journal(
     choice: Choice,
     stack: ExitStack,
 ) -> Journal | None:
-    """The journal that is asked for; ranks see first that all of them have the same inputs and plan.
-
-    Each rank has a journal of its own: FILE, FILE.1, FILE.2 …
-    """
+    """The journal that is asked for, read before any rank adds to its own; ranks agree on inputs and plan."""
     if options.resume is None and ranks is None:
         return None
     same, journal = identity(checkpoints, plans, options, choice.kernel is not None), None
     if options.resume is not None:
-        path = os.fspath(options.resume) + (f".{ranks.rank}" if ranks is not None and ranks.rank else "")
-        journal = stack.enter_context(Journal(path, same))
+        journal = stack.enter_context(Journal(options.resume, same, 0 if ranks is None else ranks.rank))
     if ranks is not None:
-        ranks.agree({key: value for key, value in same.items() if key != "written"})
+        ranks.company.agree({key: value for key, value in same.items() if key != "written"})
     return journal
 
 

@@ -11,12 +11,13 @@ import errno
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.records import packed, unpacked
@@ -82,23 +83,26 @@ def _digest_of(path: str | os.PathLike[str] | None) -> str | None:
 
 
 class Journal:
-    """A file of finished weights, open for more."""
+    """A file of finished weights, open for more. Each of several processes has its own: FILE, FILE.1, FILE.2 …"""
 
-    def __init__(self, path: str | os.PathLike[str], run: dict[str, Any]) -> None:
-        """Take over what is there, or begin a new one.
+    def __init__(self, path: str | os.PathLike[str], run: dict[str, Any], rank: int = 0) -> None:
+        """Take over what is there, whoever wrote it, or begin a new one.
 
         Raises:
             UsageError: it is of another run, or no journal.
             ResourceError: it cannot be written.
         """
-        self._where = f"--resume {display(os.fspath(path))}"
+        own = _named(path, rank)
+        self._where = _shown(own)
         self._lock, self._synced = threading.Lock(), time.monotonic()
+        run = json.loads(json.dumps(run))
         try:
-            self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115 - open for the whole run
+            self.of_others = [kept for other in _all(path) if other != own for kept in _kept_in(other, run)]
+            self._file = open(own, "r+b" if os.path.exists(own) else "w+b")  # noqa: SIM115 - open for the whole run
         except OSError as error:
             raise ResourceError(f"{self._where}: {error.strerror}") from error
         try:
-            self.kept = list(self._read(json.loads(json.dumps(run))))
+            self.kept = list(self._taken_over(run))
         except OSError as error:
             self._file.close()
             raise ResourceError(f"{self._where}: {error.strerror}") from error
@@ -106,36 +110,20 @@ class Journal:
             self._file.close()
             raise
 
-    def _read(self, run: dict[str, Any]) -> Iterator[Kept]:
+    def _taken_over(self, run: dict[str, Any]) -> Iterator[Kept]:
         """The records that are whole; the file ends behind them then."""
         head = self._file.readline()
         if not head:
             self._file.write(json.dumps({"schema": SCHEMA, "run": run}).encode() + b"\n")
             self._sync()
             return
-        self._check(head, run)
+        _check(head, run, self._where)
         end = self._file.tell()
-        for line in iter(self._file.readline, b""):
-            kept = _record(line)
-            if kept is None:
-                break
+        for kept in _records(self._file):
             end = self._file.tell()
             yield kept
         self._file.seek(end)
         self._file.truncate()
-
-    def _check(self, head: bytes, run: dict[str, Any]) -> None:
-        try:
-            fields = json.loads(head)
-            known = fields["run"] if fields.get("schema") == SCHEMA else None
-        except (ValueError, KeyError, AttributeError, UnicodeDecodeError):
-            known = None
-        if not isinstance(known, dict):
-            raise UsageError(f"{self._where}: not a journal of this version of quanterr; give another file")
-        for key, own in run.items():
-            if known.get(key) != own:
-                what = WORDS.get(key, key)
-                raise UsageError(f"{self._where}: of another run ({what}); delete it, or give another file")
 
     def add(self, candidate: int, done: ComparedWeight) -> None:
         """Append a finished weight.
@@ -173,6 +161,56 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _named(path: str | os.PathLike[str], rank: int) -> str:
+    return f"{os.fspath(path)}.{rank}" if rank else os.fspath(path)
+
+
+def _shown(path: str) -> str:
+    return f"--resume {display(path)}"
+
+
+def _all(path: str | os.PathLike[str]) -> list[str]:
+    """The journals of a run that are there, of any number of processes."""
+    own = Path(path)
+    numbers = [
+        name.removeprefix(f"{own.name}.") for name in sorted(os.listdir(own.parent)) if name.startswith(own.name)
+    ]
+    found = [_named(path, int(number)) for number in numbers if re.fullmatch("[1-9][0-9]*", number)]
+    return [os.fspath(path), *found] if own.exists() else found
+
+
+def _kept_in(path: str, run: dict[str, Any]) -> Iterator[Kept]:
+    """The whole records of another process's journal, which may be new."""
+    with open(path, "rb") as file:
+        if head := file.readline():
+            _check(head, run, _shown(path))
+            yield from _records(file)
+
+
+def _records(file: IO[bytes]) -> Iterator[Kept]:
+    """Up to the first that is torn or damaged."""
+    for line in iter(file.readline, b""):
+        kept = _record(line)
+        if kept is None:
+            return
+        yield kept
+
+
+def _check(head: bytes, run: dict[str, Any], where: str) -> None:
+    """Raise UsageError where a journal is none, or of another run."""
+    try:
+        fields = json.loads(head)
+        known = fields["run"] if fields.get("schema") == SCHEMA else None
+    except (ValueError, KeyError, AttributeError, UnicodeDecodeError):
+        known = None
+    if not isinstance(known, dict):
+        raise UsageError(f"{where}: not a journal of this version of quanterr; give another file")
+    for key, own in run.items():
+        if known.get(key) != own:
+            what = WORDS.get(key, key)
+            raise UsageError(f"{where}: of another run ({what}); delete it, or give another file")
 
 
 def _record(line: bytes) -> Kept | None:

@@ -25,6 +25,7 @@ from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
+from quanterr.util.processes import this_process
 from quanterr.util.text import display
 
 CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ def pick_device(name: str) -> torch.device:
         ResourceError: CUDA is asked for and is not there.
     """
     if name == "auto":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        name = f"cuda:{this_process().local_rank}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -131,7 +132,7 @@ class Scheduler:
         self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
         self.progress = Progress(sum(self._nbytes), total_weights=len(tasks))
         self.kernel = kernel
-        cores = max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+        cores = max(usable_cores() // this_process().local_world, 1)
         cpu_threads = cores if kernel else min(cores, MAX_TORCH_THREADS)
         self.threads = CUDA_THREADS if device.type == "cuda" else cpu_threads
         if not self._large:

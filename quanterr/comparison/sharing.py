@@ -21,12 +21,20 @@ class Sharing:
         if self._journal is None and self._ranks is None:
             return tasks
         self._missing = {(job.candidate, job.number) for jobs in tasks for job in jobs}
-        known = set()
-        for kept in self._journal.kept if self._journal is not None else ():
-            known.add((kept.candidate, kept.done.number))
-            self._hand_over(*kept)
+        known = self._taken_over(self._journal) if self._journal is not None else set()
         left = (tuple(job for job in jobs if job[:2] not in known) for jobs in tasks)
         return [jobs for jobs in left if jobs]
+
+    def _taken_over(self, journal: Journal) -> set[tuple[int, int]]:
+        """What journals have; rank 0 takes all of it, the others send it what only they may see."""
+        known: set[tuple[int, int]] = set()
+        is_first = self._ranks is None or self._ranks.rank == 0
+        for kept in [*journal.kept, *(journal.of_others if is_first else ())]:
+            place = kept.candidate, kept.done.number
+            if place in self._missing and place not in known:
+                self._hand_over(*kept)
+            known.add(place)
+        return known | {(kept.candidate, kept.done.number) for kept in journal.of_others}
 
     def finish(self, candidate: int, done: ComparedWeight) -> None:
         """A weight that was compared here."""
@@ -50,7 +58,7 @@ class Sharing:
         """
         if self._ranks is None:
             return complete
-        self._ranks.check()
+        self._ranks.company.check()
         if self._ranks.rank > 0:
             self._ranks.finish()
         self._ranks.collect(self._take, self._missing, on_wait)

@@ -1,0 +1,33 @@
+import pytest
+
+from quanterr.errors import UsageError
+from quanterr.util.processes import Process, this_process
+
+SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, Process(0, 1, 0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, Process(2, 4, 0, 2)),
+        (SLURM | {"MASTER_ADDR": "node0"}, Process(3, 8, 1, 1)),
+        (SLURM, Process(0, 1, 0, 1)),  # a batch script, or a run that is not meant to meet others
+        (SLURM | {"MASTER_ADDR": "node0", "RANK": "0", "WORLD_SIZE": "2"}, Process(0, 2, 0, 1)),
+    ],
+)
+def test_what_the_starter_says(environment, expected):
+    assert expected == this_process(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"WORLD_SIZE": "two"}, "RANK, WORLD_SIZE, .* must be whole numbers"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 is not below WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "0"}, "RANK 0 is not below WORLD_SIZE 0"),
+    ],
+)
+def test_what_makes_no_sense_is_told(environment, told):
+    with pytest.raises(UsageError, match=told):
+        this_process(environment)
