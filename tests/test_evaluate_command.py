@@ -171,6 +171,34 @@ class TestGate:
         assert "--baseline: another text: only evaluations of the same text" in refused.stderr
         assert Status.USAGE == call("gate", folder / "e.json", "--require", "delta(top1) >= 0").returncode
 
+    def test_rules_of_a_file_have_names_severities_and_reasons(self, folder, done, tmp_path):
+        path = tmp_path / "thresholds.toml"
+        rules = 'id = "small"\nrequire = "kld_mean <= 1e-9"\nseverity = "warn"\nreason = "as it was"\n'
+        path.write_text(f'schema = 1\n[[rule]]\n{rules}[[rule]]\nid = "same"\nrequire = "top1 >= 0.1"\n')
+        warned = call("gate", folder / "e.json", "--thresholds", path)
+        strict = call("gate", folder / "e.json", "--thresholds", path, "--strict-warnings")
+
+        assert (Status.OK, Status.GATE_FAILED) == (warned.returncode, strict.returncode)
+        assert "warn: gate small: kld_mean <= 1e-9 does not hold: " in warned.stderr
+        assert "because: as it was" in warned.stderr
+        path.write_text(path.read_text().replace("warn", "error"))
+        assert Status.GATE_FAILED == evaluate(folder, "quantized", "-q", "--thresholds", path).returncode
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("schema = 1\n", "has no [[rule]]"),
+            ('schema = 1\n[[rule]]\nid = "a"\nrequire = "snr_db >= 3"\n', 't.toml:2: rule "a": require: '),
+            ('schema = 1\n[[rule]]\nid = "a"\nrequire = "top1 >= 0"\nlayers = []\n', "unknown key layers"),
+        ],
+    )
+    def test_a_file_with_anything_else_is_refused(self, folder, done, tmp_path, text, told):
+        (tmp_path / "t.toml").write_text(text)
+        refused = call("gate", folder / "e.json", "--thresholds", tmp_path / "t.toml")
+
+        assert Status.USAGE == refused.returncode
+        assert told in refused.stderr
+
     def test_json_and_quiet(self, folder, done):
         judged = call("gate", folder / "e.json", "--require", "kld_mean <= 1e-9", "--json", "-q", "--color", "always")
 

@@ -116,6 +116,16 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    thresholds: Annotated[
+        str | None,
+        typer.Option(
+            "--thresholds",
+            metavar="FILE",
+            help="A TOML file of such conditions, as [[rule]] tables with id, require, severity, reason.",
+            rich_help_panel="Gates",
+            show_default=False,
+        ),
+    ] = None,
     allow_partial: AllowPartial = False,
     sensitivity: Annotated[
         str | None,
@@ -191,6 +201,7 @@ def evaluate(
                 "batch": batch,
                 "dtype": dtype,
                 "require": require or [],
+                "thresholds": thresholds,
                 "tasks": tasks or [],
                 "sensitivity": sensitivity,
                 "importance_out": importance_out,

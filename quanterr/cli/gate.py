@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quanterr.gates.judging import Verdict
+    from quanterr.report.evaluation.gates import Rule as EvaluationRule
     from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
     from quanterr.report.model import Layer, Report
@@ -163,11 +164,14 @@ def gate(
     gc.disable()  # what is read is kept to the end, and the end is near
     colored = wanted(sys.stderr, color_of(color, no_color))
     if is_evaluation(report):
-        if any((thresholds, fail_if, explain, strict_warnings, update_baseline)) or not (require or baseline):
+        if any((fail_if, explain, update_baseline)) or not (require or baseline or thresholds):
             raise UsageError(
                 f"{display(report)} is an evaluation: give rules such as --require 'kld_mean <= 0.01', and no others"
             )
-        judgement = _judged_evaluation(report, require or [], baseline, outputs or [], no_clobber)
+        from quanterr.report.evaluation.gates import rules_of
+
+        own = rules_of(require or [], baseline is not None, thresholds, strict_warnings)
+        judgement = _judged_evaluation(report, own, baseline, outputs or [], no_clobber)
         _tell_of_evaluation(judgement, quiet, colored, as_json)
         raise typer.Exit(exit_status(judgement, allow_partial))
     if update_baseline and baseline is None:
@@ -195,15 +199,14 @@ def gate(
 
 
 def _judged_evaluation(
-    path: str, require: list[str], baseline: str | None, outputs: list[str], no_clobber: bool
+    path: str, rules: "list[EvaluationRule]", baseline: str | None, outputs: list[str], no_clobber: bool
 ) -> "Evaluation":
     """A stored evaluation, judged by its own rules and written where it was asked for."""
     from quanterr.report.evaluation import OUTPUTS
-    from quanterr.report.evaluation.gates import judged, rules_of
+    from quanterr.report.evaluation.gates import judged
     from quanterr.report.evaluation.reading import read_evaluation
     from quanterr.report.files import targets, write_output
 
-    rules = rules_of(require, baseline is not None)
     inputs = [path, *([] if baseline is None else [baseline])]
     to = targets(outputs, inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     found = judged(read_evaluation(path), rules, None if baseline is None else read_evaluation(baseline))

@@ -4,6 +4,8 @@ Nobody waits for what will not come: each rank beats, and one that fails or stop
 """
 
 import json
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -35,15 +37,37 @@ def _shared(process: Process) -> Any:
     """
     from torch.distributed.rendezvous import rendezvous
 
+    deadline = time.monotonic() + START
+    own = f"rank {process.rank} of {process.world}"
+    if process.rank:
+        _wait_for_rank_0(own, deadline)
     try:
-        limit = timedelta(seconds=START)
+        limit = timedelta(seconds=max(deadline - time.monotonic(), 1))
         store, _, _ = next(rendezvous("env://", process.rank, process.world, timeout=limit))
     except (RuntimeError, ValueError) as error:
         reason = display(str(error).partition("\n")[0], 300)
-        raise ResourceError(
-            f"rank {process.rank} of {process.world}: the other ranks cannot be reached: {reason}"
-        ) from error
+        raise ResourceError(f"{own}: the other ranks cannot be reached: {reason}") from error
     return store
+
+
+def _wait_for_rank_0(own: str, deadline: float) -> None:
+    """Wait until somebody listens where the ranks meet: torch tries two kinds of addresses, each for the whole time.
+
+    Raises:
+        ResourceError: nobody does.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        return  # torch names what is missing
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), LOOK)).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                where = display(f"{host}:{port}")
+                raise ResourceError(f"{own}: nobody listens at {where} within {START:.0f} s: {error}") from error
+        time.sleep(LOOK)
 
 
 class Failed(QuanterrError):

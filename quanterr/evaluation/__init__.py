@@ -62,6 +62,7 @@ class EvaluateOptions:
         sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
         sensitivity_chunks: how many chunks that is measured on.
         require: rules such as ``kld_mean <= 0.01``; see report/evaluation/gates.py.
+        thresholds: a file of such rules.
         importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         lenient: as for :func:`quanterr.compare`.
         on_progress: called with (units done, units, micro-batches done, micro-batches).
@@ -79,6 +80,7 @@ class EvaluateOptions:
     sensitivity: str | os.PathLike[str] | None = None
     sensitivity_chunks: int = 1
     require: Iterable[str] = ()
+    thresholds: str | os.PathLike[str] | None = None
     importance_out: str | os.PathLike[str] | None = None
     lenient: bool = False
     on_progress: Callable[[int, int, int, int], None] | None = None
@@ -106,7 +108,7 @@ def evaluate(
     """
     chosen = EvaluateOptions(**options)
     started, clock = datetime.now(UTC), time.monotonic()
-    rules = rules_of(list(chosen.require))
+    rules = rules_of(list(chosen.require), thresholds=chosen.thresholds)
     recipes = recipes_named(against) if against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [recipe.name for recipe in recipes]

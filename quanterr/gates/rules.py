@@ -61,7 +61,7 @@ def read_rules(
         UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
             two rules that contradict each other.
     """
-    rules = _from_file(thresholds) if thresholds is not None else []
+    rules = [_rule(*table) for table in rule_tables(thresholds, KEYS)] if thresholds is not None else []
     for text in require:
         condition = _parsed(text, "--require")
         rules.append(Rule(condition.text, condition))
@@ -90,7 +90,12 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
         raise UsageError("no rule compares with the baseline; add --require 'delta(snr_db) >= -0.5'")
 
 
-def _from_file(thresholds: str | os.PathLike[str]) -> list[Rule]:
+def rule_tables(thresholds: str | os.PathLike[str], known: tuple[str, ...]) -> list[tuple[dict[str, Any], str]]:
+    """The ``[[rule]]`` tables of a file or preset, each with its place; their keys are among ``known``.
+
+    Raises:
+        UsageError: a file that cannot be read, is not TOML or holds anything that is not known.
+    """
     path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _shown(thresholds)
     if path != Path(thresholds) and os.path.isfile(thresholds):
         name = display(os.fspath(thresholds))
@@ -107,21 +112,31 @@ def _from_file(thresholds: str | os.PathLike[str]) -> list[Rule]:
         raise UsageError(f"{where}: rules are written as [[rule]]")
     lines = [text.count("\n", 0, match.start()) + 1 for match in _RULE.finditer(text)]
     wheres = [f"{where}:{line}" for line in lines] if len(lines) == len(tables) else [where] * len(tables)
-    return [_rule(table, place) for table, place in zip(tables, wheres, strict=True)]
+    for table, place in zip(tables, wheres, strict=True):
+        _check_table(table, place, known)
+    return list(zip(tables, wheres, strict=True))
 
 
-def _rule(table: dict[str, Any], where: str) -> Rule:
+def _check_table(table: dict[str, Any], where: str, known: tuple[str, ...]) -> None:
     for key in ("id", "require"):
         if not isinstance(table.get(key), str) or not table[key].strip():
             raise UsageError(f'{where}: a rule needs {key} = "…"')
-    place = f"{where}: "
-    where = f'{place}rule "{display(table["id"])}"'
-    _check_keys(table, KEYS, where)
+    where = named(table, where)
+    _check_keys(table, known, where)
     for key, choices in CHOICES.items():
         if table.get(key, choices[0]) not in choices:
             raise UsageError(f"{where}: {key} must be one of {', '.join(choices)}, not {_value(table[key])}")
     if not isinstance(table.get("reason", ""), str):
         raise UsageError(f"{where}: reason must be a string, not {_value(table['reason'])}")
+
+
+def named(table: dict[str, Any], where: str) -> str:
+    """A rule of a file, for errors."""
+    return f'{where}: rule "{display(table["id"])}"'
+
+
+def _rule(table: dict[str, Any], place: str) -> Rule:
+    where = named(table, place)
     condition = _parsed(table["require"], f"{where}: require")
     return Rule(
         table["id"],
@@ -130,7 +145,7 @@ def _rule(table: dict[str, Any], where: str) -> Rule:
         cast(Literal["error", "warn"], table.get("severity", "error")),
         cast(Literal["fail", "skip"], table.get("undefined", "fail")),
         table.get("reason"),
-        place,
+        f"{place}: ",
     )
 
 

@@ -3,20 +3,25 @@
 ``upper`` and ``lower`` are the ends of an interval of 95 %: 1.96 standard errors, of the larger of both that there are.
 ``delta`` is the value less that of the baseline, ``ratio`` the one divided by the other: of the candidate of the same
 name, or of the only one.
+
+A thresholds file has them as ``[[rule]]`` tables with id, require, severity and reason: see quanterr/gates/rules.py.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.gates.rules import named, rule_tables
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import decisive, display
 
 WIDTH = 1.96  # standard errors
 OF_BASELINE = ("delta", "ratio")
+KEYS = ("id", "require", "severity", "reason")  # of a rule in a file
 NO_WORSE = "ratio(kld_mean) <= 1.1"  # the rule of a baseline where no other is given
 _RULE = re.compile(
     r"\s*(?:(?P<function>upper|lower|delta|ratio)\s*\(\s*(?P<inner>\w+)\s*\)|(?P<metric>\w+))\s*(?P<operator><=|>=|<|>)"
@@ -28,11 +33,14 @@ _RULE = re.compile(
 class Rule(NamedTuple):
     """A condition that must hold."""
 
+    id: str
     text: str
     metric: str
     function: str | None  # upper or lower end of its interval; delta or ratio to the baseline
     operator: str
     limit: float
+    severity: Literal["error", "warn"] = "error"
+    reason: str | None = None
 
     def observed(self, candidate: Evaluated, before: Evaluated | None) -> float | None:
         """The value of a candidate, ``before`` being that of the baseline; None where it is undefined."""
@@ -60,17 +68,38 @@ class Rule(NamedTuple):
         return margin >= 0 if self.operator.endswith("=") else margin > 0
 
 
-def rules_of(conditions: Sequence[str], with_baseline: bool = False) -> list[Rule]:
-    """Rules as they are written; with a baseline and without any, :data:`NO_WORSE`.
+def rules_of(
+    conditions: Sequence[str],
+    with_baseline: bool = False,
+    thresholds: str | os.PathLike[str] | None = None,
+    strict_warnings: bool = False,
+) -> list[Rule]:
+    """Rules of a thresholds file, then those that are given; with a baseline and without any, :data:`NO_WORSE`.
 
     Raises:
-        UsageError: none, or of a number that an evaluation does not have, or of a baseline that is not given.
+        UsageError: none, or of a number that an evaluation does not have, or of a baseline that is not given; a file
+            that holds anything else.
     """
-    rules = [_rule(text) for text in conditions or ([NO_WORSE] if with_baseline else [])]
+    rules = [] if thresholds is None else [_of_table(*table) for table in rule_tables(thresholds, KEYS)]
+    if thresholds is not None and not rules:
+        raise UsageError(f"{display(os.fspath(thresholds))}: has no [[rule]]")
+    rules += [_rule(text) for text in conditions]
+    if not rules and with_baseline:
+        rules = [_rule(NO_WORSE)]
+    if strict_warnings:
+        rules = [rule._replace(severity="error") for rule in rules]
     for rule in rules:
         if rule.function in OF_BASELINE and not with_baseline:
             raise UsageError(f'"{display(rule.text)}": needs --baseline, an earlier evaluation')
     return rules
+
+
+def _of_table(table: dict[str, Any], place: str) -> Rule:
+    try:
+        rule = _rule(table["require"])
+    except UsageError as error:
+        raise UsageError(f"{named(table, place)}: require: {error}") from error
+    return rule._replace(id=table["id"], severity=table.get("severity", "error"), reason=table.get("reason"))
 
 
 def _rule(text: str) -> Rule:
@@ -85,7 +114,7 @@ def _rule(text: str) -> Rule:
     function = found["function"]
     if function in ("upper", "lower") and f"{metric}_se" not in METRICS:
         raise UsageError(f'"{display(text)}": {metric} has no standard error; write it without {function}()')
-    return Rule(text.strip(), metric, function, found["operator"], float(found["limit"]))
+    return Rule(text.strip(), text.strip(), metric, function, found["operator"], float(found["limit"]))
 
 
 def judged(evaluation: Evaluation, rules: Sequence[Rule], baseline: Evaluation | None = None) -> Evaluation:
@@ -144,11 +173,12 @@ def _before(candidate: Evaluated, baseline: Evaluation | None) -> Evaluated | No
 
 def _judged(candidate: Evaluated, rules: Sequence[Rule], before: Evaluated | None) -> Evaluated:
     gates = [_gate(rule, candidate, before) for rule in rules]
-    failed = [gate.message for gate in gates if gate.status == "fail"]
+    failed = [gate.message for gate in gates if gate.status == "fail" and gate.severity == "error"]
     verdict, reasons = candidate.verdict, candidate.reasons
     if verdict != "inconclusive":
         verdict = "fail" if failed else "pass"
-        reasons = failed or ["all gates hold"]
+        warned = [gate.message for gate in gates if gate.status == "fail"]
+        reasons = failed or warned or ["all gates hold"]
     values = {name: getattr(candidate, name) for name in candidate.__dataclass_fields__}
     return Evaluated(**values | {"verdict": verdict, "reasons": reasons, "gates": gates})
 
@@ -158,13 +188,14 @@ def _gate(rule: Rule, candidate: Evaluated, before: Evaluated | None) -> Gate:
     holds = value is not None and rule.holds(value)
     margin = None if value is None else rule.margin(value)
     shown = "undefined" if value is None else decisive(value, rule.limit)
-    message = f"gate {rule.text} {'holds' if holds else 'does not hold'}: {shown}"
+    name = rule.text if rule.id == rule.text else f"{display(rule.id)}: {rule.text}"
+    message = f"gate {name} {'holds' if holds else 'does not hold'}: {shown}"
     return Gate(
-        id=rule.text,
+        id=rule.id,
         require=rule.text,
         layers=[],
-        severity="error",
-        reason=None,
+        severity=rule.severity,
+        reason=rule.reason,
         status="pass" if holds else "fail",
         judged=0,
         identical=0,
