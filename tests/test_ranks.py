@@ -213,4 +213,5 @@ def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
         assert processes[0].returncode in (Status.OK, -signal.SIGKILL)
     else:
         assert killed
-        assert [Status.ENVIRONMENT] * 2 == others
+        let_go = victim == 0 and others == [Status.OK] * 2  # rank 0 had all, and was killed while it wrote
+        assert let_go or [Status.ENVIRONMENT] * 2 == others
