@@ -134,6 +134,56 @@ class TestCommand:
         assert 0 == subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode
 
 
+class TestDiff:
+    @pytest.fixture
+    def newer(self, folder, done, tmp_path):
+        """The same with half the divergence, a little less agreement, and another error of one weight."""
+        found = read_evaluation(str(folder / "e.json"))
+        own = found.candidates[0]
+        own.scores.kld_mean *= 0.3
+        own.scores.top1 -= own.scores.top1_se / 2
+        own.weights[0].output_error *= 2
+        own.weights[1].layer_name = "renamed.weight"
+        found.save(tmp_path / "newer.json")
+        return tmp_path / "newer.json"
+
+    def test_says_what_changed_by_more_than_chance(self, folder, newer):
+        told = call("diff", folder / "e.json", newer)
+        first = read_evaluation(str(newer)).candidates[0].weights[0]
+
+        assert (Status.OK, "") == (told.returncode, told.stderr)
+        assert re.search(r"\n  KLD: \S+ -> \S+ \(-\S+ ± \S+\): better\n", told.stdout), told.stdout
+        assert re.search(r"\n  same top: .*: worse, within chance\n", told.stdout), told.stdout
+        assert re.search(r"\n  PPL ratio: .*: unchanged\n", told.stdout), told.stdout
+        assert f"\n  1 weight with worse output:\n    - {first.layer_name}: output error " in told.stdout
+        assert "(× 2)\n" in told.stdout
+        assert "\n  1 weight new:\n    - renamed.weight\n" in told.stdout
+
+    def test_as_json(self, folder, newer, tmp_path):
+        told = call("diff", folder / "e.json", newer, "--json", "-o", tmp_path / "d.json")
+        found = json.loads(told.stdout)
+        metrics = {change["metric"]: change for change in found["candidates"][0]["metrics"]}
+
+        assert found == json.loads((tmp_path / "d.json").read_text())
+        assert ("quanterr.evaluation_diff", None) == (found["schema"], found["difference"])
+        assert (False, "better") == (metrics["kld_mean"]["chance"], metrics["kld_mean"]["word"])
+        assert (True, "worse") == (metrics["top1"]["chance"], metrics["top1"]["word"])
+        assert ["renamed.weight"] == found["candidates"][0]["added"]
+
+    def test_of_other_tokens_is_refused_or_forced(self, folder, newer, tmp_path):
+        found = read_evaluation(str(newer))
+        found.tokens.sha256 = "0" * 64
+        found.save(tmp_path / "other.json")
+        refused = call("diff", folder / "e.json", tmp_path / "other.json")
+        forced = call("diff", folder / "e.json", tmp_path / "other.json", "--force", "-q")
+
+        assert (Status.USAGE, Status.OK) == (refused.returncode, forced.returncode)
+        assert "another text: only evaluations of the same text" in refused.stderr
+        assert forced.stdout.startswith("warning: not comparable: another text")
+        assert Status.UNREADABLE == call("diff", folder / "e.json", "missing.json").returncode
+        assert Status.USAGE == call("diff", folder / "e.json", newer, "-o", tmp_path / "d.html").returncode
+
+
 class TestGate:
     def test_judges_a_stored_evaluation(self, folder, done, tmp_path):
         good = call("gate", folder / "e.json", "--require", "top1 >= 0.1", "-o", tmp_path / "judged.json")

@@ -24,12 +24,12 @@ def diff_lines(found: Diff, top: int, colored: bool = False) -> Iterator[str]:
     yield from _size_line(found)
     for word, items in (("worse", found.worse), ("better", found.better)):
         title = painted(f"{count(len(items), 'layer')} {word}", TONES[word], colored)
-        yield from _listed(title, [_changed(item) for item in items], top)
+        yield from listed(title, [_changed(item) for item in items], top)
     yield f"{count(found.unchanged, 'layer')} unchanged"
     for word, names in (("undefined in both", found.undefined), ("new", found.added), ("gone", found.gone)):
-        yield from _listed(f"{count(len(names), 'layer')} {word}", [display(name) for name in names], top)
+        yield from listed(f"{count(len(names), 'layer')} {word}", [display(name) for name in names], top)
     formats = [f"{display(c.layer)}: {c.old_format} -> {c.new_format}" for c in found.format_changes]
-    yield from _listed(f"{count(len(formats), 'layer')} in another format", formats, top)
+    yield from listed(f"{count(len(formats), 'layer')} in another format", formats, top)
 
 
 def _size_line(found: Diff) -> Iterator[str]:
@@ -45,7 +45,8 @@ def _changed(item: Change) -> str:
     return f"{display(item.layer)}: {_db(item.old_snr_db)} -> {_db(item.new_snr_db)} ({by}{told})"
 
 
-def _listed(title: str, lines: list[str], top: int) -> Iterator[str]:
+def listed(title: str, lines: list[str], top: int) -> Iterator[str]:
+    """A title and at most ``top`` lines below it; nothing where there are none."""
     if not lines:
         return
     yield f"{title}:" if top else title

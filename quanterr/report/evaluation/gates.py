@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.gates.rules import named, rule_tables
-from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
+from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation, difference
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import decisive, display
 
@@ -52,11 +52,8 @@ class Rule(NamedTuple):
             if old is None:
                 return None
             return value - old if self.function == "delta" else value / old if old else None
-        errors = [candidate.value(f"{self.metric}{suffix}") for suffix in ("_se", "_chunk_se")]
-        known = [error for error in errors if error is not None]
-        if not known:
-            return None
-        return value + (WIDTH if self.function == "upper" else -WIDTH) * max(known)
+        error = candidate.error(self.metric)
+        return None if error is None else value + (WIDTH if self.function == "upper" else -WIDTH) * error
 
     def margin(self, value: float) -> float:
         """How far inside the limit: negative outside."""
@@ -125,8 +122,8 @@ def judged(evaluation: Evaluation, rules: Sequence[Rule], baseline: Evaluation |
     """
     if not rules:
         return evaluation
-    if baseline is not None:
-        _check_same(evaluation, baseline)
+    if baseline is not None and (why := difference(baseline, evaluation)):
+        raise UsageError(f"--baseline: {why}")
     candidates = [_judged(candidate, rules, _before(candidate, baseline)) for candidate in evaluation.candidates]
     verdict, reasons = overall(candidates)
     return evaluation.model_copy(update={"candidates": candidates, "verdict": verdict, "reasons": reasons})
@@ -143,19 +140,6 @@ def overall(candidates: Sequence[Evaluated]) -> tuple[str, list[str]]:
         for reason in candidate.reasons
     ]
     return verdict, reasons or [candidates[0].reasons[0]]
-
-
-def _check_same(evaluation: Evaluation, baseline: Evaluation) -> None:
-    """Whether both are of the same tokens, cut and computed alike."""
-    new, old = evaluation.tokens, baseline.tokens
-    for what, same in (
-        ("text", new.sha256 == old.sha256),
-        ("context", new.context == old.context),
-        ("number of chunks", new.chunks == old.chunks),
-        ("dtype", evaluation.dtype == baseline.dtype),
-    ):
-        if not same:
-            raise UsageError(f"--baseline: another {what}: only evaluations of the same text and settings compare")
 
 
 def _before(candidate: Evaluated, baseline: Evaluation | None) -> Evaluated | None:

@@ -155,6 +155,11 @@ class Evaluated:
                 return found
         return None
 
+    def error(self, metric: str) -> float | None:
+        """The standard error of a number; the larger one where there is another from the means of chunks."""
+        errors = (self.value(f"{metric}{suffix}") for suffix in ("_se", "_chunk_se"))
+        return max((error for error in errors if error is not None), default=None)
+
 
 class Evaluation(Model):
     """Are quantized models still good? Candidates against their original on the same tokens, in one runtime.
@@ -223,6 +228,19 @@ class Evaluation(Model):
         """Strict, ASCII JSON."""
         own = type(self).model_fields.items()
         return dumps({info.alias or name: getattr(self, name) for name, info in own}) + "\n"
+
+
+def difference(old: Evaluation, new: Evaluation) -> str | None:
+    """Why numbers of two evaluations do not belong together: cut or computed otherwise; None where they do."""
+    for what, before, after in (
+        ("text", old.tokens.sha256, new.tokens.sha256),
+        ("context", old.tokens.context, new.tokens.context),
+        ("number of chunks", old.tokens.chunks, new.tokens.chunks),
+        ("dtype", old.dtype, new.dtype),
+    ):
+        if before != after:
+            return f"another {what}: only evaluations of the same text and settings compare"
+    return None
 
 
 def _short(value: float | None) -> str:
