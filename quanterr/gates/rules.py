@@ -12,24 +12,19 @@ reason = "below, prompts drift"    # why; is shown where the rule does not hold
 """
 
 import os
-import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
 from quanterr.selection import Selection
+from quanterr.util.rule_file import Table, rule_tables, shown
 from quanterr.util.text import display
-from quanterr.util.toml_file import read_toml
 
-SCHEMA = 1
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
 KEYS = ("id", "require", "layers", "severity", "undefined", "reason")
-CHOICES = {"severity": ("error", "warn"), "undefined": ("fail", "skip")}
 NO_WORSE = "delta(snr_db) >= -0.5"  # what a baseline alone asks for
-_RULE = re.compile(r"^[ \t]*\[\[[ \t]*[\"']?rule[\"']?[ \t]*\]\]", re.MULTILINE)
 
 
 class Rule(NamedTuple):
@@ -61,7 +56,7 @@ def read_rules(
         UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
             two rules that contradict each other.
     """
-    rules = [_rule(*table) for table in rule_tables(thresholds, KEYS)] if thresholds is not None else []
+    rules = [_rule(table) for table in _tables(thresholds)] if thresholds is not None else []
     for text in require:
         condition = _parsed(text, "--require")
         rules.append(Rule(condition.text, condition))
@@ -90,53 +85,19 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
         raise UsageError("no rule compares with the baseline; add --require 'delta(snr_db) >= -0.5'")
 
 
-def rule_tables(thresholds: str | os.PathLike[str], known: tuple[str, ...]) -> list[tuple[dict[str, Any], str]]:
-    """The ``[[rule]]`` tables of a file or preset, each with its place; their keys are among ``known``.
-
-    Raises:
-        UsageError: a file that cannot be read, is not TOML or holds anything that is not known.
-    """
+def _tables(thresholds: str | os.PathLike[str]) -> list[Table]:
     path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _shown(thresholds)
     if path != Path(thresholds) and os.path.isfile(thresholds):
         name = display(os.fspath(thresholds))
         raise UsageError(f"{name}: is both a preset and a file; give ./{name} for the file, or rename it")
     try:
-        text, fields = read_toml(path, where)
+        return rule_tables(path, where, KEYS)
     except FileNotFoundError as error:
         raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
-    _check_keys(fields, ("schema", "rule"), where)
-    if fields.get("schema") != SCHEMA or isinstance(fields["schema"], bool):
-        raise UsageError(f"{where}: the first line must be: schema = {SCHEMA}")
-    tables = fields.get("rule", [])
-    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
-        raise UsageError(f"{where}: rules are written as [[rule]]")
-    lines = [text.count("\n", 0, match.start()) + 1 for match in _RULE.finditer(text)]
-    wheres = [f"{where}:{line}" for line in lines] if len(lines) == len(tables) else [where] * len(tables)
-    for table, place in zip(tables, wheres, strict=True):
-        _check_table(table, place, known)
-    return list(zip(tables, wheres, strict=True))
 
 
-def _check_table(table: dict[str, Any], where: str, known: tuple[str, ...]) -> None:
-    for key in ("id", "require"):
-        if not isinstance(table.get(key), str) or not table[key].strip():
-            raise UsageError(f'{where}: a rule needs {key} = "…"')
-    where = named(table, where)
-    _check_keys(table, known, where)
-    for key, choices in CHOICES.items():
-        if table.get(key, choices[0]) not in choices:
-            raise UsageError(f"{where}: {key} must be one of {', '.join(choices)}, not {_value(table[key])}")
-    if not isinstance(table.get("reason", ""), str):
-        raise UsageError(f"{where}: reason must be a string, not {_value(table['reason'])}")
-
-
-def named(table: dict[str, Any], where: str) -> str:
-    """A rule of a file, for errors."""
-    return f'{where}: rule "{display(table["id"])}"'
-
-
-def _rule(table: dict[str, Any], place: str) -> Rule:
-    where = named(table, place)
+def _rule(found: Table) -> Rule:
+    table, where = found.fields, found.where
     condition = _parsed(table["require"], f"{where}: require")
     return Rule(
         table["id"],
@@ -145,13 +106,13 @@ def _rule(table: dict[str, Any], place: str) -> Rule:
         cast(Literal["error", "warn"], table.get("severity", "error")),
         cast(Literal["fail", "skip"], table.get("undefined", "fail")),
         table.get("reason"),
-        f"{place}: ",
+        f"{found.place}: ",
     )
 
 
 def _patterns(layers: Any, condition: Condition, where: str) -> tuple[str, ...]:
     if not (isinstance(layers, list) and all(isinstance(pattern, str) for pattern in layers)):
-        raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {_value(layers)}')
+        raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {shown(layers)}')
     if layers and not condition.of_layers:
         raise UsageError(f"{where}: {display(condition.text)} applies to the whole model; it cannot have layers")
     try:
@@ -165,14 +126,6 @@ def _parsed(text: str, where: str) -> Condition:
         return parse(text)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
-
-
-def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise UsageError(f"{where}: unknown key {display(key)}; {hint}")
 
 
 def _check_ids(rules: list[Rule]) -> None:
@@ -192,7 +145,3 @@ def _check_ids(rules: list[Rule]) -> None:
 def _shown(thresholds: str | os.PathLike[str]) -> str:
     name = os.fspath(thresholds)
     return f"preset {name}" if name in PRESETS else display(name)
-
-
-def _value(value: Any) -> str:
-    return display(repr(value), 60)

@@ -4,19 +4,19 @@
 ``delta`` is the value less that of the baseline, ``ratio`` the one divided by the other: of the candidate of the same
 name, or of the only one.
 
-A thresholds file has them as ``[[rule]]`` tables with id, require, severity and reason: see quanterr/gates/rules.py.
+A thresholds file has them as ``[[rule]]`` tables with id, require, severity and reason: see quanterr/util/rule_file.py.
 """
 
 import os
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.gates.rules import named, rule_tables
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation, difference
 from quanterr.report.gate_results import Gate, Violation
+from quanterr.util.rule_file import Table, rule_tables
 from quanterr.util.text import decisive, display
 
 WIDTH = 1.96  # standard errors
@@ -77,9 +77,7 @@ def rules_of(
         UsageError: none, or of a number that an evaluation does not have, or of a baseline that is not given; a file
             that holds anything else.
     """
-    rules = [] if thresholds is None else [_of_table(*table) for table in rule_tables(thresholds, KEYS)]
-    if thresholds is not None and not rules:
-        raise UsageError(f"{display(os.fspath(thresholds))}: has no [[rule]]")
+    rules = [] if thresholds is None else _of_file(thresholds)
     rules += [_rule(text) for text in conditions]
     if not rules and with_baseline:
         rules = [_rule(NO_WORSE)]
@@ -91,12 +89,24 @@ def rules_of(
     return rules
 
 
-def _of_table(table: dict[str, Any], place: str) -> Rule:
+def _of_file(thresholds: str | os.PathLike[str]) -> list[Rule]:
+    name = display(os.fspath(thresholds))
     try:
-        rule = _rule(table["require"])
+        tables = rule_tables(thresholds, name, KEYS)
+    except FileNotFoundError as error:
+        raise UsageError(f"{name}: no such file") from error
+    if not tables:
+        raise UsageError(f"{name}: has no [[rule]]")
+    return [_of_table(table) for table in tables]
+
+
+def _of_table(table: Table) -> Rule:
+    fields = table.fields
+    try:
+        rule = _rule(fields["require"])
     except UsageError as error:
-        raise UsageError(f"{named(table, place)}: require: {error}") from error
-    return rule._replace(id=table["id"], severity=table.get("severity", "error"), reason=table.get("reason"))
+        raise UsageError(f"{table.where}: require: {error}") from error
+    return rule._replace(id=fields["id"], severity=fields.get("severity", "error"), reason=fields.get("reason"))
 
 
 def _rule(text: str) -> Rule:

@@ -1,0 +1,82 @@
+"""Rules in a TOML file: a schema, then ``[[rule]]`` tables, read strictly. What conditions mean is for others to say.
+
+schema = 1
+
+[[rule]]
+id = "attn"
+require = "snr_db >= 30"
+"""
+
+import os
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quanterr.errors import UsageError
+from quanterr.util.text import display
+from quanterr.util.toml_file import read_toml
+
+SCHEMA = 1
+CHOICES = {"severity": ("error", "warn"), "undefined": ("fail", "skip")}
+_RULE = re.compile(r"^[ \t]*\[\[[ \t]*[\"']?rule[\"']?[ \t]*\]\]", re.MULTILINE)
+
+
+class Table(NamedTuple):
+    """A rule as it is written, and its place for errors."""
+
+    fields: dict[str, Any]
+    place: str  # thresholds.toml:12
+
+    @property
+    def where(self) -> str:
+        """The place and the rule's name."""
+        return f'{self.place}: rule "{display(self.fields["id"])}"'
+
+
+def rule_tables(path: str | os.PathLike[str], name: str, known: tuple[str, ...]) -> list[Table]:
+    """The rules of a file that errors call ``name``; their keys are among ``known``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UsageError: it cannot be read, is not TOML or holds anything that is not known.
+    """
+    text, fields = read_toml(Path(path), name)
+    _check_keys(fields, ("schema", "rule"), name)
+    if fields.get("schema") != SCHEMA or isinstance(fields["schema"], bool):
+        raise UsageError(f"{name}: the first line must be: schema = {SCHEMA}")
+    tables = fields.get("rule", [])
+    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
+        raise UsageError(f"{name}: rules are written as [[rule]]")
+    lines = [text.count("\n", 0, match.start()) + 1 for match in _RULE.finditer(text)]
+    places = [f"{name}:{line}" for line in lines] if len(lines) == len(tables) else [name] * len(tables)
+    found = [Table(table, place) for table, place in zip(tables, places, strict=True)]
+    for table in found:
+        _check(table, known)
+    return found
+
+
+def _check(table: Table, known: tuple[str, ...]) -> None:
+    for key in ("id", "require"):
+        if not isinstance(table.fields.get(key), str) or not table.fields[key].strip():
+            raise UsageError(f'{table.place}: a rule needs {key} = "…"')
+    _check_keys(table.fields, known, table.where)
+    for key, choices in CHOICES.items():
+        if table.fields.get(key, choices[0]) not in choices:
+            found = shown(table.fields[key])
+            raise UsageError(f"{table.where}: {key} must be one of {', '.join(choices)}, not {found}")
+    if not isinstance(table.fields.get("reason", ""), str):
+        raise UsageError(f"{table.where}: reason must be a string, not {shown(table.fields['reason'])}")
+
+
+def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"{where}: unknown key {display(key)}; {hint}")
+
+
+def shown(value: Any) -> str:
+    """A value of a file, for errors."""
+    return display(repr(value), 60)
