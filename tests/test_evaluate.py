@@ -14,6 +14,7 @@ from small_models import MODELS, auto_of, ids, quantized_by, saved, stored
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
+from quanterr.evaluation import study
 from quanterr.pairing.importance import read_importance
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -203,6 +204,37 @@ class TestOutputErrors:
         assert 96 == counts
         report = quanterr.compare(original, quantized, importance=str(path), device="cpu")
         assert report.aggregate.weighted_snr_db is not None
+
+    @pytest.mark.parametrize(
+        ("kind", "module", "name"),
+        [
+            ("llama", "model.layers.0.self_attn.o_proj", "model.layers.0.self_attn.o_proj.weight"),
+            ("gpt2", "transformer.h.0.mlp.c_fc", "transformer.h.0.mlp.c_fc.weight"),  # stored [in, out]
+        ],
+    )
+    def test_saliency_is_what_the_variance_of_the_inputs_makes_it(self, kind, module, name, tmp_path):
+        original, tokens, path = saved(kind, tmp_path / "original"), ids(tmp_path), tmp_path / "s.json"
+        study(original, tokens=tokens, context=CONTEXT, saliency_out=path, saliency=5)
+        inputs = []
+        model = auto_of(kind).from_pretrained(original).eval()
+        model.get_submodule(module).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        with torch.inference_mode():
+            model(input_ids=load_file(tokens)["ids"].view(-1, CONTEXT))
+        variance = inputs[0].flatten(0, 1).double().var(0, correction=0)
+        weight = model.get_submodule(module).weight.detach().double()
+        saliency = weight.square() * (variance[:, None] if kind == "gpt2" else variance)
+        columns = saliency.sum(1 if kind == "gpt2" else 0)
+        found = next(row for row in json.loads(path.read_text())["weights"] if row["layer_name"].endswith(name))
+
+        assert columns.topk(max(round(len(columns) * 0.05), 1)).indices.tolist() == found["columns"]
+        assert set(saliency.view(-1).topk(round(saliency.numel() * 0.05)).indices.tolist()) == set(found["weights"])
+        share = saliency.view(-1)[found["weights"]].sum() / saliency.sum()
+        assert pytest.approx(float(share), rel=1e-5) == found["weight_share"]
+
+    @pytest.mark.parametrize("percent", [0, 101])
+    def test_saliency_is_a_share(self, llama, tmp_path, percent):
+        with pytest.raises(UsageError, match="--saliency"):
+            study(llama[0], tokens=llama[3], saliency_out=tmp_path / "s.json", saliency=percent)
 
 
 class TestTokens:

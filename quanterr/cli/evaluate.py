@@ -54,7 +54,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="QUANTIZED ...",
-            help="Quantized checkpoints of it; without any, --sensitivity and --importance-out alone.",
+            help="Quantized checkpoints of it; without any, --sensitivity, --importance-out, --saliency-out alone.",
             show_default=False,
         ),
     ] = None,
@@ -147,6 +147,20 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    saliency_out: Annotated[
+        str | None,
+        typer.Option(
+            "--saliency-out",
+            metavar="FILE",
+            help="Write the most salient columns and elements of each weight (JSON): Var(x) · w².",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    saliency: Annotated[
+        float,
+        typer.Option("--saliency", metavar="PERCENT", help="How many of them.", rich_help_panel="Output"),
+    ] = 1.0,
     as_json: AsJson = False,
     outputs: Outputs = None,
     no_clobber: NoClobber = False,
@@ -184,7 +198,12 @@ def evaluate(
     gc.disable()  # a model has many modules, and there are no cycles to find
     inputs = [original, *(candidates or []), *(path for path in (text, tokens, *(tasks or [])) if path is not None)]
     to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
-    for option, path in (("--sensitivity", sensitivity), ("--importance-out", importance_out)):
+    by_products = {
+        "--sensitivity": sensitivity,
+        "--importance-out": importance_out,
+        "--saliency-out": saliency_out,
+    }
+    for option, path in by_products.items():
         if path is not None:
             check_place(path, option, inputs)
     with Interrupt(keeps=False) as interrupt:
@@ -205,6 +224,8 @@ def evaluate(
                 "tasks": tasks or [],
                 "sensitivity": sensitivity,
                 "importance_out": importance_out,
+                "saliency_out": saliency_out,
+                "saliency": saliency,
                 "lenient": lenient,
                 "on_progress": on_progress,
                 "stop": interrupt.stop,
@@ -212,7 +233,7 @@ def evaluate(
             }
             if not candidates and not against:
                 study(original, **options)
-                written = ", ".join(display(path) for path in (sensitivity, importance_out) if path is not None)
+                written = ", ".join(display(path) for path in by_products.values() if path is not None)
                 print(f"quanterr: wrote {written}", file=sys.stderr)
                 return
             evaluation = evaluated(original, candidates or [], against=against or [], **options)

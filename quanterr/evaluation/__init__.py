@@ -29,6 +29,7 @@ from quanterr.evaluation import models
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
+from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import Product
 from quanterr.evaluation.tasks import Asked, answered, read_task
@@ -45,6 +46,9 @@ from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+NOTHING_TO_DO = "no candidate is given: evaluate needs one, or --sensitivity, --importance-out or --saliency-out alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,8 @@ class EvaluateOptions:
         require: rules such as ``kld_mean <= 0.01``; see report/evaluation/gates.py.
         thresholds: a file of such rules.
         importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
+        saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
+        saliency: how many of them, in per cent.
         lenient: as for :func:`quanterr.compare`.
         on_progress: called with (units done, units, micro-batches done, micro-batches).
         stop: when it is set, the run ends; nothing is scored then.
@@ -82,6 +88,8 @@ class EvaluateOptions:
     require: Iterable[str] = ()
     thresholds: str | os.PathLike[str] | None = None
     importance_out: str | os.PathLike[str] | None = None
+    saliency_out: str | os.PathLike[str] | None = None
+    saliency: float = 1.0
     lenient: bool = False
     on_progress: Callable[[int, int, int, int], None] | None = None
     stop: threading.Event | None = None
@@ -113,8 +121,8 @@ def evaluate(
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [recipe.name for recipe in recipes]
     if not paths:
-        raise UsageError("no candidate is given: evaluate needs one, or --sensitivity or --importance-out alone")
-    prepared = _prepared(chosen, Path(original))
+        raise UsageError(NOTHING_TO_DO)
+    prepared, pace = _prepared(chosen, Path(original)), _pace(chosen)
     with ExitStack() as stack:
         opened = stack.enter_context(open_checkpoint(os.fspath(original), chosen.lenient))
         every = [
@@ -124,14 +132,14 @@ def evaluate(
         ]
         sides = Sides(every[0])
         found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]
-        with Lockstep(prepared.architecture, sides, found, prepared.chunks, _pace(chosen)) as lockstep:
+        with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace) as lockstep:
             outcomes = lockstep.run()
             moments = lockstep.moments()
         answers = (
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
         predictions = _profiled(chosen, prepared, sides, found)
-        _write_importance(chosen, prepared, moments, every[0])
+        _write_by_products(chosen, prepared, pace, moments, every[0])
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
@@ -155,27 +163,30 @@ def evaluate(
 
 
 def study(original: str | os.PathLike[str], **options: Any) -> None:
-    """What can be learned of an original alone: write its ``sensitivity``, its ``importance_out``, or both.
+    """What can be learned of an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``.
 
     ``options`` are the fields of :class:`EvaluateOptions`, by name. Errors are those of :func:`evaluate`.
     """
     chosen = EvaluateOptions(**options)
-    if chosen.sensitivity is None and chosen.importance_out is None:
-        raise UsageError("no candidate is given: evaluate needs one, or --sensitivity or --importance-out alone")
+    pace = _pace(chosen)
+    if chosen.sensitivity is None and not pace.with_moments:
+        raise UsageError(NOTHING_TO_DO)
     prepared = _prepared(chosen, Path(original))
     with open_checkpoint(os.fspath(original), chosen.lenient) as checkpoint:
         sides = Sides(checkpoint)
         _profiled(chosen, prepared, sides, [])
-        if chosen.importance_out is not None:
-            with Lockstep(prepared.architecture, sides, [], prepared.chunks, _pace(chosen)) as lockstep:
+        if pace.with_moments:
+            with Lockstep(prepared.architecture, sides, [], prepared.chunks, pace) as lockstep:
                 lockstep.run()
-                _write_importance(chosen, prepared, lockstep.moments(), checkpoint)
+                _write_by_products(chosen, prepared, pace, lockstep.moments(), checkpoint)
         checkpoint.check_unchanged()
 
 
-def _write_importance(
-    chosen: EvaluateOptions, prepared: "_Prepared", moments: Mapping[str, Product], original: Checkpoint
+def _write_by_products(
+    chosen: EvaluateOptions, prepared: "_Prepared", pace: Pace, moments: Mapping[str, Product], original: Checkpoint
 ) -> None:
+    if pace.saliency is not None:
+        pace.saliency.write(os.fspath(chosen.saliency_out or ""), original.path, prepared.text.source)
     if chosen.importance_out is not None:
         origin = Origin(prepared.text.source, chosen.context, len(prepared.chunks.given))
         write_importance(os.fspath(chosen.importance_out), moments, architecture_of(original), origin)
@@ -206,8 +217,11 @@ def _prepared(chosen: EvaluateOptions, folder: Path) -> _Prepared:
 
 
 def _pace(chosen: EvaluateOptions) -> Pace:
-    with_moments = chosen.importance_out is not None
-    return Pace(chosen.batch, chosen.on_progress, chosen.stop or threading.Event(), with_moments)
+    if not 0 < chosen.saliency <= 100:
+        raise UsageError(f"--saliency {chosen.saliency:g}: per cent, above 0 and up to 100")
+    saliency = None if chosen.saliency_out is None else Saliency(chosen.saliency)
+    with_moments = chosen.importance_out is not None or saliency is not None
+    return Pace(chosen.batch, chosen.on_progress, chosen.stop or threading.Event(), with_moments, saliency)
 
 
 def _profiled(

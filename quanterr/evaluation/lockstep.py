@@ -14,6 +14,7 @@ from quanterr.errors import CheckpointError, Interrupted
 from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Architecture, Unit, inputs_of, takes
 from quanterr.evaluation.names import Names
+from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.scores import Scores
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
@@ -38,12 +39,13 @@ class Outcome:
 
 
 class Pace(NamedTuple):
-    """How a run goes: chunks of a micro-batch, who is told, what ends it, and whether second moments are kept."""
+    """How a run goes: chunks of a micro-batch, who is told, what ends it, and what is kept of inputs."""
 
     batch: int
     on_progress: Callable[[int, int, int, int], None] | None
     stop: threading.Event
     with_moments: bool
+    saliency: Saliency | None = None
 
 
 @dataclass
@@ -146,6 +148,10 @@ class Lockstep:
                 self._run(batch, unit, watching)
             if self._pace.on_progress:
                 self._pace.on_progress(done, total, batch + 1, len(self._batches))
+        if self._pace.saliency is not None:
+            for name, weight in watching.weights():
+                if (product := self._products.get(name)) is not None:
+                    self._pace.saliency.add(self._original.names.stored_name(name), weight, product)
         for each in (unit, *units):
             each.free()
 

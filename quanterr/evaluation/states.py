@@ -67,7 +67,9 @@ class Product:
     noise: list[float]
     is_stack: bool  # of the matrices of experts
     moments: Tensor | None = None  # (columns,) Σ of squares of inputs
+    sums: Tensor | None = None  # (columns,) Σ of inputs
     inputs: int = 0
+    transposed: bool = False  # the weight is stored [in, out]
 
 
 @dataclass
@@ -101,6 +103,10 @@ class OutputErrors(TorchFunctionMode):
             errors = [other[slot.name].to(weight.dtype) - weight for other in others]
             self._watched[weight.untyped_storage().data_ptr()] = Watched(slot.name, weight, errors)
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Those that are watched, by names of the model."""
+        return ((watched.name, watched.weight) for watched in self._watched.values())
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
         for values, weight, transposed in products_of(function, args):
@@ -113,13 +119,15 @@ class OutputErrors(TorchFunctionMode):
     def _add(self, watched: Watched, values: Tensor, weight: Tensor, transposed: bool, output: Tensor) -> None:
         product = self._products.get(watched.name)
         if product is None:
-            product = self._products[watched.name] = Product(0.0, [0.0] * len(watched.errors), watched.weight.dim() > 2)
+            product = Product(0.0, [0.0] * len(watched.errors), watched.weight.dim() > 2, transposed=transposed)
+            self._products[watched.name] = product
         if values.is_floating_point():
             flat = values.reshape(-1, values.shape[-1])
             rows = flat.shape[0]
             if self._with_moments:
-                moments = flat.square().sum(0, dtype=torch.float64)
+                moments, sums = flat.square().sum(0, dtype=torch.float64), flat.sum(0, dtype=torch.float64)
                 product.moments = moments if product.moments is None else product.moments + moments
+                product.sums = sums if product.sums is None else product.sums + sums
         else:
             flat, rows = values.reshape(-1), values.numel()
         product.inputs += rows

@@ -1,0 +1,85 @@
+"""Which columns and elements of a weight an output depends on: Var(x_j) · w_ij², the question that AWQ asks.
+
+x_j is what the weight's input column j really holds on the text. A column's saliency is the sum over its elements: the
+variance that it brings into the output.
+
+Reference: Lin et al., AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration (MLSys 2024), 3.1.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.evaluation.states import Product
+from quanterr.report.files import replaced
+from quanterr.util import strict_json
+from quanterr.util.text import display
+from quanterr.version import __version__
+
+SCHEMA = "quanterr.saliency"
+SCHEMA_VERSION = "1.0"
+
+
+class Salient(NamedTuple):
+    """What is most salient in a weight of shape (rows, columns) as stored; the most salient first."""
+
+    name: str
+    shape: tuple[int, int]
+    inputs: int  # vectors that were seen
+    columns: list[int]  # of inputs
+    column_share: float  # of the saliency of all
+    weights: list[int]  # row · columns + column
+    weight_share: float
+
+
+@dataclass
+class Saliency:
+    """The most salient ``percent`` of columns and of elements of each weight, at least one."""
+
+    percent: float
+    found: list[Salient] = field(default_factory=list)
+
+    def add(self, name: str, weight: Tensor, product: Product) -> None:
+        """A matrix of which all inputs were seen."""
+        if product.moments is None or product.sums is None or weight.dim() != 2 or not product.inputs:
+            return
+        mean = product.sums / product.inputs
+        variance = (product.moments / product.inputs - mean.square()).clamp_(min=0).to(weight.device)
+        axis = 0 if product.transposed else 1  # that of the inputs
+        saliency = weight.float().square() * variance.float().unsqueeze(1 - axis)
+        columns, column_share = self._most(saliency.sum(1 - axis, dtype=torch.float64))
+        weights, weight_share = self._most(saliency.view(-1))
+        rows, cols = weight.shape
+        self.found.append(Salient(name, (rows, cols), product.inputs, columns, column_share, weights, weight_share))
+
+    def _most(self, saliency: Tensor) -> tuple[list[int], float]:
+        """Places of the most salient, and their share of all."""
+        n = max(round(saliency.numel() * self.percent / 100), 1)
+        values, places = torch.topk(saliency, n)
+        total = float(saliency.sum(dtype=torch.float64))
+        return places.tolist(), float(values.sum(dtype=torch.float64)) / total if total else 0.0
+
+    def write(self, path: str, original: str, source: str) -> None:
+        """Write it as JSON, a weight a line.
+
+        Raises:
+            ResourceError: the file cannot be written.
+        """
+        head: dict[str, Any] = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "tool": {"name": "quanterr", "version": __version__},
+            "original": original,
+            "source": source,
+            "percent": self.percent,
+        }
+        with replaced(path, "--saliency-out") as file:
+            file.write(strict_json.dumps(head).removesuffix("}").encode() + b', "weights": [')
+            for n, salient in enumerate(self.found):
+                fields = salient._asdict()
+                name = fields.pop("name")
+                row = {"layer_name": name, "display_name": display(name), **fields}
+                file.write((",\n" if n else "\n").encode() + strict_json.dumps(row).encode())
+            file.write(b"\n]}\n")
