@@ -186,7 +186,7 @@ def evaluate(
             min=1,
             rich_help_panel="Performance",
         ),
-    ] = 4,
+    ] = 2,
 ) -> None:
     """Is the model still good?"""
     from quanterr.report.evaluation import OUTPUTS

@@ -80,7 +80,7 @@ class EvaluateOptions:
     tokens: str | os.PathLike[str] | None = None
     context: int = 512
     chunks: int | None = None
-    batch: int = 4
+    batch: int = 2
     dtype: str = "float32"
     tasks: Iterable[str | os.PathLike[str]] = ()
     sensitivity: str | os.PathLike[str] | None = None

@@ -18,7 +18,7 @@ from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.scores import Scores
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
-from quanterr.evaluation.stepping import Stream, return_memory_at_once
+from quanterr.evaluation.stepping import Stream, keep_memory_for_activations, return_memory
 from quanterr.evaluation.tokens import Chunks
 from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
@@ -82,9 +82,10 @@ class Lockstep:
         Raises:
             CheckpointError: the model has a weight that is not stored, or stored otherwise.
         """
-        return_memory_at_once()
+        keep_memory_for_activations()
         self.kind, self._pace = architecture.kind, pace
         self.model = architecture.build()
+        self._tokens = chunks.given.numel()
         self._batches = list(zip(*(torch.split(each, pace.batch) for each in chunks), strict=True))
         inputs = [self._inputs(architecture.config, chunk) for chunk, _ in self._batches]
         names = _complete(Names(self.model, sides.weights), sides)
@@ -136,7 +137,7 @@ class Lockstep:
         unit.load(tensors)
         units = [side.stream.units[unit.name] for side in self._others]
         others = [side.stream.tensors(unit) for side in self._others]
-        watching = OutputErrors(self._products, self._pace.with_moments)
+        watching = OutputErrors(self._products, self._tokens, self._pace.with_moments)
         watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
@@ -148,16 +149,19 @@ class Lockstep:
                 self._run(batch, unit, watching)
             if self._pace.on_progress:
                 self._pace.on_progress(done, total, batch + 1, len(self._batches))
+        watching.finish()
         if self._pace.saliency is not None:
             for name, weight in watching.weights():
                 if (product := self._products.get(name)) is not None:
                     self._pace.saliency.add(self._original.names.stored_name(name), weight, product)
         for each in (unit, *units):
             each.free()
+        return_memory()
 
     def _run(self, batch: int, unit: Unit, watching: OutputErrors) -> None:
         with watching:
             output = self._original.run(batch)
+        watching.settle()
         x = hidden_of(output)
         self._original.resume(batch, output)
         del output

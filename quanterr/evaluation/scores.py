@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SLAB = 128  # rows that are scored at once
+SLAB = 1 << 20  # logits of each side that are scored at once
 TOP = 5
 SURE = 0.5  # probability of the original's first choice above which a flip is a confident one
 
@@ -28,8 +28,9 @@ class Scores:
     def add(self, base: Tensor, other: Tensor, targets: Tensor) -> bool:
         """Score a chunk: logits (T, V) of both and the tokens (T,) that came next; whether all logits are finite."""
         slabs, finite = [], True
-        for first in range(0, len(targets), SLAB):
-            rows = slice(first, first + SLAB)
+        step = max(SLAB // base.shape[1], 1)
+        for first in range(0, len(targets), step):
+            rows = slice(first, first + step)
             x, y, target = base[rows].double(), other[rows].double(), targets[rows, None]
             finite = finite and bool(y.isfinite().all())
             log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)

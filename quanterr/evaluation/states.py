@@ -29,13 +29,14 @@ class HiddenError:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """The hidden states (…, d) of both sides for some tokens."""
-        x, y = x.flatten(0, -2).double(), y.flatten(0, -2).double()
-        noise, signal = (y - x).square().sum(-1), x.square().sum(-1)
+        x, y = x.flatten(0, -2).float(), y.flatten(0, -2).float()
+        noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
+        dot = torch.linalg.vecdot(x, y).double()
         self.finite = self.finite and bool(noise.isfinite().all())
-        self.noise += float(noise.sum())
-        self.signal += float(signal.sum())
-        self.cosines += float(F.cosine_similarity(x, y, -1).sum())
-        relative = torch.where(signal > 0, noise / signal, 0.0).sqrt().nan_to_num(0.0, 0.0)  # of what is not zero
+        self.noise += float(noise.square().sum())
+        self.signal += float(signal.square().sum())
+        self.cosines += float((dot / (signal * other).clamp(min=1e-300)).sum())
+        relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)  # of what is not zero
         if len(relative) and float(relative.max()) > self.worst:
             self.worst, self.worst_token = float(relative.max()), self.tokens + int(relative.argmax())
         self.tokens += len(x)
@@ -78,29 +79,67 @@ class Watched:
 
     name: str
     weight: Tensor
-    errors: list[Tensor]
+    errors: list[Tensor | None]  # None: there is none
+
+
+@dataclass
+class Call:
+    """A product that the model computed with a watched weight, or with a part of it."""
+
+    watched: Watched
+    product: Product
+    weight: Tensor
+    transposed: bool
+
+    @property
+    def key(self) -> tuple[str, int, tuple[int, ...]]:
+        """Of the part of the weight."""
+        return self.watched.name, int(self.weight.storage_offset()), tuple(self.weight.shape)
+
+    def errors(self) -> Iterator[tuple[int, Tensor]]:
+        """The candidates whose weight differs, and how, as the model multiplies by it."""
+        for n, error in enumerate(self.watched.errors):
+            if error is not None:
+                view = error.as_strided(self.weight.size(), self.weight.stride(), self.weight.storage_offset())
+                yield n, view if self.transposed else view.t()
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that it makes of an input."""
+        return self.weight.shape[1 if self.transposed else 0]
 
 
 class OutputErrors(TorchFunctionMode):
     """While the original's unit runs: what the errors of its weights make of the inputs that it really has.
 
     Exact, with the inputs of the original. Of stacked experts each matrix counts with the inputs that were sent to it.
+
+    ‖X Eᵀ‖² is computed so, or as Σ (E XᵀX) ∘ E, whichever takes fewer products: weights that have the same inputs share
+    XᵀX, as do all candidates and micro-batches. No code that can be trained changes X in place behind a product, so X
+    may wait for the next one.
     """
 
-    def __init__(self, products: dict[str, Product], with_moments: bool) -> None:
-        """``products`` are added to, by names of the model; ``with_moments`` with those of the inputs."""
+    def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:
+        """``products`` are added to, by names of the model; ``with_moments`` with those of the inputs.
+
+        ``inputs`` is how many tokens there are in all.
+        """
         super().__init__()
-        self._products, self._with_moments = products, with_moments
+        self._products, self._inputs, self._with_moments = products, inputs, with_moments
         self._watched: dict[int, Watched] = {}
+        self._x: Tensor | None = None
+        self._calls: list[Call] = []  # with x, whose errors are not added up yet
+        self._gram: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}  # XᵀX by the first call that has these inputs
+        self._later: list[tuple[Call, Tensor]] = []  # errors that are multiplied by XᵀX in the end
 
     def watch(self, unit: Unit, others: Sequence[Mapping[str, Tensor]]) -> None:
         """A unit that is loaded, with the same weights of the candidates."""
-        self._watched = {}
+        self._watched, self._gram, self._later = {}, {}, []
         for slot in unit.slots:
             weight = slot.there
             if weight.dim() < 2 or slot.is_buffer:
                 continue
-            errors = [other[slot.name].to(weight.dtype) - weight for other in others]
+            errors = [_difference(other[slot.name], weight) for other in others]
             self._watched[weight.untyped_storage().data_ptr()] = Watched(slot.name, weight, errors)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -124,25 +163,56 @@ class OutputErrors(TorchFunctionMode):
         if values.is_floating_point():
             flat = values.reshape(-1, values.shape[-1])
             rows = flat.shape[0]
+            call = Call(watched, product, weight, transposed)
             if self._with_moments:
                 moments, sums = flat.square().sum(0, dtype=torch.float64), flat.sum(0, dtype=torch.float64)
                 product.moments = moments if product.moments is None else product.moments + moments
                 product.sums = sums if product.sums is None else product.sums + sums
+            if self._x is None or self._x.data_ptr() != flat.data_ptr() or self._x.shape != flat.shape:
+                self.settle()
+            self._x = flat
+            self._calls.append(call)
         else:
-            flat, rows = values.reshape(-1), values.numel()
+            rows = values.numel()
+            for n, error in enumerate(watched.errors):
+                if error is not None:
+                    view = error.as_strided(weight.size(), weight.stride(), weight.storage_offset())
+                    product.noise[n] += _energy(view[values.reshape(-1)])
         product.inputs += rows
         product.signal += _energy(output)
-        for n, error in enumerate(watched.errors):
-            view = error.as_strided(weight.size(), weight.stride(), weight.storage_offset())
-            slabs = torch.split(flat, max(SLAB // max(output.shape[-1], 1), 1))
-            product.noise[n] += fsum(_energy(_product(slab, view, transposed)) for slab in slabs)
+
+    def settle(self) -> None:
+        """Add up the errors of the products with x; also when a micro-batch has passed the unit."""
+        x, calls = self._x, self._calls
+        self._x, self._calls = None, []
+        if x is None or not any(error is not None for call in calls for error in call.watched.errors):
+            return
+        gram = self._gram.get(calls[0].key)
+        columns, outputs = x.shape[1], sum(call.outputs for call in calls)
+        if gram is None and (self._inputs + outputs) * columns >= self._inputs * outputs:
+            for call in calls:
+                for n, error in call.errors():
+                    slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
+                    call.product.noise[n] += fsum(_energy(slab @ error) for slab in slabs)
+            return
+        if gram is None:
+            gram = self._gram[calls[0].key] = torch.zeros(columns, columns, dtype=torch.float64, device=x.device)
+            self._later += [(call, gram) for call in calls]
+        gram += x.float().t() @ x.float()
+
+    def finish(self) -> None:
+        """All micro-batches have passed the unit."""
+        for call, gram in self._later:
+            for n, error in call.errors():
+                rows = error.float().t()
+                call.product.noise[n] += float(((rows @ gram.float()) * rows).sum(dtype=torch.float64))
+        self._later = []
 
 
-def _product(values: Tensor, weight: Tensor, transposed: bool) -> Tensor:
-    """What a weight makes of its inputs, or the rows that they choose."""
-    if not values.is_floating_point():
-        return weight[values]
-    return values @ (weight if transposed else weight.t())
+def _difference(other: Tensor, weight: Tensor) -> Tensor | None:
+    """The error of a weight; None where it has none."""
+    own = other.to(weight.dtype)
+    return None if torch.equal(own, weight) else own - weight
 
 
 def _energy(values: Tensor) -> float:
