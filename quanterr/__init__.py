@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.planning import plan
-    from quanterr.recipes.tensors import fake_quantize, quantize_tensor
+    from quanterr.recipes.tensors import (
+        calibrate,
+        error_within_bounds,
+        fake_quantize,
+        quantize_tensor,
+        theoretical_max_error,
+    )
     from quanterr.report.diff.making import diff
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
@@ -44,8 +50,11 @@ _HOMES = {
     "plan": "quanterr.planning",
     "rank": "quanterr.comparison",
     "sweep": "quanterr.comparison",
+    "calibrate": "quanterr.recipes.tensors",
+    "error_within_bounds": "quanterr.recipes.tensors",
     "fake_quantize": "quanterr.recipes.tensors",
     "quantize_tensor": "quanterr.recipes.tensors",
+    "theoretical_max_error": "quanterr.recipes.tensors",
     "read_report": "quanterr.report.reading",
     "theoretical_sqnr": "quanterr.metrics",
     "Report": "quanterr.report.model",
@@ -60,8 +69,10 @@ __all__ = [
     "CompareOptions",
     "QuanterrError",
     "Report",
+    "calibrate",
     "compare",
     "diff",
+    "error_within_bounds",
     "evaluate",
     "fake_quantize",
     "inspect",
@@ -73,6 +84,7 @@ __all__ = [
     "rank",
     "read_report",
     "sweep",
+    "theoretical_max_error",
     "theoretical_sqnr",
 ]
 

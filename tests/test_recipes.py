@@ -16,7 +16,13 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes import listing, recipe_named, recipes_named
 from quanterr.recipes.candidate import PIECE, candidate, choose
-from quanterr.recipes.tensors import fake_quantize, quantize_tensor
+from quanterr.recipes.tensors import (
+    calibrate,
+    error_within_bounds,
+    fake_quantize,
+    quantize_tensor,
+    theoretical_max_error,
+)
 
 GOLDEN = Path(__file__).parent / "golden_recipes"
 WEIGHTS = load_file(GOLDEN / "weights.safetensors")
@@ -155,7 +161,51 @@ class TestCandidate:
                 quanterr.compare(checkpoint, virtual, device="cpu")
 
 
+LATE = {"nf4:double", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1"}  # scales are rounded after codes
+
+
+class TestBounds:
+    @pytest.mark.parametrize("recipe", [name for name in EVERY if name not in LATE and not name.endswith("2_k")])
+    def test_rounding_to_nearest_is_within_and_a_code_further_is_not(self, recipe):
+        x = WEIGHTS["heavy"].float()
+        y, bound = fake_quantize(x, recipe), theoretical_max_error(x, recipe)
+        place = int((bound / x.abs()).view(-1).argmin())  # where float32 hides least
+        worse = y.clone()
+        worse.view(-1)[place] += 2.1 * bound.view(-1)[place]
+
+        assert error_within_bounds(x, y, recipe)
+        assert not error_within_bounds(x, worse, recipe)
+        assert not error_within_bounds(x, y * torch.nan, recipe)
+
+    def test_are_half_a_step(self):
+        x = torch.tensor([[127.0, 1.0, 0.0], [0.0, 0.0, 0.0], [-254.0, 3.0, 100.0]])
+
+        assert torch.equal(torch.tensor([[0.5] * 3, [0.5] * 3, [1.0] * 3]), theoretical_max_error(x, "int8_row"))
+        x = torch.tensor([[448.0, 1.0, 1.9, 0.0]])
+        assert torch.equal(torch.tensor([[16.0, 1 / 16, 1 / 16, 2.0**-10]]), theoretical_max_error(x, "fp8_row"))
+
+    def test_of_what_a_calibrator_clips_are_the_way_to_the_last_code(self):
+        x = torch.ones(1, 1000)
+        x[0, 0] = 100.0
+        bound = theoretical_max_error(x, "int8_row:scales=p99")
+
+        assert pytest.approx(99.0, abs=0.01) == float(bound[0, 0])
+        assert error_within_bounds(x, fake_quantize(x, "int8_row:scales=p99"), "int8_row:scales=p99")
+
+    def test_other_shapes_are_refused(self):
+        with pytest.raises(UsageError, match="shapes differ"):
+            error_within_bounds(torch.ones(2, 32), torch.ones(32, 2), "int8_row")
+
+
 class TestCalibration:
+    def test_gives_what_is_stored_but_the_codes(self):
+        x = WEIGHTS["gaussian"]
+        whole, scales = quantize_tensor(x, "int4_g32:asym"), calibrate(x, "int4_g32:asym")
+
+        assert ["weight_scale", "weight_zero_point", "weight_shape"] == list(scales)
+        assert all(torch.equal(whole[name], found) for name, found in scales.items())
+        assert {} == calibrate(x, "gguf_q8_0")
+
     def test_mse_never_has_more_error_and_percentiles_clip(self):
         x = WEIGHTS["heavy"]
         for recipe in ("int4_g32", "int4_g32:asym", "int4_channel", "fp8_row", "int8_tensor"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quanterr.cli import completion, diff, evaluate, gate, guide, plan, ppl, rank, settings, sweep
+from quanterr.cli import bench_formats, completion, diff, evaluate, gate, guide, plan, ppl, rank, settings, sweep
 from quanterr.cli.common import (
     AllowPartial,
     AsJson,
@@ -281,6 +281,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 app.command(cls=Command, help=rank.HELP)(rank.rank)
 app.command(cls=Command, help=sweep.HELP)(sweep.sweep)
 app.command(cls=Command, help=plan.HELP)(plan.plan)
+app.command("bench-formats", cls=Command, help=bench_formats.HELP)(bench_formats.bench_formats)
 app.command(cls=Command, help=evaluate.HELP)(evaluate.evaluate)
 app.command(cls=Command, help=ppl.HELP)(ppl.ppl)
 

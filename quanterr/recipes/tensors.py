@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import UsageError
-from quanterr.formats import Hints, recognize
+from quanterr.formats import Hints, Weight, recognize
 from quanterr.recipes.base import FLOATS, Recipe, Source
 from quanterr.recipes.candidate import KeptScales, QuantizedFile, Rows
 from quanterr.recipes.names import recipe_named
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES, FilledWorkspace, Workspace
 
 NAME = "tensor.weight"
+ROUNDINGS = 1e-6  # of float32, in scales and products
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
 
 
@@ -52,10 +53,68 @@ def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
     return found
 
 
+def fake_quantized(tensor: Tensor, recipe: Recipe) -> Tensor:
+    """What readers have of it, float32 (rows, cols); errors are those of :func:`fake_quantize`."""
+    return _values(_file(tensor, recipe))
+
+
+def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
+    """What a recipe stores of a weight [bytes]; errors are those of :func:`fake_quantize`."""
+    return _file(tensor, recipe).size
+
+
+def calibrate(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
+    """The scales that a recipe makes of a weight, (rows, cols), and all else that it stores but the codes.
+
+    By name as in :func:`quantize_tensor`, whose errors it raises; of types of ggml, whose scales are between the codes,
+    empty.
+    """
+    found = quantize_tensor(tensor, recipe)
+    return dict(list(found.items())[1:])
+
+
+def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
+    """The most that rounding to the nearest code can change each element, float32 (rows, cols).
+
+    With the scales that the recipe makes of this weight: half of what is between the codes around the element; of one
+    beyond the last code, as a calibrator may leave it, its distance to that. Recipes that round scales after they have
+    chosen codes (``:double``; Q8_0, Q4_0 and their kind) can be a little beyond it.
+
+    Raises:
+        UsageError, CheckpointError: as :func:`quantize_tensor`.
+    """
+    file = _file(tensor, recipe_named(recipe))
+    weight, chunk = _weight(file), Chunk(0, file.source.rows, 0, file.source.cols)
+    filled = FilledWorkspace(torch.device("cpu")), FilledWorkspace(torch.device("cpu"))
+    scales = weight.scaling(chunk, filled)
+    assert weight.levels is not None and scales is not None  # noqa: S101, PT018 - every recipe's codes have levels
+    x = tensor.detach().cpu().float()
+    codes = x if scales.shift is None else x - scales.shift
+    unit = scales.unit.abs().expand_as(x)
+    return torch.where(unit == 0, codes.abs(), weight.levels.room(codes / scales.unit) * unit).view(x.shape)
+
+
+def error_within_bounds(tensor: Tensor, other: Tensor, recipe: str) -> bool:
+    """Whether no element of ``other`` is further from ``tensor`` than :func:`theoretical_max_error`, but for float32.
+
+    For tests of quantizers: ``other`` is what yours makes of ``tensor`` in the format of the recipe, dequantized; both
+    are (rows, cols). NaN and infinity are never within.
+
+    Raises:
+        UsageError: shapes that differ, or as :func:`quantize_tensor`.
+        CheckpointError: as :func:`quantize_tensor`.
+    """
+    if tensor.shape != other.shape:
+        raise UsageError(f"shapes differ: {list(tensor.shape)} and {list(other.shape)}")
+    x, y = tensor.detach().cpu().double(), other.detach().cpu().double()
+    allowed = theoretical_max_error(tensor, recipe).double() * (1 + ROUNDINGS) + ROUNDINGS * x.abs()
+    return bool(((y - x).abs() <= allowed).all())
+
+
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, tensor: Tensor, recipe: Recipe) -> Tensor:
-        return _values(_file(tensor, recipe)).to(tensor.dtype).to(tensor.device)
+        return fake_quantized(tensor, recipe).to(tensor.dtype).to(tensor.device)
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -78,12 +137,16 @@ def _file(tensor: Tensor, recipe: Recipe) -> QuantizedFile:
     return QuantizedFile(NAME, recipe, source, rows, KeptScales())
 
 
+def _weight(file: QuantizedFile) -> Weight:
+    """What a reader makes of it."""
+    entries = {entry.name: entry for entry in file.entries}
+    hints = Hints(shape=(file.source.rows, file.source.cols), config=file.recipe.scheme.config)
+    codes, *others = file.entries
+    return recognize(NAME, codes, entries, others, hints)
+
+
 def _values(file: QuantizedFile) -> Tensor:
     """What its readers have, float32 (rows, cols)."""
-    entries = {entry.name: entry for entry in file.entries}
     rows, cols = file.source.rows, file.source.cols
-    hints = Hints(shape=(rows, cols), config=file.recipe.scheme.config)
-    codes, *others = file.entries
-    weight = recognize(NAME, codes, entries, others, hints)
-    workspace = Workspace(torch.device("cpu"))
+    weight, workspace = _weight(file), Workspace(torch.device("cpu"))
     return weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.clone().view(rows, cols)

@@ -86,6 +86,22 @@ class Levels:
         below = size * (self.normal / 2**self.mantissa)
         return torch.where(size < 2**self.mantissa, below, normal).copysign_(numbers)
 
+    def room(self, codes: Tensor) -> Tensor:
+        """How far the nearest level may be from ``codes``, float32 in units of a code: half of what is between the
+        levels around each; beyond the first or the last the distance to it.
+        """
+        beyond = (codes - codes.clamp(self.lowest, self.highest)).abs_()
+        if self.table:
+            values = self._values.to(codes.device)
+            above = torch.bucketize(codes, values).clamp_(1, len(values) - 1)
+            half = (values[above] - values[above - 1]) / 2
+        elif self.mantissa:
+            powers = codes.abs().clamp(self.normal, self.highest).view(torch.int32).bitwise_and(EXPONENT)
+            half = powers.view(torch.float32) * 2.0 ** -(self.mantissa + 1)
+        else:
+            half = torch.full_like(codes, 0.5)
+        return torch.maximum(half, beyond)
+
     @property
     def _shift(self) -> int:
         return MANTISSA - self.mantissa
