@@ -28,6 +28,7 @@ from quanterr.cli.common import (
     color_of,
     command_line,
     deliver,
+    ended_by,
     help_of,
     require_memory,
     warn,
@@ -158,8 +159,9 @@ def run(
     to: "list[Target]",
     shown: Display,
     allow_partial: bool,
+    study: bool = False,
 ) -> int:
-    """Rank files and recipes, write and show the ranking; the exit status."""
+    """Rank files and recipes, write and show the ranking; the exit status. ``study``: of recipes alone."""
     from quanterr.report.keeping import budget
     from quanterr.report.ranking.as_table import brief, show
     from quanterr.report.ranking.making import ranked
@@ -168,12 +170,16 @@ def run(
     announce([original, *(one for one in candidates if isinstance(one, str))], shown.quiet)
     with Interrupt() as interrupt:
         require_memory()
-        from quanterr.comparison import compare_each
+        from quanterr.comparison import compare_each, with_studies
 
         with watching(shown.quiet) as on_progress:
             asked = CompareOptions(**options, on_progress=on_progress, stop=interrupt.stop, command=command_line())
             reports = [rules.judge(report) for report in compare_each(original, candidates, asked)]
-        ranking = ranked(names, reports, keep, [one.name for one in candidates if not isinstance(one, str)])
+        recipes = [one for one in candidates if not isinstance(one, str)]
+        ranking = ranked(names, reports, keep, [recipe.name for recipe in recipes])
+        if study and ranking.complete:
+            with ended_by(interrupt):
+                ranking = with_studies(ranking, original, recipes, asked)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
         deliver(

@@ -67,6 +67,14 @@ def sweep(
             show_default=False,
         ),
     ] = None,
+    study: Annotated[
+        bool,
+        typer.Option(
+            "--study",
+            help="Measure what outliers cost each recipe, and how much its error depends on its scales.",
+            rich_help_panel="Recipes",
+        ),
+    ] = False,
     lenient: Lenient = False,
     layers: Layers = None,
     allow_partial: PartialRanking = False,
@@ -107,4 +115,4 @@ def sweep(
         "lenient": lenient,
     }
     shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
-    raise typer.Exit(run(original, recipes, names, rules, keep_original, options, where, shown, allow_partial))
+    raise typer.Exit(run(original, recipes, names, rules, keep_original, options, where, shown, allow_partial, study))

@@ -27,6 +27,7 @@ from quanterr.pairing.plan import ComparedWeight, Plan
 from quanterr.pairing.side import Recognized
 from quanterr.recipes import PRESETS, Recipe, recipes_named
 from quanterr.recipes.candidate import quantized_by
+from quanterr.recipes.studies import studied
 from quanterr.report.keeping import budget
 from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.report.ranking.making import names_of, ranked
@@ -177,12 +178,14 @@ def sweep(
     *,
     scales: str | None = None,
     keep_original: str | None = None,
+    study: bool = False,
     **options: Any,
 ) -> Ranking:
     """What would other formats cost? The original quantized on the fly by each of some recipes, ranked.
 
     ``to``: recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; ``scales``: calibrators, such as ``"absmax,mse"``:
-    every recipe is made with each of them. Other arguments are those of :func:`rank`.
+    every recipe is made with each of them. ``study``: measure what outliers cost each, and how much its error depends
+    on its scales. Other arguments are those of :func:`rank`.
 
     Raises:
         UsageError: not a recipe, nothing to quantize, or as :func:`compare`.
@@ -190,7 +193,8 @@ def sweep(
         ResourceError: as :func:`compare`.
     """
     recipes = recipes_named(to, scales)
-    return ranked_with(original, [], names_in(recipes), recipes, keep_original, options)
+    found = ranked_with(original, [], names_in(recipes), recipes, keep_original, options)
+    return with_studies(found, original, recipes, CompareOptions(**options)) if study else found
 
 
 def ranked_with(
@@ -205,6 +209,17 @@ def ranked_with(
     keep = None if keep_original is None else budget(keep_original)
     reports = compare_each(original, [*candidates, *recipes], CompareOptions(**options))
     return ranked(names, reports, keep, names_in(recipes))
+
+
+def with_studies(
+    ranking: Ranking, original: Path | Checkpoint, recipes: Sequence[Recipe], options: CompareOptions
+) -> Ranking:
+    """The ranking of recipes with what outliers and scales do to each."""
+    with ExitStack() as stack:
+        checkpoint = entered(stack, original, options.lenient)
+        found = studied(checkpoint, recipes, Selection(options.layers), options.stop)
+        checkpoint.check_unchanged()
+    return ranking.model_copy(update={"studies": found})
 
 
 def names_in(recipes: Iterable[Recipe]) -> list[str]:

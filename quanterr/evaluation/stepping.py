@@ -21,7 +21,7 @@ from quanterr.evaluation.names import Get, Names
 from quanterr.util.text import display
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
-LARGE = 32 << 20  # bytes, the most that glibc allows
+LARGE = 16 << 20  # bytes
 
 
 @cache
@@ -30,10 +30,10 @@ def _libc() -> Any:
 
 
 def keep_memory_for_activations() -> None:
-    """What is freed is used again, as fresh pages cost a third of the time; threads share their heaps."""
+    """What is freed is used again, as fresh pages cost a third of the time; threads share one heap."""
     with suppress(OSError, AttributeError):
         _libc().mallopt(M_MMAP_THRESHOLD, LARGE)
-        _libc().mallopt(M_ARENA_MAX, 2)
+        _libc().mallopt(M_ARENA_MAX, 1)
 
 
 def return_memory() -> None:

@@ -81,6 +81,8 @@ class _Scales:
                     "leaves it out"
                 )
             self._found = []
+            if file.stretch != 1:
+                measured = measured * file.stretch
             self._settled = file.recipe.scheme.settle(measured, file.source)
             self._ended.set()
 
@@ -106,8 +108,11 @@ class KeptScales:
 class QuantizedFile(StoredFile):
     """What a recipe stores of one weight, one tensor after the other, made while it is read."""
 
-    def __init__(self, weight: str, recipe: Recipe, source: Source, rows: Rows, kept: KeptScales) -> None:
-        """``rows`` gives the weight's own; nothing is read yet."""
+    def __init__(
+        self, weight: str, recipe: Recipe, source: Source, rows: Rows, kept: KeptScales, stretch: float = 1.0
+    ) -> None:
+        """``rows`` gives the weight's own; nothing is read yet. ``stretch`` multiplies what scales are made of."""
+        self.stretch = stretch
         self.path = Path(recipe.name)
         self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
         self.entries = list(self._entries(recipe.scheme.stored(source)))

@@ -53,9 +53,9 @@ def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
     return found
 
 
-def fake_quantized(tensor: Tensor, recipe: Recipe) -> Tensor:
-    """What readers have of it, float32 (rows, cols); errors are those of :func:`fake_quantize`."""
-    return _values(_file(tensor, recipe))
+def fake_quantized(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> Tensor:
+    """What readers have of it, float32 (rows, cols), with other scales if asked; errors as of :func:`fake_quantize`."""
+    return _values(_file(tensor, recipe, stretch))
 
 
 def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
@@ -121,7 +121,12 @@ class _StraightThrough(torch.autograd.Function):
         return gradients[0], None
 
 
-def _file(tensor: Tensor, recipe: Recipe) -> QuantizedFile:
+def refusal(tensor: Tensor, recipe: Recipe) -> str | None:
+    """Why a matrix of floats cannot be stored like that; None if it can."""
+    return recipe.scheme.refusal(Source(tensor.shape[0], tensor.shape[1], NAMES[tensor.dtype]))
+
+
+def _file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> QuantizedFile:
     """The stored form of a tensor.
 
     Raises:
@@ -130,11 +135,11 @@ def _file(tensor: Tensor, recipe: Recipe) -> QuantizedFile:
     if tensor.dim() != 2 or not tensor.numel() or tensor.dtype not in NAMES:
         raise UsageError(f"{recipe.name}: takes a matrix of float32, bfloat16 or float16, not {list(tensor.shape)}")
     plain = tensor.detach().cpu()
-    source = Source(plain.shape[0], plain.shape[1], NAMES[plain.dtype])
-    if why := recipe.scheme.refusal(source):
+    if why := refusal(plain, recipe):
         raise UsageError(f"{recipe.name}: {why}")
     rows: Rows = lambda first, stop: plain[first:stop].float().clone()  # noqa: E731 - of that type
-    return QuantizedFile(NAME, recipe, source, rows, KeptScales())
+    source = Source(plain.shape[0], plain.shape[1], NAMES[plain.dtype])
+    return QuantizedFile(NAME, recipe, source, rows, KeptScales(), stretch)
 
 
 def _weight(file: QuantizedFile) -> Weight:

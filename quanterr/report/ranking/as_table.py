@@ -52,6 +52,9 @@ def show(ranking: Ranking, to: Console, top: int = 10, status: int | None = None
     if ranking.gains:
         to.print()
         _show_gains(ranking, to, plain)
+    if ranking.studies:
+        to.print()
+        _show_studies(ranking, to, plain)
     if top and ranking.layers:
         to.print()
         _show_layers(ranking, to, top, plain)
@@ -185,6 +188,20 @@ def _snr(snr_db: float | None, squared_error: float | None) -> str:
     if snr_db is not None:
         return f"{snr_db:.2f}"
     return "undefined" if squared_error else "identical"  # undefined: of an original of zeros
+
+
+def _show_studies(ranking: Ranking, to: Console, plain: bool) -> None:
+    first = ranking.studies[0]
+    columns = [
+        *(Column(f"{one.percent:g} % out", n) for n, one in enumerate(first.outliers)),
+        *(Column(f"scale {one.percent:+g} %", n + len(first.outliers)) for n, one in enumerate(first.scales)),
+    ]
+    rows = [
+        (one.candidate, [NONE if c.gain_db is None else f"{c.gain_db:+.2f}" for c in (*one.outliers, *one.scales)])
+        for one in ranking.studies
+    ]
+    title = "dB gained without outliers, and by other scales (a sample of rows)"
+    to.print(fitted(title, "candidate", columns, rows, plain, to))
 
 
 def _show_gains(ranking: Ranking, to: Console, plain: bool) -> None:

@@ -11,7 +11,7 @@ from quanterr.report.gate_results import Gate
 from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.ranking"
-SCHEMA_VERSION = "1.2"  # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains
+SCHEMA_VERSION = "1.3"  # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies
 
 
 @dataclass(slots=True)
@@ -110,6 +110,25 @@ class Gain:
     bytes_change: int
 
 
+@dataclass(slots=True)
+class Changed:
+    """What a change of a recipe does to its error."""
+
+    percent: FiniteFloat
+    gain_db: Annotated[
+        FiniteFloat | None, Field(description="negative: more error; null: no error, or scales among the codes [dB]")
+    ]
+
+
+@dataclass(slots=True)
+class Study:
+    """What outliers cost a recipe, and how much its error depends on its scales; of a sample of rows of each weight."""
+
+    candidate: str
+    outliers: Annotated[list[Changed], Field(description="that share of the largest elements stays as it is")]
+    scales: Annotated[list[Changed], Field(description="what scales are made of is larger or smaller by that")]
+
+
 class Ranking(Model):
     """Several candidates for one original, next to each other.
 
@@ -138,6 +157,7 @@ class Ranking(Model):
         "without one, of the first, if a few make most of its error"
     )
     gains: list[Gain] = Field(description="of recipes that differ in one respect, of sweep and rank --against")
+    studies: list[Study] = Field([], description="of recipes, with sweep --study")
     layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
     run: RunInfo
 

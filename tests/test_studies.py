@@ -1,0 +1,70 @@
+"""What outliers cost, and how much scales matter: against quantizing the same weights by hand."""
+
+import json
+from math import log10
+
+import pytest
+import torch
+from forked import call
+from making import numbers, store
+
+import quanterr
+from quanterr.errors import Status
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+RECIPES = ["int8_row", "int4_g32", "nf4", "gguf_q4_0"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """One weight with a few large elements."""
+    x = numbers(48, 256, seed=1).float()
+    x.view(-1)[:: 12288 // 6] *= 20
+    tensors = {NAME: x, "model.norm.weight": numbers(256)}
+    return store(tmp_path_factory.mktemp("studied") / "x.safetensors", tensors), x
+
+
+@pytest.fixture(scope="module")
+def studies(original):
+    return {one.candidate: one for one in quanterr.sweep(original[0], RECIPES, study=True, device="cpu").studies}
+
+
+def noise(x, recipe):
+    return float((quanterr.fake_quantize(x, recipe) - x).double().square().sum())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_outliers_stay_and_scales_need_not_reach_them(original, studies, recipe):
+    _, x = original
+    for changed in studies[recipe].outliers:
+        kept = x.clone()
+        kept.view(-1)[x.abs().view(-1).topk(max(round(x.numel() * changed.percent / 100), 1)).indices] = 0
+        assert pytest.approx(10 * log10(noise(x, recipe) / noise(kept, recipe)), abs=1e-6) == changed.gain_db
+    assert [0.01, 0.1, 1.0] == [changed.percent for changed in studies[recipe].outliers]
+    assert studies[recipe].outliers[1].gain_db > 0
+
+
+def test_scales_are_stretched_and_shrunk(original, studies):
+    _, x = original
+    scale = x.abs().amax(1, keepdim=True) / 127
+    for changed in studies["int8_row"].scales:
+        own = scale * (1 + changed.percent / 100)
+        error = (x / own).round().clamp(-127, 127) * own - x
+        expected = 10 * log10(noise(x, "int8_row") / float(error.double().square().sum()))
+        assert pytest.approx(expected, abs=1e-3) == changed.gain_db
+    assert {None} == {changed.gain_db for changed in studies["gguf_q4_0"].scales}
+
+
+def test_without_the_option_there_are_none(original):
+    assert [] == quanterr.sweep(original[0], ["int8_row"], device="cpu").studies
+
+
+def test_the_command_shows_and_stores_them(original, tmp_path):
+    done = call("sweep", original[0], "--to", "int8_row,gguf_q4_0", "--study", "-o", tmp_path / "s.json")
+    found = json.loads((tmp_path / "s.json").read_text())
+
+    assert Status.OK == done.returncode, done.stderr
+    assert "dB gained without outliers, and by other scales" in done.stdout
+    assert "scale -10 %" in done.stdout
+    assert ["int8_row", "gguf_q4_0"] == [one["candidate"] for one in found["studies"]]
+    assert torch.tensor([c["gain_db"] for c in found["studies"][0]["scales"]]).isfinite().all()
