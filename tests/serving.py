@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,6 +51,7 @@ class Handler(BaseHTTPRequestHandler):
             file.seek(first)
             body = file.read(last - first + 1)
         self.server.sent += len(body)
+        self.server.pace(len(body))
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
@@ -82,21 +84,31 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rate: float = 0) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder, self.faults, self.token = folder, [], ""
         self.requests: list[tuple[str, str | None, str | None]] = []
         self.sent, self.commit = 0, "c0ffee" * 6 + "abcd"
+        self.rate, self.free_at, self.lock = rate, 0.0, threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def pace(self, n_bytes: int) -> None:
+        """Wait, as if all clients shared a network of ``rate`` bytes a second."""
+        if not self.rate:
+            return
+        with self.lock:
+            self.free_at = max(self.free_at, time.monotonic()) + n_bytes / self.rate
+            wait = self.free_at - time.monotonic()
+        time.sleep(max(wait, 0))
 
     def handle_error(self, *_: Any) -> None:
         """Clients that left are no error."""
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """A server, while it is needed."""
-    server = Server(folder)
+def serving(folder: Path, rate: float = 0) -> Iterator[Server]:
+    """A server, while it is needed; ``rate`` in bytes a second, 0 is without limit."""
+    server = Server(folder, rate)
     thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
     thread.start()
     try:

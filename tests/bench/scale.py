@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 RUNS = 3
 RANGE = 8 << 20  # bytes, of the plain download
 SMALL = 50_000  # tensors
+RATES = (0.0, 500e6, 200e6)  # bytes a second of the network; 0: as fast as two processes on these cores are
 
 
 def cpu() -> float:
@@ -60,13 +61,14 @@ def median(runs: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """A server of ranges, in a process of its own."""
+def server(folder: Path, rate: float) -> Iterator[str]:
+    """A server of ranges, in a process of its own, of so many bytes a second."""
     code = (
         "import sys, threading\nfrom pathlib import Path\nfrom serving import serving\n"
-        "with serving(Path(sys.argv[1])) as server:\n    print(server.url, flush=True)\n    sys.stdin.read()"
+        "with serving(Path(sys.argv[1]), float(sys.argv[2])) as server:\n"
+        "    print(server.url, flush=True)\n    sys.stdin.read()"
     )
-    command = [sys.executable, "-c", code, str(folder)]
+    command = [sys.executable, "-c", code, str(folder), str(rate)]
     with subprocess.Popen(
         command, cwd=Path(__file__).parent.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -116,13 +118,18 @@ def main() -> None:
     share = 100 * (found[1] / alone[1] - 1)
     print(f"--resume: {found[0]:.2f} s, {found[1]:.2f} s CPU ({share:+.1f} %), {journal.stat().st_size / 1e6:.2f} MB")
     print(f"--resume of a finished run: {processes(1, *words, '--resume', str(journal))[0]:.2f} s")
-    stores(given.folder, pair)
+    for rate in RATES:
+        from_server(given.folder, pair, rate)
+    many = given.folder / "many.safetensors"
+    if not many.exists():
+        save_file({f"model.layers.{n}.weight": torch.zeros(2, 2) for n in range(SMALL)}, many)
+    count_requests(many)
 
 
-def stores(folder: Path, pair: list[str]) -> None:
+def from_server(folder: Path, pair: list[str], rate: float) -> None:
     """Reading from a server on this machine."""
     sizes = [Path(path).stat().st_size for path in pair]
-    with server(folder) as url:
+    with server(folder, rate) as url:
         remote = [f"{url}/{Path(path).name}" for path in pair]
         plain = download(list(zip(remote, sizes, strict=True)))
         command = [sys.executable, "-m", "quanterr", "compare", *remote, "-q", "--device", "cpu", "-o"]
@@ -134,14 +141,11 @@ def stores(folder: Path, pair: list[str]) -> None:
             sys.exit("the comparison of the store failed")
         seconds = time.monotonic() - started
         loop = float(subprocess.check_output(["jq", ".run.seconds", report]))
+        network = f" of {rate / 1e6:.0f} MB/s" if rate else ""
         print(
-            f"{sum(sizes) / 1e9:.2f} GB from a server here: {seconds:.2f} s, {loop:.2f} s of it in the loop, "
+            f"{sum(sizes) / 1e9:.2f} GB from a server here{network}: {seconds:.2f} s, {loop:.2f} s of it in the loop, "
             f"{usage.ru_maxrss / 1024:.0f} MB; a plain parallel download {plain:.2f} s ({100 * plain / loop:.0f} %)"
         )
-    many = folder / "many.safetensors"
-    if not many.exists():
-        save_file({f"model.layers.{n}.weight": torch.zeros(2, 2) for n in range(SMALL)}, many)
-    count_requests(many)
 
 
 def count_requests(path: Path) -> None:
