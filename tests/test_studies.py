@@ -68,3 +68,21 @@ def test_the_command_shows_and_stores_them(original, tmp_path):
     assert "scale -10 %" in done.stdout
     assert ["int8_row", "gguf_q4_0"] == [one["candidate"] for one in found["studies"]]
     assert torch.tensor([c["gain_db"] for c in found["studies"][0]["scales"]]).isfinite().all()
+
+
+def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path):
+    words = ("sweep", original[0], "--to", "int8_row,int4_g32", "--hardware", "900GB/s")
+    done = call(*words, "-o", tmp_path / "s.json")
+    found = {one["name"]: one for one in json.loads((tmp_path / "s.json").read_text())["candidates"]}
+    sizes = {name: quanterr_bytes(name) for name in found}
+
+    assert "tokens/s at most" in done.stdout
+    for name, one in found.items():
+        assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # and the norm
+    refused = call("sweep", original[0], "--hardware", "H1000")
+    assert (Status.USAGE, True) == (refused.returncode, "did you mean H100?" in refused.stderr)
+
+
+def quanterr_bytes(recipe):
+    """Codes and scales of 48 x 256 elements."""
+    return {"int8_row": 48 * 256 + 48 * 4, "int4_g32": 48 * 256 // 2 + 48 * 8 * 4 + 16}[recipe]

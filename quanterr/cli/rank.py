@@ -1,7 +1,7 @@
 """``quanterr rank``: several candidates for one original, in one pass over it."""
 
 import gc
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -149,6 +149,13 @@ def _recipes(against: list[str]) -> "list[Recipe]":
     return recipes_named(against)
 
 
+class More(NamedTuple):
+    """What can be asked of recipes alone."""
+
+    study: bool  # of outliers and scales
+    hardware: str | None
+
+
 def run(
     original: str,
     candidates: "Sequence[str | Recipe]",
@@ -159,9 +166,9 @@ def run(
     to: "list[Target]",
     shown: Display,
     allow_partial: bool,
-    study: bool = False,
+    more: More | None = None,
 ) -> int:
-    """Rank files and recipes, write and show the ranking; the exit status. ``study``: of recipes alone."""
+    """Rank files and recipes, write and show the ranking; the exit status."""
     from quanterr.report.keeping import budget
     from quanterr.report.ranking.as_table import brief, show
     from quanterr.report.ranking.making import ranked
@@ -177,9 +184,13 @@ def run(
             reports = [rules.judge(report) for report in compare_each(original, candidates, asked)]
         recipes = [one for one in candidates if not isinstance(one, str)]
         ranking = ranked(names, reports, keep, [recipe.name for recipe in recipes])
-        if study and ranking.complete:
+        if more is not None and more.study and ranking.complete:
             with ended_by(interrupt):
                 ranking = with_studies(ranking, original, recipes, asked)
+        if more is not None and more.hardware is not None:
+            from quanterr.planning.bounds import with_bounds
+
+            ranking = with_bounds(ranking, original, recipes, asked, more.hardware)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
         deliver(

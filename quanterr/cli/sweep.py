@@ -27,7 +27,7 @@ from quanterr.cli.common import (
     require_memory,
 )
 from quanterr.cli.gate import FailIf, Require
-from quanterr.cli.rank import KeepOriginal, PartialRanking, TopByChoice, run
+from quanterr.cli.rank import KeepOriginal, More, PartialRanking, TopByChoice, run
 
 HELP = help_of("""Quantize the original on the fly by several recipes and rank them: error, size, what each choice buys.
 
@@ -75,6 +75,16 @@ def sweep(
             rich_help_panel="Recipes",
         ),
     ] = False,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            metavar="NAME|GB/s",
+            help="How many tokens a second the memory bandwidth of a machine allows: H100, 4090, M3-max, 900GB/s.",
+            rich_help_panel="Metrics",
+            show_default=False,
+        ),
+    ] = None,
     lenient: Lenient = False,
     layers: Layers = None,
     allow_partial: PartialRanking = False,
@@ -95,8 +105,11 @@ def sweep(
 ) -> None:
     """What other formats would cost."""
     from quanterr.report.files import targets
+    from quanterr.report.hardware import bandwidth_of
     from quanterr.report.ranking import OUTPUTS
 
+    if hardware is not None:
+        bandwidth_of(hardware)  # a mistake in it costs no run
     gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     inputs = [original, *(path for path in (importance, sensitivity) if path is not None)]
     where = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
@@ -115,4 +128,5 @@ def sweep(
         "lenient": lenient,
     }
     shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
-    raise typer.Exit(run(original, recipes, names, rules, keep_original, options, where, shown, allow_partial, study))
+    more = More(study, hardware)
+    raise typer.Exit(run(original, recipes, names, rules, keep_original, options, where, shown, allow_partial, more))

@@ -24,6 +24,7 @@ COLUMNS = (
 )
 WEIGHTED = Column("weighted dB", 2)
 PREDICTED = Column("predicted KLD", 2)
+SPEED = Column("tokens/s at most", 2)
 GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 GAIN_COLUMNS = (
@@ -74,13 +75,16 @@ def _candidates(ranking: Ranking) -> tuple[tuple[Column, ...], list[tuple[str, l
     weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
     gates = any(candidate.gates for candidate in ranking.candidates)
     predicted = any(candidate.predicted_kld is not None for candidate in ranking.candidates)
-    columns += [WEIGHTED] * weighted + [PREDICTED] * predicted + [GATES] * gates
+    bounded = any(candidate.tokens_per_second is not None for candidate in ranking.candidates)
+    columns += [WEIGHTED] * weighted + [PREDICTED] * predicted + [SPEED] * bounded + [GATES] * gates
     for candidate in ranking.candidates:
         cells = _cells(candidate, len(ranking.layers))
         if weighted:
             cells.append(NONE if candidate.weighted_snr_db is None else f"{candidate.weighted_snr_db:.2f}")
         if predicted:
             cells.append(NONE if candidate.predicted_kld is None else f"{candidate.predicted_kld:.4g}")
+        if bounded:
+            cells.append(NONE if candidate.tokens_per_second is None else f"{candidate.tokens_per_second:,.0f}")
         if gates:
             cells.append(_gates(candidate))
         rows.append((candidate.name, cells))

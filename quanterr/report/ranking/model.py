@@ -11,7 +11,8 @@ from quanterr.report.gate_results import Gate
 from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.ranking"
-SCHEMA_VERSION = "1.3"  # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies
+# 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second
+SCHEMA_VERSION = "1.3"
 
 
 @dataclass(slots=True)
@@ -51,6 +52,9 @@ class Candidate:
     formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
     findings: list[Finding]
     gates: list[Gate]
+    tokens_per_second: Annotated[
+        FiniteFloat | None, Field(description="that memory bandwidth allows at most, with sweep --hardware")
+    ] = None
 
 
 @dataclass(slots=True)
