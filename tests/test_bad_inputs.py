@@ -703,7 +703,7 @@ NO_MEMORY = (
     "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.compare = fail\n"
 )
 NO_MEMORY_FOR_HEADERS = (
-    "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.open_checkpoint = fail\n"
+    "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.entered = fail\n"
 )
 FULL = "/dev/full: No space left on device"
 

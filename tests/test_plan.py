@@ -125,6 +125,11 @@ class TestChoice:
             plan(original, to=["int4_g32"], device="cpu", **options)
 
 
+def test_an_importance_matrix_is_refused_not_ignored(tmp_path):
+    with pytest.raises(UsageError, match="weighs errors by --sensitivity"):
+        plan(tmp_path, size=1, importance="i.gguf")
+
+
 class TestExports:
     def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
         found = exported(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")

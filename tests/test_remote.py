@@ -102,6 +102,17 @@ class TestHttp:
             open_checkpoint(f"{server.url}/fp8.safetensors")
         assert 1 == len(server.requests)
 
+    def test_a_configuration_that_may_not_be_read_is_noted(self, server):
+        def forbidden(handler, first, last):
+            return "config.json" in handler.path and (handler.refuse(403) or True)
+
+        server.faults.append(forbidden)
+        with open_checkpoint(f"{server.url}/fp8.safetensors") as checkpoint:
+            assert {} == checkpoint.config
+            (note,) = checkpoint.notes
+        assert "/config.json: ignored: " in note
+        assert "HTTP 403, not permitted" in note
+
     def test_a_server_without_ranges_is_told(self, server, folder):
         path = folder / "fp8.safetensors"
         server.faults.append(lambda h, a, b: h.send(path, 0, path.stat().st_size - 1, 0, '"x"', 200) or True)

@@ -315,7 +315,7 @@ def _config(folder: Place) -> tuple[dict[str, Any], list[str]]:
             found[name] = strict_json.loads(read_whole(path, MAX_CONFIG), lenient=True)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, CheckpointError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             notes.append(f"{display(str(path))}: ignored: {display(str(reason))}")
     return found, notes

@@ -40,6 +40,10 @@ class Again(Exception):
         self.after = after
 
 
+class NotThereError(CheckpointError):
+    """There is no such file in the store."""
+
+
 class Version(NamedTuple):
     """What identifies the content of a file."""
 
@@ -120,11 +124,13 @@ class RemotePath:
 
         Raises:
             FileNotFoundError: it is not there.
+            CheckpointError: it may not be read.
+            ResourceError: the store does not answer.
             ValueError: it is larger than ``limit``.
         """
         try:
             version = retried(str(self), lambda: self.store.version(self.inner))
-        except CheckpointError as error:
+        except NotThereError as error:
             raise FileNotFoundError(str(error)) from error
         if version.size > limit:
             raise ValueError(f"{version.size} bytes; the limit is {limit}")

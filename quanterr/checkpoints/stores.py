@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Any
 
-from quanterr.checkpoints.remote import Again, RemotePath, Version, changed, retried
+from quanterr.checkpoints.remote import Again, NotThereError, RemotePath, Version, changed, retried
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util.text import display, listed
 
@@ -107,7 +107,7 @@ def _refusal(error: urllib.error.HTTPError, where: str, version: Version | None)
             hint = "log in with `hf auth login`, or set HF_TOKEN" if "/resolve/" in where else "give access to it"
             return CheckpointError(f"{where}: HTTP {error.code}, not permitted; {hint}")
         case 404 | 410:
-            return CheckpointError(f"{where}: no such file")
+            return NotThereError(f"{where}: no such file")
         case 412 if version is not None:
             return changed(where, version)
         case 408 | 425 | 429 | 500 | 502 | 503 | 504:
@@ -256,7 +256,7 @@ class Filesystem:
         try:
             return ask()
         except FileNotFoundError as error:
-            raise CheckpointError(f"{where}: no such file{_near(self, path)}") from error
+            raise NotThereError(f"{where}: no such file{_near(self, path)}") from error
         except PermissionError as error:
             raise CheckpointError(f"{where}: not permitted; are the credentials of {self._scheme} set?") from error
         except CheckpointError:

@@ -109,6 +109,8 @@ def plan(
     given = {"size": size, "bits": bits, "kld": max_kld, "snr": min_snr}
     goals = [Goal(kind, amount) for kind, amount in given.items() if amount is not None]  # type: ignore[arg-type]
     chosen = CompareOptions(**options)
+    if chosen.importance is not None:
+        raise UsageError("a plan weighs errors by --sensitivity, not by an importance matrix: give that instead")
     if len(goals) != 1:
         raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
     if goals[0].kind == "kld" and chosen.sensitivity is None:
