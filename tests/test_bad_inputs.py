@@ -702,9 +702,7 @@ NO_MEMORY = (
     "import torch\nfrom quanterr.comparison.worker import Worker\n"
     "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.compare = fail\n"
 )
-NO_MEMORY_FOR_HEADERS = (
-    "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.entered = fail\n"
-)
+NO_MEMORY_FOR_HEADERS = "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.entered = fail\n"
 FULL = "/dev/full: No space left on device"
 
 

@@ -163,6 +163,20 @@ class TestExports:
         assert modules == mlx.keys()
         assert {64} == {how["group_size"] for how in mlx.values() if how}
 
+    def test_modelopt_gets_a_quantizer_for_each_weight(self, original):
+        to = ["fp8_tensor,fp8_row,fp8_block128,int8_row,int4_g32,int8_channel,nvfp4,mxfp4,mxfp8"]
+        found = plan(original, bits=6, to=to, device="cpu")
+        recipes = ("fp8_row", "nvfp4", "int4_g32", "int8_channel")
+        for layer, recipe in zip(found.layers, recipes, strict=False):
+            layer.recipe = recipe
+        first, deny, *lines = exported(found, "modelopt").splitlines()
+        own = found.layers[1].layer_name.removesuffix(".weight")
+
+        assert ("quant_cfg:", '- {quantizer_name: "*", enable: false}', "algorithm: max") == (first, deny, lines.pop())
+        assert sum(layer.recipe != ORIGINAL for layer in found.layers) == len(lines)
+        config = "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}"
+        assert f'- {{quantizer_name: "{own}.weight_quantizer", cfg: {config}}}' in lines
+
     @pytest.mark.parametrize(
         ("consumer", "to", "told"),
         [

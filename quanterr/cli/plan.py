@@ -129,7 +129,7 @@ def plan(
         typer.Option(
             "--export",
             metavar="PROGRAM",
-            help="On stdout instead of tables: for llama-quantize, llmcompressor, torchao, bitsandbytes or mlx.",
+            help="On stdout, not tables: for llama-quantize, llmcompressor, torchao, modelopt, bitsandbytes or mlx.",
             rich_help_panel="Output",
             show_default=False,
         ),

@@ -4,6 +4,7 @@
     llmcompressor     a recipe as JSON, which is YAML: config groups of targets, and what to ignore (compressed-tensors)
     torchao           an FqnToConfig as JSON, for torchao.core.config.config_from_dict
     bitsandbytes      the arguments of transformers' BitsAndBytesConfig as JSON
+    modelopt          a quantization config as YAML, of weights alone, for modelopt.torch.quantization.quantize
     mlx               bits and group size by module as JSON, what a quant_predicate returns
 
 What a program cannot write is an error, not left out: a plan is handed over whole or not at all.
@@ -125,6 +126,42 @@ def _torchao_config(recipe: str) -> dict[str, Any] | None:
     return {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": data}
 
 
+def _modelopt(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    """YAML, as edges of blocks are keys that are numbers."""
+    lines = ["quant_cfg:", '- {quantizer_name: "*", enable: false}']
+    for recipe, names in modules.items():
+        for name in names if recipe != ORIGINAL else ():
+            quantizer = json.dumps(f"{name}.weight_quantizer")
+            lines.append(f"- {{quantizer_name: {quantizer}, cfg: {_modelopt_config(recipe)}}}")
+    return "\n".join([*lines, "algorithm: max", ""])
+
+
+def _modelopt_config(recipe: str) -> str:
+    """The quantizer of a recipe, as modelopt_recipes/configs/numerics of ModelOpt 0.47 has them."""
+    if found := INTEGER.fullmatch(recipe):
+        group = found["group"]
+        return f"{{num_bits: {found['bits']}, {f'block_sizes: {{-1: {group}, type: static}}' if group else 'axis: 0'}}}"
+    return {
+        "fp8_tensor": "{num_bits: e4m3, axis: null}",
+        "fp8_row": "{num_bits: e4m3, axis: 0}",
+        "fp8_block128": "{num_bits: e4m3, block_sizes: {-1: 128, -2: 128}}",
+        "int8_tensor": "{num_bits: 8, axis: null}",
+        "int8_row": "{num_bits: 8, axis: 0}",
+        "mxfp8": "{num_bits: e4m3, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
+        "mxfp4": "{num_bits: e2m1, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
+        "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
+    }[recipe]
+
+
+def _is_modelopt(recipe: str) -> bool:
+    if found := INTEGER.fullmatch(recipe):
+        return found["bits"] in ("4", "8") and not found["asym"]
+    return recipe in (
+        *("fp8_tensor", "fp8_row", "fp8_block128", "int8_tensor", "int8_row"),
+        *("mxfp8", "mxfp4", "nvfp4"),
+    )
+
+
 def _bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     quantized = [recipe for recipe in modules if recipe != ORIGINAL]
     if len(quantized) > 1:
@@ -162,6 +199,7 @@ KNOWN: dict[str, Callable[[str], bool]] = {
     "llama-quantize": lambda recipe: recipe.startswith("gguf_"),
     "llmcompressor": _is_ct,
     "torchao": lambda recipe: recipe == "fp8_row" or bool(INTEGER.fullmatch(recipe)),
+    "modelopt": _is_modelopt,
     "bitsandbytes": lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
     "mlx": _is_mlx,
 }
@@ -169,6 +207,7 @@ EXPORTS: dict[str, Callable[[Plan, Mapping[str, Sequence[str]]], str]] = {
     "llama-quantize": _llama_quantize,
     "llmcompressor": _llmcompressor,
     "torchao": _torchao,
+    "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "mlx": _mlx,
 }
