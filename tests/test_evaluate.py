@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from making import quantized_fp8, quantized_int8
+from making import numbers, quantized_fp8, quantized_int8
 from safetensors.torch import load_file, save_file
 from small_models import MODELS, auto_of, ids, quantized_by, saved, stored
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation import study
+from quanterr.evaluation import states, study
+from quanterr.evaluation.models import Unit
 from quanterr.pairing.importance import read_importance
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -177,6 +178,33 @@ class TestOutputErrors:
 
         assert pytest.approx(want, rel=1e-5) == found.output_error
         assert (96, "model.layers.1") == (found.inputs, found.block)
+
+    def test_are_the_same_by_the_matrix_of_inputs_and_by_the_outputs(self, monkeypatch):
+        """Two weights share their inputs; one of them is used once more with others."""
+        module = torch.nn.ModuleDict({name: torch.nn.Linear(16, 64, bias=False) for name in "ab"})
+        unit = Unit("u", module)
+        errors = {slot.name: 0.01 * numbers(64, 16, seed=n).float() for n, slot in enumerate(unit.slots)}
+        others = [{slot.name: slot.there.detach() + errors[slot.name] for slot in unit.slots}]
+        batches = [(numbers(256, 16, seed=n).float(), numbers(256, 16, seed=10 + n).float()) for n in (2, 3)]
+        found = []
+        for most in (0, 1 << 24):
+            monkeypatch.setattr(states, "MOST_GRAM", most)
+            products = {}
+            watching = states.OutputErrors(products, 512, with_moments=False)
+            with torch.inference_mode():
+                watching.watch(unit, others)
+                for x, more in batches:
+                    with watching:
+                        module["a"](x), module["b"](x), module["a"](more)
+                    watching.settle()
+                watching.finish()
+            found.append({name: product.noise[0] for name, product in products.items()})
+        own = {name: [x for x, _ in batches] + [more for _, more in batches if name == "u.a.weight"] for name in errors}
+        want = {n: sum(float((x @ errors[n].t()).square().sum()) for x in inputs) for n, inputs in own.items()}
+
+        assert pytest.approx(want, rel=1e-5) == found[0]
+        assert pytest.approx(want, rel=1e-5) == found[1]
+        assert found[0] != found[1]  # both ways were taken
 
     def test_shares_of_a_block_are_one_together(self, evaluation):
         weights = evaluation.candidates[0].weights

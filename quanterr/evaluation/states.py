@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from quanterr.evaluation.models import Unit
 
+MOST_GRAM = 1 << 24  # elements of an XᵀX: larger ones take too much memory
 SLAB = 1 << 22  # elements of an output whose error is added up at once
 
 
@@ -82,6 +83,9 @@ class Watched:
     errors: list[Tensor | None]  # None: there is none
 
 
+Part = tuple[str, int, tuple[int, ...]]  # a weight's name, where the part begins in it, its shape
+
+
 @dataclass
 class Call:
     """A product that the model computed with a watched weight, or with a part of it."""
@@ -92,7 +96,7 @@ class Call:
     transposed: bool
 
     @property
-    def key(self) -> tuple[str, int, tuple[int, ...]]:
+    def key(self) -> Part:
         """Of the part of the weight."""
         return self.watched.name, int(self.weight.storage_offset()), tuple(self.weight.shape)
 
@@ -115,8 +119,8 @@ class OutputErrors(TorchFunctionMode):
     Exact, with the inputs of the original. Of stacked experts each matrix counts with the inputs that were sent to it.
 
     ‖X Eᵀ‖² is computed so, or as Σ (E XᵀX) ∘ E, whichever takes fewer products: weights that have the same inputs share
-    XᵀX, as do all candidates and micro-batches. No code that can be trained changes X in place behind a product, so X
-    may wait for the next one.
+    XᵀX, as do all candidates and micro-batches. Experts in stacks have few inputs each: theirs are computed so. No code
+    that can be trained changes X in place behind a product, so X may wait for the next one.
     """
 
     def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:
@@ -129,7 +133,7 @@ class OutputErrors(TorchFunctionMode):
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
         self._calls: list[Call] = []  # with x, whose errors are not added up yet
-        self._gram: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}  # XᵀX by the first call that has these inputs
+        self._gram: dict[tuple[Part, ...], Tensor] = {}  # XᵀX by the parts of weights that have these inputs
         self._later: list[tuple[Call, Tensor]] = []  # errors that are multiplied by XᵀX in the end
 
     def watch(self, unit: Unit, others: Sequence[Mapping[str, Tensor]]) -> None:
@@ -187,16 +191,18 @@ class OutputErrors(TorchFunctionMode):
         self._x, self._calls = None, []
         if x is None or not any(error is not None for call in calls for error in call.watched.errors):
             return
-        gram = self._gram.get(calls[0].key)
         columns, outputs = x.shape[1], sum(call.outputs for call in calls)
-        if gram is None and (self._inputs + outputs) * columns >= self._inputs * outputs:
+        is_cheaper = (self._inputs + outputs) * columns < self._inputs * outputs
+        if calls[0].product.is_stack or columns**2 > MOST_GRAM or not is_cheaper:
             for call in calls:
                 for n, error in call.errors():
                     slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
                     call.product.noise[n] += fsum(_energy(slab @ error) for slab in slabs)
             return
+        keys = tuple(call.key for call in calls)
+        gram = self._gram.get(keys)
         if gram is None:
-            gram = self._gram[calls[0].key] = torch.zeros(columns, columns, dtype=torch.float64, device=x.device)
+            gram = self._gram[keys] = torch.zeros(columns, columns, dtype=torch.float64, device=x.device)
             self._later += [(call, gram) for call in calls]
         gram += x.float().t() @ x.float()
 

@@ -7,9 +7,13 @@ integers.py       2 to 8 bits in groups
 microscaled.py    MXFP8, MXFP4, NVFP4
 tables.py         NF4 and FP4 of bitsandbytes
 blocks.py         legacy types of ggml
+superblocks.py    its K types
+lookup.py         the nearest numbers of a small table
 calibration.py    from which numbers scales are made
 candidate.py      an original as a checkpoint that is quantized while it is read
 tensors.py        tensors in memory, for training and for tests of quantizers
+studies.py        what outliers cost, and how much scales matter
+synthetic.py      recipes on synthetic weights
 """
 
 from quanterr.recipes.base import Recipe, Scheme, Source
