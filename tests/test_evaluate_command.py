@@ -180,7 +180,8 @@ class TestDiff:
         assert (Status.USAGE, Status.OK) == (refused.returncode, forced.returncode)
         assert "another text: only evaluations of the same text" in refused.stderr
         assert forced.stdout.startswith("warning: not comparable: another text")
-        assert Status.UNREADABLE == call("diff", folder / "e.json", "missing.json").returncode
+        missing = call("diff", folder / "e.json", "missing.json")
+        assert (Status.UNREADABLE, True) == (missing.returncode, "missing.json: no such file" in missing.stderr.lower())
         assert Status.USAGE == call("diff", folder / "e.json", newer, "-o", tmp_path / "d.html").returncode
 
 

@@ -73,7 +73,7 @@ def diff(
 
     gc.disable()  # what is read is kept to the end, and the end is near
     given = [*(outputs or []), *([STDOUT] if as_json and STDOUT not in (outputs or []) else [])]
-    are_evaluations = is_evaluation(old) and is_evaluation(new)
+    are_evaluations = is_evaluation(old) or is_evaluation(new)  # of one alone, the other is told to be none
     outputs_of_them = OF_EVALUATIONS if are_evaluations else OUTPUTS
     to = targets(given, [old, new], no_clobber=no_clobber, outputs=outputs_of_them)
     colored, top = wanted(sys.stdout, color_of(color, no_color)), 0 if quiet else top_layers
