@@ -152,8 +152,11 @@ def _recipes(against: list[str]) -> "list[Recipe]":
 class More(NamedTuple):
     """What can be asked of recipes alone."""
 
-    study: bool  # of outliers and scales
-    hardware: str | None
+    study: bool = False  # of outliers and scales
+    hardware: str | None = None
+
+
+NOTHING_MORE = More()
 
 
 def run(
@@ -166,7 +169,7 @@ def run(
     to: "list[Target]",
     shown: Display,
     allow_partial: bool,
-    more: More | None = None,
+    more: More = NOTHING_MORE,
 ) -> int:
     """Rank files and recipes, write and show the ranking; the exit status."""
     from quanterr.report.keeping import budget
@@ -184,10 +187,10 @@ def run(
             reports = [rules.judge(report) for report in compare_each(original, candidates, asked)]
         recipes = [one for one in candidates if not isinstance(one, str)]
         ranking = ranked(names, reports, keep, [recipe.name for recipe in recipes])
-        if more is not None and more.study and ranking.complete:
+        if more.study and ranking.complete:
             with ended_by(interrupt):
                 ranking = with_studies(ranking, original, recipes, asked)
-        if more is not None and more.hardware is not None:
+        if more.hardware is not None:
             from quanterr.planning.bounds import with_bounds
 
             ranking = with_bounds(ranking, original, recipes, asked, more.hardware)

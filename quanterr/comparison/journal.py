@@ -174,10 +174,9 @@ def _shown(path: str) -> str:
 def _all(path: str | os.PathLike[str]) -> list[str]:
     """The journals of a run that are there, of any number of processes."""
     own = Path(path)
-    numbers = [
-        name.removeprefix(f"{own.name}.") for name in sorted(os.listdir(own.parent)) if name.startswith(own.name)
-    ]
-    found = [_named(path, int(number)) for number in numbers if re.fullmatch("[1-9][0-9]*", number)]
+    of_rank = re.compile(re.escape(own.name) + r"\.([1-9][0-9]*)")
+    matches = map(of_rank.fullmatch, sorted(os.listdir(own.parent)))
+    found = [_named(path, int(match[1])) for match in matches if match]
     return [os.fspath(path), *found] if own.exists() else found
 
 

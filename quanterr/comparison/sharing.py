@@ -29,12 +29,13 @@ class Sharing:
         """What journals have; rank 0 takes all of it, the others send it what only they may see."""
         known: set[tuple[int, int]] = set()
         is_first = self._ranks is None or self._ranks.rank == 0
-        for kept in [*journal.kept, *(journal.of_others if is_first else ())]:
-            place = kept.candidate, kept.done.number
-            if place in self._missing and place not in known:
-                self._hand_over(*kept)
-            known.add(place)
-        return known | {(kept.candidate, kept.done.number) for kept in journal.of_others}
+        for records, goes_on in ((journal.kept, True), (journal.of_others, is_first)):
+            for kept in records:
+                place = kept.candidate, kept.done.number
+                if goes_on and place in self._missing and place not in known:
+                    self._hand_over(*kept)
+                known.add(place)
+        return known
 
     def finish(self, candidate: int, done: ComparedWeight) -> None:
         """A weight that was compared here."""

@@ -164,10 +164,10 @@ class OutputErrors(TorchFunctionMode):
         if product is None:
             product = Product(0.0, [0.0] * len(watched.errors), watched.weight.dim() > 2, transposed=transposed)
             self._products[watched.name] = product
+        call = Call(watched, product, weight, transposed)
         if values.is_floating_point():
             flat = values.reshape(-1, values.shape[-1])
             rows = flat.shape[0]
-            call = Call(watched, product, weight, transposed)
             if self._with_moments:
                 moments, sums = flat.square().sum(0, dtype=torch.float64), flat.sum(0, dtype=torch.float64)
                 product.moments = moments if product.moments is None else product.moments + moments
@@ -178,10 +178,8 @@ class OutputErrors(TorchFunctionMode):
             self._calls.append(call)
         else:
             rows = values.numel()
-            for n, error in enumerate(watched.errors):
-                if error is not None:
-                    view = error.as_strided(weight.size(), weight.stride(), weight.storage_offset())
-                    product.noise[n] += _energy(view[values.reshape(-1)])
+            for n, error in call.errors():
+                product.noise[n] += _energy(error.t()[values.reshape(-1)])
         product.inputs += rows
         product.signal += _energy(output)
 

@@ -22,6 +22,17 @@ from quanterr.pairing.names import canonical
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.util.text import display, listed
 
+# Quantizers of ModelOpt: modelopt_recipes/configs/numerics of nvidia-modelopt 0.47.
+MODELOPT = {
+    "fp8_tensor": "{num_bits: e4m3, axis: null}",
+    "fp8_row": "{num_bits: e4m3, axis: 0}",
+    "fp8_block128": "{num_bits: e4m3, block_sizes: {-1: 128, -2: 128}}",
+    "int8_tensor": "{num_bits: 8, axis: null}",
+    "int8_row": "{num_bits: 8, axis: 0}",
+    "mxfp8": "{num_bits: e4m3, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
+    "mxfp4": "{num_bits: e2m1, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
+    "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
+}
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
 
@@ -137,29 +148,17 @@ def _modelopt(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
 
 
 def _modelopt_config(recipe: str) -> str:
-    """The quantizer of a recipe, as modelopt_recipes/configs/numerics of ModelOpt 0.47 has them."""
+    """The quantizer of a recipe."""
     if found := INTEGER.fullmatch(recipe):
         group = found["group"]
         return f"{{num_bits: {found['bits']}, {f'block_sizes: {{-1: {group}, type: static}}' if group else 'axis: 0'}}}"
-    return {
-        "fp8_tensor": "{num_bits: e4m3, axis: null}",
-        "fp8_row": "{num_bits: e4m3, axis: 0}",
-        "fp8_block128": "{num_bits: e4m3, block_sizes: {-1: 128, -2: 128}}",
-        "int8_tensor": "{num_bits: 8, axis: null}",
-        "int8_row": "{num_bits: 8, axis: 0}",
-        "mxfp8": "{num_bits: e4m3, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
-        "mxfp4": "{num_bits: e2m1, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
-        "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
-    }[recipe]
+    return MODELOPT[recipe]
 
 
 def _is_modelopt(recipe: str) -> bool:
     if found := INTEGER.fullmatch(recipe):
         return found["bits"] in ("4", "8") and not found["asym"]
-    return recipe in (
-        *("fp8_tensor", "fp8_row", "fp8_block128", "int8_tensor", "int8_row"),
-        *("mxfp8", "mxfp4", "nvfp4"),
-    )
+    return recipe in MODELOPT
 
 
 def _bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:

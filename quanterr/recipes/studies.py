@@ -38,11 +38,12 @@ def studied(
     noises = [[0.0] * (1 + len(OUTLIERS) + len(STRETCHES)) for _ in recipes]
     for name in chosen:
         x = _sampled(original.entries[name])
+        lesser = _without_outliers(x)
         for recipe, own in zip(recipes, noises, strict=True):
             if stop is not None and stop.is_set():
                 raise Interrupted("interrupted while outliers and scales were studied")
             if refusal(x, recipe) is None:
-                own[:] = [total + noise for total, noise in zip(own, _noises(x, recipe), strict=True)]
+                own[:] = [total + noise for total, noise in zip(own, _noises(x, lesser, recipe), strict=True)]
     return [_study(recipe, own) for recipe, own in zip(recipes, noises, strict=True)]
 
 
@@ -54,15 +55,21 @@ def _sampled(entry: Entry) -> Tensor:
     return torch.cat([read(place, place + 1).to(FLOATS[entry.dtype], copy=True) for place in places])
 
 
-def _noises(x: Tensor, recipe: Recipe) -> Iterator[float]:
+def _without_outliers(x: Tensor) -> list[Tensor]:
+    """The weight with zeros in the place of each share of its largest elements."""
+    largest = x.abs().view(-1).float().topk(max(round(x.numel() * OUTLIERS[-1] / 100), 1)).indices
+    found = []
+    for percent in OUTLIERS:
+        found.append(x.clone())
+        found[-1].view(-1)[largest[: max(round(x.numel() * percent / 100), 1)]] = 0
+    return found
+
+
+def _noises(x: Tensor, lesser: Sequence[Tensor], recipe: Recipe) -> Iterator[float]:
     """Σe² as it is, without each share of outliers, with each stretch of the scales."""
     own = _noise(x, recipe)
     yield own
-    largest = x.abs().view(-1).float().topk(max(round(x.numel() * OUTLIERS[-1] / 100), 1)).indices
-    for percent in OUTLIERS:
-        kept = x.clone()
-        kept.view(-1)[largest[: max(round(x.numel() * percent / 100), 1)]] = 0
-        yield _noise(kept, recipe)
+    yield from (_noise(kept, recipe) for kept in lesser)
     for percent in STRETCHES:
         yield _noise(x, recipe, 1 + percent / 100) if _stretches(recipe) else own
 

@@ -123,7 +123,11 @@ class _StraightThrough(torch.autograd.Function):
 
 def refusal(tensor: Tensor, recipe: Recipe) -> str | None:
     """Why a matrix of floats cannot be stored like that; None if it can."""
-    return recipe.scheme.refusal(Source(tensor.shape[0], tensor.shape[1], NAMES[tensor.dtype]))
+    return recipe.scheme.refusal(_source(tensor))
+
+
+def _source(tensor: Tensor) -> Source:
+    return Source(tensor.shape[0], tensor.shape[1], NAMES[tensor.dtype])
 
 
 def _file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> QuantizedFile:
@@ -138,8 +142,7 @@ def _file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> QuantizedFile
     if why := refusal(plain, recipe):
         raise UsageError(f"{recipe.name}: {why}")
     rows: Rows = lambda first, stop: plain[first:stop].float().clone()  # noqa: E731 - of that type
-    source = Source(plain.shape[0], plain.shape[1], NAMES[plain.dtype])
-    return QuantizedFile(NAME, recipe, source, rows, KeptScales(), stretch)
+    return QuantizedFile(NAME, recipe, _source(plain), rows, KeptScales(), stretch)
 
 
 def _weight(file: QuantizedFile) -> Weight:
