@@ -21,7 +21,7 @@ import quanterr
 from quanterr.comparison import compare_each
 from quanterr.comparison.journal import Journal
 from quanterr.comparison.records import packed, unpacked
-from quanterr.errors import Status, UsageError
+from quanterr.errors import ResourceError, Status, UsageError
 from quanterr.selection import CompareOptions
 
 NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(6)]
@@ -149,6 +149,11 @@ class TestRefused:
         with pytest.raises(UsageError, match="not a journal"):
             journal_of(pair, tmp_path / "j")
         assert content == (tmp_path / "j").read_bytes()
+
+    def test_another_process_s_journal_that_cannot_be_read_is_named(self, pair, tmp_path):
+        (tmp_path / "j.1").mkdir()
+        with pytest.raises(ResourceError, match=r"/j\.1: Is a directory"):
+            journal_of(pair, tmp_path / "j")
 
     def test_a_missing_folder_is_a_sentence(self, pair):
         done = call("compare", *pair, "--resume", "missing/j")

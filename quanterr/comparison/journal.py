@@ -181,11 +181,19 @@ def _all(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _kept_in(path: str, run: dict[str, Any]) -> Iterator[Kept]:
-    """The whole records of another process's journal, which may be new."""
-    with open(path, "rb") as file:
-        if head := file.readline():
-            _check(head, run, _shown(path))
-            yield from _records(file)
+    """The whole records of another process's journal, which may be new.
+
+    Raises:
+        UsageError: it is of another run, or no journal.
+        ResourceError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            if head := file.readline():
+                _check(head, run, _shown(path))
+                yield from _records(file)
+    except OSError as error:
+        raise ResourceError(f"{_shown(path)}: {error.strerror}") from error
 
 
 def _records(file: IO[bytes]) -> Iterator[Kept]:
