@@ -14,7 +14,7 @@ from stored import write
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.comparison import scheduler
-from quanterr.comparison.scheduler import Scheduler, pick_device
+from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, ResourceError, UsageError
@@ -22,8 +22,7 @@ from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import pair
 from quanterr.selection import Selection
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, divided
-
-CPU = torch.device("cpu")
+from quanterr.tensors.devices import CPU, pick_device
 
 
 def stored(folder, **shapes):

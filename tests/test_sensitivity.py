@@ -18,6 +18,7 @@ from quanterr.evaluation.sensitivity import SEED, profile
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.pairing.importance import read_importance
+from quanterr.tensors.devices import CPU
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -28,7 +29,7 @@ def streamed(folder, chunks):
         sides = Sides(checkpoint)
         model = models.Architecture(models.read_config(folder), torch.float32).build()
         inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
-        stream = Stream(model, Names(model, sides.weights), sides.get, inputs, graph=True)
+        stream = Stream(model, Names(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:
             return profile(stream, len(inputs), CONTEXT // 2)
         finally:

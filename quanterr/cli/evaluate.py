@@ -12,6 +12,7 @@ from quanterr.cli.common import (
     AsJson,
     Color,
     Colors,
+    Device,
     Display,
     Interrupt,
     Lenient,
@@ -168,6 +169,7 @@ def evaluate(
     color: Colors = Color.AUTO,
     no_color: NoColor = False,
     quiet: Quiet = False,
+    device: Device = "auto",
     dtype: Annotated[
         str,
         typer.Option(
@@ -219,6 +221,7 @@ def evaluate(
                 "chunks": chunks,
                 "batch": batch,
                 "dtype": dtype,
+                "device": device,
                 "require": require or [],
                 "thresholds": thresholds,
                 "tasks": tasks or [],

@@ -15,7 +15,7 @@ from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.journal import Journal, identity
 from quanterr.comparison.ranks import Ranks
-from quanterr.comparison.scheduler import Scheduler, pick_device
+from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.sharing import Sharing
 from quanterr.comparison.tasks import group_by_original
 from quanterr.metrics import METRICS_VERSION
@@ -34,6 +34,7 @@ from quanterr.report.ranking.making import names_of, ranked
 from quanterr.report.ranking.model import Ranking
 from quanterr.report.sensitivity import read_sensitivity
 from quanterr.selection import CompareOptions, Selection
+from quanterr.tensors.devices import described, pick_device
 from quanterr.util.memory import give_back
 from quanterr.util.text import display
 
@@ -247,6 +248,5 @@ def _journal(
 
 
 def _described(run: Scheduler) -> str:
-    device = run.device
-    name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    name = described(run.device)
     return f"{name}; cpu too, for want of memory at {display(run.moved_at)}" if run.moved_at else name

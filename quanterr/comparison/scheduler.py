@@ -19,7 +19,7 @@ import torch
 
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
-from quanterr.errors import ResourceError, UsageError, is_out_of_memory
+from quanterr.errors import ResourceError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
@@ -66,27 +66,6 @@ class _Open:
 
     missing: int  # goes
     sums: list[Sums]  # of each of its pairs
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; ``auto`` is CUDA where there is one.
-
-    Raises:
-        UsageError: not a device's name.
-        ResourceError: CUDA is asked for and is not there.
-    """
-    if name == "auto":
-        name = f"cuda:{this_process().local_rank}" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        n = torch.cuda.device_count()
-        raise ResourceError(f"--device {name}: torch {torch.__version__} sees {n} CUDA devices here; try --device cpu")
-    return device
 
 
 class Scheduler:

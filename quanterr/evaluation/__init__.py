@@ -42,6 +42,7 @@ from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Tas
 from quanterr.report.model import RunInfo, Tool
 from quanterr.report.ranking.making import short_names
 from quanterr.selection import Selection
+from quanterr.tensors.devices import described, pick_device
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
@@ -62,6 +63,7 @@ class EvaluateOptions:
         chunks: how many chunks at most; all of them where it is None.
         batch: chunks that run through a unit together.
         dtype: in which both sides compute: float32 or bfloat16.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         tasks: files of questions with choices; see tasks.py.
         sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
         sensitivity_chunks: how many chunks that is measured on.
@@ -82,6 +84,7 @@ class EvaluateOptions:
     chunks: int | None = None
     batch: int = 2
     dtype: str = "float32"
+    device: str = "auto"
     tasks: Iterable[str | os.PathLike[str]] = ()
     sensitivity: str | os.PathLike[str] | None = None
     sensitivity_chunks: int = 1
@@ -130,7 +133,7 @@ def evaluate(
             *(entered(stack, side, chosen.lenient) for side in candidates),
             *quantized_by(recipes, opened, Selection(())),
         ]
-        sides = Sides(every[0])
+        sides = Sides(opened, prepared.architecture.device)
         found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]
         with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace) as lockstep:
             outcomes = lockstep.run()
@@ -157,7 +160,7 @@ def evaluate(
             dtype=chosen.dtype,
             tokens=_tokens(prepared, chosen, outcomes),
             candidates=evaluated,
-            run=_run(chosen, started, time.monotonic() - clock, sides.read_bytes),
+            run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
         )
     return judged(made, rules)
 
@@ -173,7 +176,7 @@ def study(original: str | os.PathLike[str], **options: Any) -> None:
         raise UsageError(NOTHING_TO_DO)
     prepared = _prepared(chosen, Path(original))
     with open_checkpoint(os.fspath(original), chosen.lenient) as checkpoint:
-        sides = Sides(checkpoint)
+        sides = Sides(checkpoint, prepared.architecture.device)
         _profiled(chosen, prepared, sides, [])
         if pace.with_moments:
             with Lockstep(prepared.architecture, sides, [], prepared.chunks, pace) as lockstep:
@@ -206,7 +209,7 @@ def _prepared(chosen: EvaluateOptions, folder: Path) -> _Prepared:
     if dtype is None:
         raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
     config = models.read_config(folder)
-    architecture = models.Architecture(config, dtype)
+    architecture = models.Architecture(config, dtype, pick_device(chosen.device))
     text = _text(chosen, folder)
     chunks = chunks_of(text, chosen.context, chosen.chunks, config.get_text_config().vocab_size)
     tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
@@ -290,11 +293,11 @@ def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Out
     return Tokens(prepared.text.source, fingerprint(raw), chosen.context, len(raw), scored)
 
 
-def _run(chosen: EvaluateOptions, started: datetime, seconds: float, read_bytes: int) -> RunInfo:
+def _run(chosen: EvaluateOptions, device: torch.device, started: datetime, seconds: float, read_bytes: int) -> RunInfo:
     return RunInfo(
         started=started.isoformat(timespec="seconds"),
         seconds=seconds,
-        device="cpu",
+        device=described(device),
         threads=torch.get_num_threads(),
         kernel=None,
         torch=torch.__version__,

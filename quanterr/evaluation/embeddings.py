@@ -26,8 +26,8 @@ class Embedded:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Last hidden states (chunks, tokens, d) of both."""
-        self.of_x.append(x.double().mean(1))
-        self.of_y.append(y.double().mean(1))
+        self.of_x.append(x.double().mean(1).cpu())
+        self.of_y.append(y.double().mean(1).cpu())
         self.error.add(x, y)
 
     def result(self) -> Embeddings:

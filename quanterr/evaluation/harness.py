@@ -23,6 +23,7 @@ from quanterr.evaluation.models import CAUSAL, Architecture, read_config
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Likelihood, Scored, loglikelihoods, sequence
 from quanterr.evaluation.tokens import tokenizer_of
+from quanterr.tensors.devices import pick_device
 
 StrPath = str | os.PathLike[str]
 USUAL_LENGTH = 2048  # tokens, of a model that does not say
@@ -36,18 +37,21 @@ def _base() -> Any:
 class StreamedModel(_base()):  # type: ignore[misc]
     """The original's model with the weights of ``quantized``; without it, the original itself."""
 
-    def __init__(self, original: StrPath, quantized: StrPath | None = None, dtype: str = "float32") -> None:
-        """Read headers, config and tokenizer.
+    def __init__(
+        self, original: StrPath, quantized: StrPath | None = None, dtype: str = "float32", device: str = "auto"
+    ) -> None:
+        """Read config and tokenizer.
 
         Raises:
             UsageError: transformers is missing, an unknown dtype, a model that does not continue a text.
             CheckpointError: an input that is missing or damaged.
+            ResourceError: no such device.
         """
         super().__init__()
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype}: choose one of {', '.join(DTYPES)}")
         self._original, self._quantized = original, quantized
-        self._architecture = Architecture(read_config(Path(original)), DTYPES[dtype])
+        self._architecture = Architecture(read_config(Path(original)), DTYPES[dtype], pick_device(device))
         if self._architecture.kind != CAUSAL:
             model_type = self._architecture.config.model_type
             raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
@@ -82,7 +86,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
 
     def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
         with ExitStack() as stack:
-            sides = Sides(stack.enter_context(open_checkpoint(self._original)))
+            sides = Sides(stack.enter_context(open_checkpoint(self._original)), self._architecture.device)
             if self._quantized is None:
                 return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)
             candidate = Candidate(sides, stack.enter_context(open_checkpoint(self._quantized)))

@@ -89,12 +89,12 @@ class Lockstep:
         self._batches = list(zip(*(torch.split(each, pace.batch) for each in chunks), strict=True))
         inputs = [self._inputs(architecture.config, chunk) for chunk, _ in self._batches]
         names = _complete(Names(self.model, sides.weights), sides)
-        self._original = Stream(self.model, names, sides.get, inputs)
+        self._original = Stream(self.model, names, sides.get, inputs, architecture.device)
         self._others = []
         for candidate in candidates:
             model = architecture.build()
             own = _complete(Names(model, candidate.names), sides)
-            self._others.append(_Side(candidate, Stream(model, own, candidate.get, inputs)))
+            self._others.append(_Side(candidate, Stream(model, own, candidate.get, inputs, architecture.device)))
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
 

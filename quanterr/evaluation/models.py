@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.tensors.devices import CPU
 from quanterr.util.text import display
 
 EXTRA = 'evaluate needs transformers: pip install "quanterr[evaluate]"'
@@ -48,9 +49,9 @@ class Slot(NamedTuple):
 class Unit:
     """A part of the model whose weights are in memory only while it runs."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+    def __init__(self, name: str, module: nn.Module, device: torch.device = CPU) -> None:
         """Find its slots."""
-        self.name, self.module, self.forward = name, module, module.forward
+        self.name, self.module, self.forward, self._device = name, module, module.forward, device
         self.slots = list(slots_of(name, module))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -61,7 +62,7 @@ class Unit:
     def free(self) -> None:
         """Take them out again: whoever reads one outside of its unit finds NaN."""
         for slot in self.slots:
-            slot.fill(_nothing(slot.there))
+            slot.fill(_nothing(slot.there, self._device))
 
 
 def fitting(slot: Slot, tensor: Tensor) -> Tensor:
@@ -78,9 +79,10 @@ def fitting(slot: Slot, tensor: Tensor) -> Tensor:
     return tensor.to(slot.there.dtype)
 
 
-def _nothing(like: Tensor) -> Tensor:
+def _nothing(like: Tensor, device: torch.device) -> Tensor:
     """One NaN in that shape and dtype, without memory; on the meta device some models would compute garbage."""
-    return torch.full((1,), float("nan") if like.is_floating_point() else 0, dtype=like.dtype).expand(like.shape)
+    value = float("nan") if like.is_floating_point() else 0
+    return torch.full((1,), value, dtype=like.dtype, device=device).expand(like.shape)
 
 
 def slots_of(prefix: str, module: nn.Module) -> Iterator[Slot]:
@@ -100,8 +102,8 @@ def _own(full: str, owner: nn.Module) -> Iterator[Slot]:
             yield Slot(f"{full}{dot}{name}", owner, name, is_buffer=True)
 
 
-def units_of(model: nn.Module) -> dict[str, Unit]:
-    """The units by their names, in the order of the model."""
+def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
+    """The units by their names, in the order of the model; their weights are on that device."""
     whole = set(getattr(model, "_no_split_modules", None) or ())
     units: dict[str, Unit] = {}
     for name, module in model.named_modules():
@@ -109,7 +111,7 @@ def units_of(model: nn.Module) -> dict[str, Unit]:
             continue
         below = any(any(_own("", inner)) for inner in module.modules() if inner is not module)
         if type(module).__name__ in whole or (any(_own("", module)) and not below):
-            units[name] = Unit(name, module)
+            units[name] = Unit(name, module, device)
     return units
 
 
@@ -168,10 +170,11 @@ def read_config(folder: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What the original's config.json says, and in which dtype all sides compute."""
+    """What the original's config.json says, and in which dtype and where all sides compute."""
 
     config: Any
     dtype: torch.dtype
+    device: torch.device = CPU
 
     @property
     def kind(self) -> str:
@@ -190,8 +193,9 @@ class Architecture:
         auto: Any = {CAUSAL: AutoModelForCausalLM, SEQUENCE: AutoModelForSeq2SeqLM, ENCODER: AutoModel}[self.kind]
         self.config._experts_implementation = "eager"  # one product for each expert, so that each weight is seen
         try:
-            with _parameters_on_meta(), torch.device("cpu"):
+            with _parameters_on_meta(), CPU:
                 model = auto.from_config(self.config, dtype=self.dtype)
+            _move_buffers(model, self.device)
         except MemoryError as error:
             raise ResourceError("too little memory to build the model") from error
         except Exception as error:
@@ -200,6 +204,14 @@ class Architecture:
             ) from error
         found: nn.Module = model.eval().requires_grad_(False)
         return found
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Made on the CPU, as from_pretrained makes them, so that they have the same digits everywhere."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type != "meta":
+                module._buffers[name] = buffer.to(device)
 
 
 def inputs_of(model: nn.Module, ids: Tensor) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def profile_of(architecture: Architecture, sides: Sides, candidates: Sequence[Ca
                 error = other.tensors([name], candidate.compared)[name].to(weight.dtype) - weight
                 own[stored] = curvature.predicted(error, found.scored)
 
-    stream = Stream(model, names, sides.get, inputs, graph=True)
+    stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True)
     try:
         made.scored = profile(stream, len(inputs), given.shape[1] // 2, seen).scored
     finally:

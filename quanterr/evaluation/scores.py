@@ -31,7 +31,7 @@ class Scores:
         step = max(SLAB // base.shape[1], 1)
         for first in range(0, len(targets), step):
             rows = slice(first, first + step)
-            x, y, target = base[rows].double(), other[rows].double(), targets[rows, None]
+            x, y, target = base[rows].double(), other[rows].double(), targets[rows, None].to(base.device)
             finite = finite and bool(y.isfinite().all())
             log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
             p = log_p.exp()
@@ -41,7 +41,7 @@ class Scores:
             same = (x.argmax(-1) == y.argmax(-1)).double()
             kld = (p * (log_p - log_q)).nan_to_num(nan=float("nan")).sum(-1)
             slabs.append(torch.stack([nll, nll_q, kld, same, overlap, p.amax(-1), (-nll).exp(), (-nll_q).exp()]))
-        self.columns.append(torch.cat(slabs, 1))
+        self.columns.append(torch.cat(slabs, 1).cpu())
         return finite
 
     def result(self) -> dict[str, Any]:

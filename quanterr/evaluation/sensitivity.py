@@ -140,7 +140,8 @@ def _loss(logits: Tensor, first: int, generator: torch.Generator) -> int:
     """Gradients of -ln p at labels drawn from the model; how many there are."""
     with torch.enable_grad():
         rows = logits[:, first:-1].flatten(0, 1)
-        labels = torch.multinomial(rows.detach().softmax(-1), 1, generator=generator)[:, 0]
+        drawn = torch.multinomial(rows.detach().softmax(-1).cpu(), 1, generator=generator)  # the same on any device
+        labels = drawn[:, 0].to(rows.device)
         loss: Any = F.cross_entropy(rows, labels, reduction="sum")
         loss.backward()
     return len(labels)

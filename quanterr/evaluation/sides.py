@@ -22,7 +22,8 @@ from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.side import Recognized, Side
 from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.selection import Selection
-from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Cut
+from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
@@ -35,8 +36,8 @@ NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
 class Sides:
     """The original, and the quantized checkpoints in its terms."""
 
-    def __init__(self, original: Checkpoint) -> None:
-        """Recognize its weights.
+    def __init__(self, original: Checkpoint, device: torch.device = CPU) -> None:
+        """Recognize its weights, which are dequantized on the device.
 
         Raises:
             CheckpointError: one that is stored in no known way.
@@ -45,7 +46,8 @@ class Sides:
         side = Side("original", original, self._recognized)
         side.attach_siblings()
         self.weights = {name: _recognized(side, name) for name in side.codes}
-        self._workspace = Workspace(torch.device("cpu"))
+        self._workspace = Workspace(device)
+        self._chunk = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
         self.read_bytes = 0
 
     def get(self, name: str) -> Tensor:
@@ -56,9 +58,9 @@ class Sides:
         """A weight, dequantized chunk by chunk into one float32 tensor of its shape."""
         self.read_bytes += weight.nbytes
         rows, cols = weight.matrix
-        out = torch.empty((rows, cols), dtype=torch.float32)
+        out = torch.empty((rows, cols), dtype=torch.float32, device=self._workspace.device)
         with torch.inference_mode():
-            for chunk in Cut(rows, cols, CPU_CHUNK):
+            for chunk in Cut(rows, cols, self._chunk):
                 values = weight.dequantize(chunk, self._workspace).weight
                 out[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = values
         return out.view(weight.shape)

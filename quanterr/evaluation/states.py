@@ -144,7 +144,7 @@ class OutputErrors(TorchFunctionMode):
             if weight.dim() < 2 or slot.is_buffer:
                 continue
             errors = [_difference(other[slot.name], weight) for other in others]
-            self._watched[weight.untyped_storage().data_ptr()] = Watched(slot.name, weight, errors)
+            self._watched[storage_of(weight)] = Watched(slot.name, weight, errors)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Those that are watched, by names of the model."""

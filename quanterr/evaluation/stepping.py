@@ -99,6 +99,11 @@ class _Forward:
             self._thread.join()
 
 
+def _moved(value: Any, device: torch.device) -> Any:
+    """An argument of a forward on the device."""
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
 def _told(error: BaseException, model: nn.Module) -> BaseException:
     """What is said of an error of the model's own code, which wants other inputs than tokens, perhaps."""
     if isinstance(error, QuanterrError | MemoryError) or is_out_of_memory(error):
@@ -111,15 +116,21 @@ class Stream:
     """One side's model on its way through all micro-batches."""
 
     def __init__(
-        self, model: nn.Module, names: Names, get: Get, batches: Sequence[Mapping[str, Any]], graph: bool = False
+        self,
+        model: nn.Module,
+        names: Names,
+        get: Get,
+        batches: Sequence[Mapping[str, Any]],
+        device: torch.device,
+        graph: bool = False,
     ) -> None:
         """Start a forward for each micro-batch; all stop at the first unit.
 
-        ``graph``: what is between units keeps what a backward pass needs.
+        ``get`` gives tensors on the device. ``graph``: what is between units keeps what a backward pass needs.
         """
         self.model, self.names, self.get = model, names, get
         self._local = threading.local()
-        self.units = units_of(model)
+        self.units = units_of(model, device)
         kept = kept_slots(model, self.units)
         tensors = names.tensors([slot.name for slot in kept], get)
         for slot in kept:
@@ -127,7 +138,8 @@ class Stream:
         for unit in self.units.values():
             unit.free()
             unit.module.forward = partial(self._called, unit)
-        self._forwards = [_Forward(model, batch, self._local, graph) for batch in batches]
+        on_device = [{key: _moved(value, device) for key, value in batch.items()} for batch in batches]
+        self._forwards = [_Forward(model, batch, self._local, graph) for batch in on_device]
         for forward in self._forwards:
             forward.resume()
 

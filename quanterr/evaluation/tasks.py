@@ -113,7 +113,7 @@ def loglikelihoods(
     batches = _batches(order, sequences)
     model = architecture.build()
     inputs = [inputs_of(model, _padded([sequences[n].ids for n in batch])) for batch in batches]
-    stream = Stream(model, Names(model, stored), get, inputs)
+    stream = Stream(model, Names(model, stored), get, inputs, architecture.device)
     found = [Likelihood(0.0, False)] * len(sequences)
     try:
         while (unit := stream.next_unit) is not None:
@@ -150,7 +150,7 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
 
 def _of(logits: Tensor, of: Scored) -> Likelihood:
     first, last = len(of.ids) - of.scored, len(of.ids)
-    targets = torch.tensor(of.ids[first:last])
+    targets = torch.tensor(of.ids[first:last], device=logits.device)
     rows = logits[first - 1 : last - 1]
     total = float(rows.double().log_softmax(-1).gather(1, targets[:, None]).sum())
     return Likelihood(total, bool((rows.argmax(-1) == targets).all()))
