@@ -88,3 +88,14 @@ def ids(folder: Path, n: int = 96, vocabulary: int = 96) -> Path:
     path = folder / "ids.safetensors"
     save_file({"ids": torch.randint(3, vocabulary, (n,), generator=torch.Generator().manual_seed(1))}, path)
     return path
+
+
+def with_words(folder: Path) -> None:
+    """A tokenizer whose tokens are w0 … w89."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{n}": n for n in range(90)} | {"[UNK]": 90}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')

@@ -10,7 +10,7 @@ import pytest
 import torch
 from making import numbers, quantized_fp8, quantized_int8
 from safetensors.torch import load_file, save_file
-from small_models import MODELS, auto_of, ids, quantized_by, saved, stored
+from small_models import MODELS, auto_of, ids, quantized_by, saved, stored, with_words
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
@@ -55,17 +55,6 @@ def expected(name, x, y, chunks):
     log_p, log_q = (each[:, rows].double().log_softmax(-1) for each in (x, y))
     nll = [-each.gather(-1, targets[..., None]).mean() for each in (log_p, log_q)]
     return math.exp(nll[0]), math.exp(nll[1]), float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
-
-
-def with_words(folder):
-    """A tokenizer whose tokens are w0 … w89."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {f"w{n}": n for n in range(90)} | {"[UNK]": 90}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
 @pytest.fixture(scope="module")
@@ -289,12 +278,14 @@ class TestTokens:
         assert (found.tokens.sha256, 3, 45) == (same.tokens.sha256, found.tokens.chunks, found.tokens.scored)
 
     def test_of_a_long_text_the_beginning_gives_the_same_tokens(self, llama, tmp_path):
+        from quanterr.evaluation.folder import ModelFolder
         from quanterr.evaluation.tokens import read_text
 
         folder = shutil.copytree(llama[0], tmp_path / "original")
         with_words(folder)
         (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(20000)))
-        whole, beginning = (read_text(str(tmp_path / "text.txt"), folder, enough) for enough in (None, 64))
+        found = ModelFolder(folder, str(folder))
+        whole, beginning = (read_text(str(tmp_path / "text.txt"), found, enough) for enough in (None, 64))
 
         assert 20000 == len(whole.ids)
         assert 64 <= len(beginning.ids) < 1000
@@ -408,10 +399,11 @@ class TestWhatIsWrong:
         ],
     )
     def test_a_config_that_cannot_be_used_is_named(self, llama, tmp_path, fields, told):
-        (tmp_path / "config.json").write_text(json.dumps(fields))
+        folder = shutil.copytree(llama[0], tmp_path / "original")
+        (folder / "config.json").write_text(json.dumps(fields))
 
         with pytest.raises(CheckpointError, match=told):
-            quanterr.evaluate(tmp_path, [llama[1]], tokens=llama[3])
+            quanterr.evaluate(folder, [llama[1]], tokens=llama[3])
 
     def test_no_config_no_tokenizer_and_too_little_text_are_sentences(self, llama, tmp_path):
         original, quantized, _, tokens = llama
@@ -422,8 +414,11 @@ class TestWhatIsWrong:
         large = tmp_path / "large.safetensors"
         save_file({"ids": torch.full((96,), 96)}, large)
 
-        with pytest.raises(CheckpointError, match=r"a folder with config\.json is needed"):
-            quanterr.evaluate(tmp_path, [quantized], tokens=tokens)
+        bare = shutil.copytree(original, tmp_path / "bare", ignore=shutil.ignore_patterns("config.json"))
+        with pytest.raises(
+            CheckpointError, match=r"bare/config\.json: No such file .*; the folder of a model is needed"
+        ):
+            quanterr.evaluate(bare, [quantized], tokens=tokens)
         with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing; give token ids with --tokens"):
             quanterr.evaluate(original, [quantized], text=str(tmp_path / "t.txt"))
         with pytest.raises(UsageError, match="not UTF-8 at byte 1"):

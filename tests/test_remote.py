@@ -8,12 +8,14 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from forked import call
 from making import numbers, quantized_fp8, store
 from serving import serving
-from stored import write_index
+from small_models import quantized_by, saved, stored, with_words
+from stored import write, write_index
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint, remote
@@ -225,6 +227,28 @@ class TestFaults:
                 compared(server)
         finally:
             os.utime(path, ns=(before, before))
+
+
+class TestEvaluate:
+    def test_reads_weights_config_and_tokenizer_from_there(self, tmp_path):
+        pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
+        original = saved("llama", tmp_path / "x")
+        with_words(original)
+        write(tmp_path / "y/model.safetensors", quantized_by(quantized_fp8, stored(original))[0])
+        (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(200)))
+        options = {"text": tmp_path / "text.txt", "context": 32, "chunks": 2}
+        before = os.listdir(tempfile.gettempdir())
+        here = quanterr.evaluate(original, [tmp_path / "y/model.safetensors"], **options)
+        with serving(tmp_path) as server:
+            files = [f"{server.url}/{side}/model.safetensors" for side in "xy"]
+            there = quanterr.evaluate(files[0], files[1:], **options)
+            (original / "config.json").unlink()
+            with pytest.raises(CheckpointError, match=r"/x/config\.json: No such file .*; the folder of a model"):
+                quanterr.evaluate(files[0], files[1:], **options)
+
+        assert here.tokens == there.tokens
+        assert here.candidates[0].scores == there.candidates[0].scores
+        assert not [name for name in set(os.listdir(tempfile.gettempdir())) - set(before) if "quanterr" in name]
 
 
 class TestCredentials:

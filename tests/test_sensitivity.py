@@ -13,6 +13,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
+from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.sensitivity import SEED, profile
 from quanterr.evaluation.sides import Sides
@@ -25,9 +26,9 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 def streamed(folder, chunks):
     """The profile, a unit at a time."""
-    with open_checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
         sides = Sides(checkpoint)
-        model = models.Architecture(models.read_config(folder), torch.float32).build()
+        model = models.Architecture(models.read_config(found), torch.float32).build()
         inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
         stream = Stream(model, Names(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:

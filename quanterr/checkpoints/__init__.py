@@ -221,7 +221,9 @@ def _open_files(
         close_all(files)
         raise
     gguf = ggufs[0] if ggufs else None
-    return Checkpoint(given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes), gguf)
+    return Checkpoint(
+        given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes), gguf, paths[0].parent
+    )
 
 
 def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:

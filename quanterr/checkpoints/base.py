@@ -10,11 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import CheckpointError, ResourceError
 from quanterr.util.text import count, display
+
+if TYPE_CHECKING:
+    from quanterr.checkpoints.remote import RemotePath
 
 # Bits of one element, by the dtype's name in a safetensors header.
 DTYPE_BITS = {
@@ -249,7 +252,7 @@ class Checkpoint:
 
     ``metadata`` is the files' ``__metadata__``, one dict a file; ``config`` what is stored with the
     weights as ``config.json`` and the like: hints, which are checked against the tensors. ``gguf`` is
-    what a GGUF file says of its model.
+    what a GGUF file says of its model. ``folder`` is where the files are; None of what is made on the fly.
     """
 
     path: str
@@ -261,6 +264,7 @@ class Checkpoint:
     revision: str | None = None
     notes: tuple[str, ...] = ()
     gguf: GgufMetadata | None = None
+    folder: "Path | RemotePath | None" = None
 
     @property
     def nbytes(self) -> int:

@@ -21,6 +21,7 @@ from quanterr.cli.common import (
     Outputs,
     Quiet,
     TopLayers,
+    announce,
     color_of,
     command_line,
     deliver,
@@ -41,8 +42,9 @@ HELP = help_of("""Run the original's model with the weights of each side on a te
 [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
 [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
-ORIGINAL is a folder with config.json. Any format that compare reads runs through transformers' model of it, one block
-of each side in memory. Needs pip install "quanterr[evaluate]"; no model code is downloaded or run.
+ORIGINAL is a folder with config.json, here or in a store (hf://org/name). Any format that compare reads runs through
+transformers' model of it, one block of each side in memory. Needs pip install "quanterr[evaluate]"; no model code is
+downloaded or run.
 
 Exit status: 0 all gates hold; 1 one does not; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks tensors, or
 is not finite; 5 memory or disk; 70 a bug.
@@ -50,7 +52,9 @@ is not finite; 5 memory or disk; 70 a bug.
 
 
 def evaluate(
-    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="The folder of the model.", show_default=False)],
+    original: Annotated[
+        str, typer.Argument(metavar="ORIGINAL", help="The model's folder, here or in a store.", show_default=False)
+    ],
     candidates: Annotated[
         list[str] | None,
         typer.Argument(
@@ -208,6 +212,7 @@ def evaluate(
     for option, path in by_products.items():
         if path is not None:
             check_place(path, option, inputs)
+    announce([original, *(candidates or [])], quiet)
     with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.evaluation import evaluate as evaluated

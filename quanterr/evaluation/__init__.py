@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, entered, open_checkpoint
+from quanterr.checkpoints import Checkpoint, entered
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
+from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
@@ -100,7 +100,7 @@ class EvaluateOptions:
 
 
 def evaluate(
-    original: str | os.PathLike[str],
+    original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint] = (),
     *,
     against: Iterable[str] = (),
@@ -108,8 +108,8 @@ def evaluate(
 ) -> Evaluation:
     """Are quantized checkpoints still good models? Runs the original's architecture with the weights of each side.
 
-    ``original`` is a folder with config.json; ``against`` are recipes such as ``"fp8_row"``, by which it is quantized
-    on the fly; ``options`` are the fields of :class:`EvaluateOptions`, by name.
+    ``original`` is a folder with config.json, here or in a store; ``against`` are recipes such as ``"fp8_row"``, by
+    which it is quantized on the fly; ``options`` are the fields of :class:`EvaluateOptions`, by name.
 
     Raises:
         UsageError: transformers is missing, no text or too little of it, a rule that is none.
@@ -125,9 +125,10 @@ def evaluate(
     paths += [recipe.name for recipe in recipes]
     if not paths:
         raise UsageError(NOTHING_TO_DO)
-    prepared, pace = _prepared(chosen, Path(original)), _pace(chosen)
+    pace = _pace(chosen)
     with ExitStack() as stack:
-        opened = stack.enter_context(open_checkpoint(os.fspath(original), chosen.lenient))
+        opened = entered(stack, original, chosen.lenient)
+        prepared = _prepared(chosen, opened)
         every = [
             opened,
             *(entered(stack, side, chosen.lenient) for side in candidates),
@@ -165,7 +166,7 @@ def evaluate(
     return judged(made, rules)
 
 
-def study(original: str | os.PathLike[str], **options: Any) -> None:
+def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None:
     """What can be learned of an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``.
 
     ``options`` are the fields of :class:`EvaluateOptions`, by name. Errors are those of :func:`evaluate`.
@@ -174,8 +175,9 @@ def study(original: str | os.PathLike[str], **options: Any) -> None:
     pace = _pace(chosen)
     if chosen.sensitivity is None and not pace.with_moments:
         raise UsageError(NOTHING_TO_DO)
-    prepared = _prepared(chosen, Path(original))
-    with open_checkpoint(os.fspath(original), chosen.lenient) as checkpoint:
+    with ExitStack() as stack:
+        checkpoint = entered(stack, original, chosen.lenient)
+        prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         _profiled(chosen, prepared, sides, [])
         if pace.with_moments:
@@ -204,15 +206,17 @@ class _Prepared(NamedTuple):
     tasks: list[Asked]
 
 
-def _prepared(chosen: EvaluateOptions, folder: Path) -> _Prepared:
+def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     dtype = DTYPES.get(chosen.dtype)
     if dtype is None:
         raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
-    config = models.read_config(folder)
-    architecture = models.Architecture(config, dtype, pick_device(chosen.device))
-    text = _text(chosen, folder)
+    device = pick_device(chosen.device)
+    with model_folder(original) as folder:
+        config = models.read_config(folder)
+        text = _text(chosen, folder)
+        tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
+    architecture = models.Architecture(config, dtype, device)
     chunks = chunks_of(text, chosen.context, chosen.chunks, config.get_text_config().vocab_size)
-    tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
     if (tasks or chosen.sensitivity is not None) and architecture.kind != models.CAUSAL:
         option = "--task" if tasks else "--sensitivity"
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
@@ -239,7 +243,7 @@ def _profiled(
     return profiled.predictions
 
 
-def _text(chosen: EvaluateOptions, folder: Path) -> Text:
+def _text(chosen: EvaluateOptions, folder: ModelFolder) -> Text:
     if (chosen.text is None) == (chosen.tokens is None):
         raise UsageError("give a text with --text FILE, or token ids with --tokens FILE.safetensors")
     if chosen.context < 2:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import DTYPES
+from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.models import CAUSAL, Architecture, read_config
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Likelihood, Scored, loglikelihoods, sequence
@@ -51,11 +51,12 @@ class StreamedModel(_base()):  # type: ignore[misc]
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype}: choose one of {', '.join(DTYPES)}")
         self._original, self._quantized = original, quantized
-        self._architecture = Architecture(read_config(Path(original)), DTYPES[dtype], pick_device(device))
+        with open_checkpoint(original) as checkpoint, model_folder(checkpoint) as folder:
+            self._architecture = Architecture(read_config(folder), DTYPES[dtype], pick_device(device))
+            self._tokenizer = tokenizer_of(folder)
         if self._architecture.kind != CAUSAL:
             model_type = self._architecture.config.model_type
             raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
-        self._tokenizer = tokenizer_of(Path(original))
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Of each request's continuation behind its context: Σ ln p, and whether greedy decoding gives it."""

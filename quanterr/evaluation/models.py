@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.evaluation.folder import ModelFolder
 from quanterr.tensors.devices import CPU
 from quanterr.util.text import display
 
@@ -135,7 +135,7 @@ def kind_of(config: Any) -> str:
     return CAUSAL if config.model_type in CAUSAL_MODELS and not masked else ENCODER
 
 
-def read_config(folder: Path) -> Any:
+def read_config(folder: ModelFolder) -> Any:
     """The config of a folder, for a model that transformers knows.
 
     Raises:
@@ -146,24 +146,21 @@ def read_config(folder: Path) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise UsageError(EXTRA) from error
-    path = folder / "config.json"
+    shown = folder.named("config.json")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads((folder.path / "config.json").read_text(encoding="utf-8"))
     except OSError as error:
-        what = "a folder with config.json is needed" if folder.is_dir() else "give the folder of the model"
-        raise CheckpointError(f"{display(str(path))}: {error.strerror}; {what}") from error
+        raise CheckpointError(f"{shown}: {error.strerror}; the folder of a model is needed, with its config") from error
     except ValueError as error:
-        raise CheckpointError(f"{display(str(path))}: not JSON") from error
+        raise CheckpointError(f"{shown}: not JSON") from error
     if fields.get("quantization_config"):
-        raise CheckpointError(
-            f"{display(str(path))}: says that this is a quantized model; the original is needed first"
-        )
+        raise CheckpointError(f"{shown}: says that this is a quantized model; the original is needed first")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
         name = display(str(fields.get("model_type", "without a model_type")))
         raise CheckpointError(
-            f"{display(str(path))}: transformers has no model {name}; a newer version may "
+            f"{shown}: transformers has no model {name}; a newer version may "
             "(models with code of their own are not run)"
         ) from error
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import UsageError
+from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.models import Architecture, inputs_of
 from quanterr.evaluation.names import Get, Names
 from quanterr.evaluation.sides import Candidate, Sides
@@ -57,7 +58,7 @@ class Asked:
     sequences: tuple[Scored, ...]  # of each choice of each question
 
 
-def read_task(path: str, folder: Path) -> Asked:
+def read_task(path: str, folder: ModelFolder) -> Asked:
     """A task through the tokenizer of the original.
 
     Raises:

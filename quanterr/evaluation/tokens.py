@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, UsageError
+from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.models import EXTRA
 from quanterr.util.text import display
 
@@ -31,7 +32,7 @@ def fingerprint(chunks: Tensor) -> str:
     return sha256(chunks.contiguous().numpy().tobytes()).hexdigest()
 
 
-def read_text(path: str, folder: Path, enough: int | None = None) -> Text:
+def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text:
     """A text file through the tokenizer.json of the original; of a long one a beginning with ``enough`` tokens.
 
     Raises:
@@ -54,7 +55,7 @@ def read_text(path: str, folder: Path, enough: int | None = None) -> Text:
     return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer))
 
 
-def tokenizer_of(folder: Path) -> Any:
+def tokenizer_of(folder: ModelFolder) -> Any:
     """The tokenizer of a model.
 
     Raises:
@@ -65,15 +66,13 @@ def tokenizer_of(folder: Path) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise UsageError(EXTRA) from error
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise CheckpointError(
-            f"{display(str(path))}: missing; give token ids with --tokens ids.safetensors instead of a text"
-        )
+    shown = folder.named("tokenizer.json")
+    if not (folder.path / "tokenizer.json").exists():
+        raise CheckpointError(f"{shown}: missing; give token ids with --tokens ids.safetensors instead of a text")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise CheckpointError(f"{display(str(path))}: {display(str(error), 300)}") from error
+        raise CheckpointError(f"{shown}: {display(str(error), 300)}") from error
 
 
 def _bos(tokenizer: Any) -> int | None:

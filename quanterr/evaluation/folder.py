@@ -1,0 +1,53 @@
+"""The folder of a model with its config.json and its tokenizer: the original's own, or copies of them from a store."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.places import missing_in, read_whole
+from quanterr.errors import CheckpointError
+from quanterr.util.text import display
+
+# What transformers reads of a config and of a tokenizer.json.
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+LARGEST = 256 << 20  # bytes
+
+
+class ModelFolder(NamedTuple):
+    """Where the files are, and where the user knows them to be."""
+
+    path: Path
+    address: str
+
+    def named(self, name: str) -> str:
+        """A file of it, for messages."""
+        return display(f"{self.address.rstrip('/')}/{name}")
+
+
+@contextmanager
+def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
+    """The folder that the checkpoint's files are in; of a store, one with copies, which is removed again.
+
+    Raises:
+        CheckpointError: a file may not be read, or is too large.
+        ResourceError: the store does not answer.
+    """
+    place = original.folder
+    if place is None or isinstance(place, Path):
+        yield ModelFolder(place or Path(original.path), str(place or original.path))
+        return
+    with TemporaryDirectory(prefix="quanterr-") as made:
+        absent = missing_in(place, list(FILES))
+        for name in FILES:
+            try:
+                content = b"" if name in absent else read_whole(place / name, LARGEST)
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                raise CheckpointError(f"{display(str(place / name))}: {error}") from error
+            if content:
+                Path(made, name).write_bytes(content)
+        yield ModelFolder(Path(made), str(place))
