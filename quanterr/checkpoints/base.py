@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,6 +271,15 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.entries.values())
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What copies of it have in common, and nothing else has: files and tensors."""
+        entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in self.entries.values())
+        return {
+            "files": [[file.path.name, file.size, file.tag] for file in self.files],
+            "tensors": sha256("\n".join(entries).encode("utf-8", "surrogatepass")).hexdigest(),
+        }
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError if a file changed since it was opened."""

@@ -5,7 +5,7 @@ import platform
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,6 +35,7 @@ from quanterr.report.ranking.model import Ranking
 from quanterr.report.sensitivity import read_sensitivity
 from quanterr.selection import CompareOptions, Selection
 from quanterr.tensors.devices import described, pick_device
+from quanterr.util.company import Company
 from quanterr.util.memory import give_back
 from quanterr.util.text import display
 
@@ -68,9 +69,11 @@ def compare_each(
     whole pass.
     """
     stop = options.stop or threading.Event()
-    ranks = Ranks.of_environment(stop)
-    with ranks.company.reporting() if ranks is not None else nullcontext():
-        return _compare_each(original, candidates, options, stop, ranks)
+    company = Company.of_environment(stop)
+    if company is None:
+        return _compare_each(original, candidates, options, stop, None)
+    with company.reporting():
+        return _compare_each(original, candidates, options, stop, Ranks(company))
 
 
 def _compare_each(
@@ -144,7 +147,7 @@ def _compare_each(
             for builder, quantized in zip(builders, after, strict=True)
         ]
         if ranks is not None:
-            ranks.end()
+            ranks.company.end()
         return reports
 
 

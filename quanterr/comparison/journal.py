@@ -51,20 +51,12 @@ def identity(
         "quanterr": __version__,
         "metrics": METRICS_VERSION,
         "kernel": "native" if is_native else "torch",
-        "inputs": [_input(checkpoint) for checkpoint in checkpoints],
+        "inputs": [checkpoint.identity for checkpoint in checkpoints],
         "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
         "layers": list(options.layers),
         "outlier_threshold": options.outlier_threshold,
         "importance": _digest_of(options.importance),
         "plan": [_digest("\n".join(_described(plan))) for plan in plans],
-    }
-
-
-def _input(checkpoint: Checkpoint) -> dict[str, Any]:
-    entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in checkpoint.entries.values())
-    return {
-        "files": [[file.path.name, file.size, file.tag] for file in checkpoint.files],
-        "tensors": _digest("\n".join(entries)),
     }
 
 

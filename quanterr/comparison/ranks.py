@@ -10,11 +10,9 @@ import time
 import zlib
 from collections.abc import Callable
 
-from quanterr.comparison.company import LOOK, Company
 from quanterr.comparison.records import packed, unpacked
-from quanterr.errors import ElsewhereError, Status
 from quanterr.pairing.plan import ComparedWeight
-from quanterr.util.processes import this_process
+from quanterr.util.company import LOOK, Company
 
 BATCH = 1 << 18  # characters of records that are sent at once
 
@@ -33,17 +31,6 @@ class Ranks:
         self._size = 0  # of them, in characters
         self._sent = 0  # batches
         self._read = [0] * company.world  # batches of each rank that were taken in
-
-    @classmethod
-    def of_environment(cls, stop: threading.Event) -> "Ranks | None":
-        """The ranks that the environment names; None of a single process. ``stop`` is set when they cannot go on.
-
-        Raises:
-            UsageError: variables that make no sense.
-            ResourceError: the others cannot be reached.
-        """
-        process = this_process()
-        return cls(Company(process, stop)) if process.world > 1 else None
 
     def claim(self, key: str) -> bool:
         """Whether this rank is the first that asks for it."""
@@ -65,7 +52,7 @@ class Ranks:
             self._waiting, self._size, self._sent = [], 0, self._sent + 1
 
     def finish(self) -> None:
-        """All that was finished here is sent; returns when rank 0 has what it needs.
+        """All that was finished here is sent; ends when rank 0 has what it needs.
 
         Raises:
             ElsewhereError: always: the result is rank 0's.
@@ -73,11 +60,7 @@ class Ranks:
         with self._lock:
             self._flush()
         self.company.set(f"done/{self.rank}", b"1")
-        while not self.company.has("end"):
-            self.company.check()
-            time.sleep(LOOK)
-        self.company.part()
-        raise ElsewhereError(Status.OK)
+        self.company.leave()
 
     def collect(self, take: Take, missing: set[tuple[int, int]], on_wait: Callable[[], None]) -> None:
         """As rank 0: take in what the others send until nothing is ``missing``, or all of them are done.
@@ -106,8 +89,3 @@ class Ranks:
                 if place in missing:
                     missing.discard(place)
                     take(place[0], unpacked(place[1], record))
-
-    def end(self) -> None:
-        """As rank 0: let the others go."""
-        self.company.set("end", b"1")
-        self.company.part()

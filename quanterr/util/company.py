@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from quanterr.errors import ElsewhereError, QuanterrError, ResourceError, Status, UsageError
-from quanterr.util.processes import Process
+from quanterr.util.processes import Process, this_process
 from quanterr.util.text import display
 
 BEAT = 1.0  # seconds between two beats
@@ -101,6 +101,17 @@ class Company:
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
 
+    @classmethod
+    def of_environment(cls, stop: threading.Event) -> "Company | None":
+        """The ranks that the environment names; None of a single process. ``stop`` is set when they cannot go on.
+
+        Raises:
+            UsageError: variables that make no sense.
+            ResourceError: the others cannot be reached.
+        """
+        process = this_process()
+        return cls(process, stop) if process.world > 1 else None
+
     def agree(self, run: dict[str, Any]) -> None:
         """Wait until all ranks are here, and see that they have the same inputs and plan.
 
@@ -140,6 +151,23 @@ class Company:
             self._beating.join(2 * BEAT)
             if self._failure is not None:
                 self.part()
+
+    def leave(self) -> None:
+        """As another rank than 0: wait until rank 0 has what it needs.
+
+        Raises:
+            ElsewhereError: always: the result is rank 0's.
+        """
+        while not self.has("end"):
+            self.check()
+            time.sleep(LOOK)
+        self.part()
+        raise ElsewhereError(Status.OK)
+
+    def end(self) -> None:
+        """As rank 0: let the others go."""
+        self.set("end", b"1")
+        self.part()
 
     def part(self) -> None:
         """Say goodbye; rank 0 waits a little until all others have: the store may be in its process."""
