@@ -15,6 +15,7 @@ import time
 
 import pytest
 from making import numbers, store
+from small_models import ids, saved
 
 from quanterr.errors import Status
 
@@ -71,6 +72,53 @@ def alone(original):
 
 def without_run(text):
     return json.loads(text) | {"run": None}
+
+
+class TestEvaluate:
+    """Micro-batches are shared."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def words(cls, tmp_path_factory):
+        pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
+        folder = tmp_path_factory.mktemp("evaluate")
+        mixtral, bert = saved("mixtral", folder / "mixtral"), saved("bert", folder / "bert")
+        more = ("--against", "fp8_row,int4_g32", "--tokens", ids(folder, 160), "--context", 16, "--batch", 2, "--json")
+        return {"mixtral": (mixtral, *more), "bert": (bert, *more)}
+
+    @pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("mixtral", 3), ("mixtral", 7), ("bert", 3)])
+    def test_the_result_is_that_of_one_process(self, words, tmp_path, name, world):
+        one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
+        output_errors = [each.pop("output errors") for each in (one, many)]
+
+        assert one == many
+        assert pytest.approx(output_errors[0], rel=1e-5) == output_errors[1]  # their sums are in another order
+
+    @staticmethod
+    def evaluated(world, *words, cwd):
+        """What rank 0 says and writes, with output errors and by-products by the names of weights."""
+        cwd.mkdir()
+        done = run(world, "evaluate", *words, "--saliency-out", "s.json", "--importance-out", "i.gguf", cwd=cwd)
+        assert {Status.OK} == {status for status, _, _ in done}, done
+        assert not "".join(out + err for _, out, err in done[1:])
+        found = without_run(done[0][1])
+        rows = [row | {"of": one["name"]} for one in found["candidates"] for row in one.pop("weights")]
+        salient = json.loads((cwd / "s.json").read_text())["weights"]
+        return found | {
+            "output errors": {(row["of"], row["layer_name"]): row["output_error"] for row in rows},
+            "salient": {row["layer_name"]: (row["inputs"], row["columns"]) for row in salient},
+            "importance": (cwd / "i.gguf").stat().st_size,
+        }
+
+    def test_ranks_with_other_tokens_are_told(self, words, tmp_path):
+        port, own = free_port(), list(words["bert"])
+        other = [*own, "--chunks", 4]
+        processes = [start(rank, 2, port, "evaluate", *line, cwd=tmp_path) for rank, line in enumerate((own, other))]
+        said = [process.communicate(timeout=LIMIT) for process in processes]
+
+        assert [Status.USAGE] * 2 == [process.returncode for process in processes]
+        assert "rank 1 differs from rank 0 in tokens" in said[0][1]
+        assert ("", "") == said[1]
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])

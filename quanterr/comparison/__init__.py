@@ -35,7 +35,7 @@ from quanterr.report.ranking.model import Ranking
 from quanterr.report.sensitivity import read_sensitivity
 from quanterr.selection import CompareOptions, Selection
 from quanterr.tensors.devices import described, pick_device
-from quanterr.util.company import Company
+from quanterr.util.company import company_of_environment
 from quanterr.util.memory import give_back
 from quanterr.util.text import display
 
@@ -69,11 +69,8 @@ def compare_each(
     whole pass.
     """
     stop = options.stop or threading.Event()
-    company = Company.of_environment(stop)
-    if company is None:
-        return _compare_each(original, candidates, options, stop, None)
-    with company.reporting():
-        return _compare_each(original, candidates, options, stop, Ranks(company))
+    with company_of_environment(stop) as company:
+        return _compare_each(original, candidates, options, stop, None if company is None else Ranks(company))
 
 
 def _compare_each(

@@ -7,6 +7,7 @@ stepping.py   a forward that stops at each unit
 lockstep.py   all sides, unit by unit, compared as they pass
 scores.py     perplexity, divergence, agreement
 states.py     errors of hidden states and of the outputs of weights
+together.py   several processes for one evaluation
 """
 
 import os
@@ -24,14 +25,13 @@ import torch
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.errors import UsageError
-from quanterr.evaluation import models
+from quanterr.evaluation import models, together
 from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
 from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
-from quanterr.evaluation.states import Product
 from quanterr.evaluation.tasks import Asked, answered, read_task
 from quanterr.evaluation.tokens import LEAST_CONTEXTS, Chunks, Text, chunks_of, fingerprint, read_text, read_tokens
 from quanterr.pairing.importance import architecture_of
@@ -43,6 +43,7 @@ from quanterr.report.model import RunInfo, Tool
 from quanterr.report.ranking.making import short_names
 from quanterr.selection import Selection
 from quanterr.tensors.devices import described, pick_device
+from quanterr.util.company import Company, company_of_environment
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
@@ -98,6 +99,11 @@ class EvaluateOptions:
     stop: threading.Event | None = None
     command: Iterable[str] = ()
 
+    @property
+    def with_moments(self) -> bool:
+        """Whether second moments of inputs are asked for."""
+        return self.importance_out is not None or self.saliency_out is not None
+
 
 def evaluate(
     original: str | os.PathLike[str] | Checkpoint,
@@ -117,16 +123,16 @@ def evaluate(
             missing or has another shape.
         ResourceError: no memory.
     """
-    chosen = EvaluateOptions(**options)
-    started, clock = datetime.now(UTC), time.monotonic()
+    chosen, started = EvaluateOptions(**options), datetime.now(UTC)
     rules = rules_of(list(chosen.require), thresholds=chosen.thresholds)
     recipes = recipes_named(against) if against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [recipe.name for recipe in recipes]
     if not paths:
         raise UsageError(NOTHING_TO_DO)
-    pace = _pace(chosen)
-    with ExitStack() as stack:
+    stop = chosen.stop or threading.Event()
+    saliency, clock = _saliency(chosen), time.monotonic()
+    with company_of_environment(stop) as company, ExitStack() as stack:
         opened = entered(stack, original, chosen.lenient)
         prepared = _prepared(chosen, opened)
         every = [
@@ -136,14 +142,17 @@ def evaluate(
         ]
         sides = Sides(opened, prepared.architecture.device)
         found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]
+        if company is not None:
+            together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
+        pace = _pace(chosen, stop, company)
         with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace) as lockstep:
-            outcomes = lockstep.run()
-            moments = lockstep.moments()
+            together.run(lockstep, company)
+            outcomes = lockstep.outcomes()
+            _write_by_products(chosen, prepared, lockstep, saliency, opened)
         answers = (
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
         predictions = _profiled(chosen, prepared, sides, found)
-        _write_by_products(chosen, prepared, pace, moments, every[0])
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
@@ -172,29 +181,36 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None
     ``options`` are the fields of :class:`EvaluateOptions`, by name. Errors are those of :func:`evaluate`.
     """
     chosen = EvaluateOptions(**options)
-    pace = _pace(chosen)
-    if chosen.sensitivity is None and not pace.with_moments:
+    stop, saliency = chosen.stop or threading.Event(), _saliency(chosen)
+    if chosen.sensitivity is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)
-    with ExitStack() as stack:
+    with company_of_environment(stop) as company, ExitStack() as stack:
         checkpoint = entered(stack, original, chosen.lenient)
         prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
-        _profiled(chosen, prepared, sides, [])
-        if pace.with_moments:
+        if company is not None:
+            together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
+        if chosen.with_moments:
+            pace = _pace(chosen, stop, company)
             with Lockstep(prepared.architecture, sides, [], prepared.chunks, pace) as lockstep:
-                lockstep.run()
-                _write_by_products(chosen, prepared, pace, lockstep.moments(), checkpoint)
+                together.run(lockstep, company)
+                _write_by_products(chosen, prepared, lockstep, saliency, checkpoint)
+        else:
+            together.leave_to_rank_0(company)
+        _profiled(chosen, prepared, sides, [])
         checkpoint.check_unchanged()
 
 
 def _write_by_products(
-    chosen: EvaluateOptions, prepared: "_Prepared", pace: Pace, moments: Mapping[str, Product], original: Checkpoint
+    chosen: EvaluateOptions, prepared: "_Prepared", lockstep: Lockstep, saliency: Saliency, original: Checkpoint
 ) -> None:
-    if pace.saliency is not None:
-        pace.saliency.write(os.fspath(chosen.saliency_out or ""), original.path, prepared.text.source)
+    if chosen.saliency_out is not None:
+        for name, weight, product in lockstep.weights():
+            saliency.add(name, weight, product)
+        saliency.write(os.fspath(chosen.saliency_out), original.path, prepared.text.source)
     if chosen.importance_out is not None:
         origin = Origin(prepared.text.source, chosen.context, len(prepared.chunks.given))
-        write_importance(os.fspath(chosen.importance_out), moments, architecture_of(original), origin)
+        write_importance(os.fspath(chosen.importance_out), lockstep.moments(), architecture_of(original), origin)
 
 
 class _Prepared(NamedTuple):
@@ -223,12 +239,15 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     return _Prepared(architecture, text, chunks, tasks)
 
 
-def _pace(chosen: EvaluateOptions) -> Pace:
+def _saliency(chosen: EvaluateOptions) -> Saliency:
     if not 0 < chosen.saliency <= 100:
         raise UsageError(f"--saliency {chosen.saliency:g}: per cent, above 0 and up to 100")
-    saliency = None if chosen.saliency_out is None else Saliency(chosen.saliency)
-    with_moments = chosen.importance_out is not None or saliency is not None
-    return Pace(chosen.batch, chosen.on_progress, chosen.stop or threading.Event(), with_moments, saliency)
+    return Saliency(chosen.saliency)
+
+
+def _pace(chosen: EvaluateOptions, stop: threading.Event, company: Company | None) -> Pace:
+    rank, world = (0, 1) if company is None else (company.rank, company.world)
+    return Pace(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world)
 
 
 def _profiled(

@@ -15,24 +15,23 @@ from quanterr.report.evaluation.model import Embeddings
 class Embedded:
     """The embeddings of both sides."""
 
-    of_x: list[Tensor] = field(default_factory=list)
-    of_y: list[Tensor] = field(default_factory=list)
+    of_x: dict[int, Tensor] = field(default_factory=dict)  # of the chunks of a micro-batch, by its number
+    of_y: dict[int, Tensor] = field(default_factory=dict)
     error: HiddenError = field(default_factory=HiddenError)
 
     @property
     def chunks(self) -> int:
         """How many chunks there are."""
-        return sum(map(len, self.of_x))
+        return sum(map(len, self.of_x.values()))
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    def add(self, batch: int, x: Tensor, y: Tensor) -> None:
         """Last hidden states (chunks, tokens, d) of both."""
-        self.of_x.append(x.double().mean(1).cpu())
-        self.of_y.append(y.double().mean(1).cpu())
-        self.error.add(x, y)
+        self.of_x[batch], self.of_y[batch] = (each.double().mean(1).cpu() for each in (x, y))
+        self.error.add((0, batch), x, y)
 
     def result(self) -> Embeddings:
         """Cosines of the same chunk on both sides, and whether chunks are as near to each other as they were."""
-        x, y = torch.cat(self.of_x), torch.cat(self.of_y)
+        x, y = (torch.cat([each for _, each in sorted(side.items())]) for side in (self.of_x, self.of_y))
         cosines = F.cosine_similarity(x, y, -1)
         places = torch.triu_indices(len(x), len(x), 1)
         near_x, near_y = (F.cosine_similarity(each[places[0]], each[places[1]], -1) for each in (x, y))

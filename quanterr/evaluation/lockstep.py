@@ -1,7 +1,7 @@
 """All sides, unit by unit: each weight is read once, hidden states are compared as they pass, logits as they come."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import TracebackType
@@ -14,10 +14,9 @@ from quanterr.errors import CheckpointError, Interrupted
 from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Architecture, Unit, inputs_of, takes
 from quanterr.evaluation.names import Names
-from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.scores import Scores
 from quanterr.evaluation.sides import Candidate, Sides
-from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
+from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Product, Visit, hidden_of
 from quanterr.evaluation.stepping import Stream, keep_memory_for_activations, return_memory
 from quanterr.evaluation.tokens import Chunks
 from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
@@ -25,6 +24,7 @@ from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.text import display, listed
 
 MAX_NAMED = 3
+LOGITS = "the logits"  # what may be the first that is not finite
 
 
 @dataclass
@@ -39,13 +39,25 @@ class Outcome:
 
 
 class Pace(NamedTuple):
-    """How a run goes: chunks of a micro-batch, who is told, what ends it, and what is kept of inputs."""
+    """How a run goes: chunks of a micro-batch, who is told, what ends it, whether moments of inputs are kept.
+
+    Of ``world`` processes number ``rank`` takes its share of the micro-batches.
+    """
 
     batch: int
     on_progress: Callable[[int, int, int, int], None] | None
     stop: threading.Event
     with_moments: bool
-    saliency: Saliency | None = None
+    rank: int = 0
+    world: int = 1
+
+
+class _Batch(NamedTuple):
+    """A micro-batch: its number, and its chunks (n, context) as the model gets them and as they are in the text."""
+
+    number: int
+    given: Tensor
+    raw: Tensor
 
 
 @dataclass
@@ -57,7 +69,27 @@ class _Side:
     scores: Scores = field(default_factory=Scores)
     embedded: Embedded = field(default_factory=Embedded)
     blocks: dict[str, HiddenError] = field(default_factory=dict)
-    not_finite: str | None = None
+    not_finite: set[str] = field(default_factory=set)
+
+    def found(self) -> dict[str, Any]:
+        """What :meth:`add` takes."""
+        return {
+            "scores": self.scores.columns,
+            "embedded": (self.embedded.of_x, self.embedded.of_y, _plain(self.embedded.error)),
+            "blocks": {name: _plain(error) for name, error in self.blocks.items()},
+            "not_finite": list(self.not_finite),
+        }
+
+    def add(self, found: Mapping[str, Any]) -> None:
+        """What was found for other micro-batches."""
+        self.scores.columns |= found["scores"]
+        of_x, of_y, error = found["embedded"]
+        self.embedded.of_x |= of_x
+        self.embedded.of_y |= of_y
+        self.embedded.error.parts |= _parts(error)
+        for name, parts in found["blocks"].items():
+            self.blocks.setdefault(name, HiddenError()).parts |= _parts(parts)
+        self.not_finite |= set(found["not_finite"])
 
     def compared(self, unit: Unit, loaded: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a unit, loaded as the model needs them, in the original's scales."""
@@ -85,9 +117,9 @@ class Lockstep:
         keep_memory_for_activations()
         self.kind, self._pace = architecture.kind, pace
         self.model = architecture.build()
-        self._tokens = chunks.given.numel()
-        self._batches = list(zip(*(torch.split(each, pace.batch) for each in chunks), strict=True))
-        inputs = [self._inputs(architecture.config, chunk) for chunk, _ in self._batches]
+        split = enumerate(zip(*(torch.split(each, pace.batch) for each in chunks), strict=True))
+        self._batches = [_Batch(number, *both) for number, both in split][pace.rank :: pace.world]
+        inputs = [self._inputs(architecture.config, batch.given) for batch in self._batches]
         names = _complete(Names(self.model, sides.weights), sides)
         self._original = Stream(self.model, names, sides.get, inputs, architecture.device)
         self._others = []
@@ -119,7 +151,7 @@ class Lockstep:
             inputs["logits_to_keep"] = chunk.shape[1] - chunk.shape[1] // 2
         return inputs
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> None:
         """Every unit for every micro-batch of every side.
 
         Raises:
@@ -129,6 +161,9 @@ class Lockstep:
         while (unit := self._original.next_unit) is not None:
             self._step(unit, done, total)
             done += 1
+
+    def outcomes(self) -> list[Outcome]:
+        """What came of each candidate."""
         return [self._outcome(n) for n in range(len(self._others))]
 
     def _step(self, unit: Unit, done: int, total: int) -> None:
@@ -137,7 +172,8 @@ class Lockstep:
         unit.load(tensors)
         units = [side.stream.units[unit.name] for side in self._others]
         others = [side.stream.tensors(unit) for side in self._others]
-        watching = OutputErrors(self._products, self._tokens, self._pace.with_moments)
+        tokens = sum(batch.given.numel() for batch in self._batches)
+        watching = OutputErrors(self._products, tokens, self._pace.with_moments)
         watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
@@ -146,19 +182,15 @@ class Lockstep:
             if self._pace.stop.is_set():
                 raise Interrupted("interrupted; nothing is scored before all units were passed")
             if self._original.waits(batch, unit):
-                self._run(batch, unit, watching)
+                self._run(done, batch, unit, watching)
             if self._pace.on_progress:
                 self._pace.on_progress(done, total, batch + 1, len(self._batches))
         watching.finish()
-        if self._pace.saliency is not None:
-            for name, weight in watching.weights():
-                if (product := self._products.get(name)) is not None:
-                    self._pace.saliency.add(self._original.names.stored_name(name), weight, product)
         for each in (unit, *units):
             each.free()
         return_memory()
 
-    def _run(self, batch: int, unit: Unit, watching: OutputErrors) -> None:
+    def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors) -> None:
         with watching:
             output = self._original.run(batch)
         watching.settle()
@@ -173,9 +205,8 @@ class Lockstep:
             y = hidden_of(other)
             if x is not None and y is not None and base is None:
                 error = side.blocks.setdefault(unit.name, HiddenError())
-                error.add(x, y)
-                if not error.finite and side.not_finite is None:
-                    side.not_finite = unit.name
+                if not error.add((done, self._batches[batch].number), x, y):
+                    side.not_finite.add(unit.name)
             side.stream.resume(batch, other)
             del other
             result = side.stream.result(batch)
@@ -184,10 +215,10 @@ class Lockstep:
 
     def _score(self, batch: int, side: _Side, base: Any, other: Any) -> None:
         """What both models gave for a micro-batch."""
+        number, _, raw = self._batches[batch]
         if self.kind == ENCODER:
-            side.embedded.add(base.last_hidden_state, other.last_hidden_state)
+            side.embedded.add(number, base.last_hidden_state, other.last_hidden_state)
             return
-        _, raw = self._batches[batch]
         half = raw.shape[1] // 2
         for n, chunk in enumerate(raw):
             x, y = base.logits[n], other.logits[n]
@@ -197,19 +228,21 @@ class Lockstep:
                 targets = chunk[half + 1 :]
             else:
                 targets = chunk[half:]
-            if not side.scores.add(x, y, targets) and side.not_finite is None:
-                side.not_finite = "the logits"
+            if not side.scores.add(number * self._pace.batch + n, x, y, targets):
+                side.not_finite.add(LOGITS)
 
     def _outcome(self, n: int) -> Outcome:
         side = self._others[n]
         blocks = [BlockError(name, **error.row()) for name, error in side.blocks.items()]
-        outcome = Outcome(not_finite=side.not_finite, blocks=blocks, weights=self._weights(n))
-        if side.not_finite is None and side.scores.columns:
+        order = (*self._original.units, LOGITS)
+        not_finite = min(side.not_finite, key=order.index, default=None)
+        outcome = Outcome(not_finite=not_finite, blocks=blocks, weights=self._weights(n))
+        if not_finite is None and side.scores.columns:
             try:
                 outcome.scores = ReportedScores(**side.scores.result())
             except OverflowError:
                 outcome.not_finite = "the perplexity"
-        if side.not_finite is None and side.embedded.chunks:
+        if not_finite is None and side.embedded.chunks:
             outcome.embeddings = side.embedded.result()
         return outcome
 
@@ -238,6 +271,40 @@ class Lockstep:
     def moments(self) -> Mapping[str, Product]:
         """Second moments of the inputs of each weight, by stored names."""
         return {self._original.names.stored_name(name): product for name, product in self._products.items()}
+
+    def weights(self) -> Iterator[tuple[str, Tensor, Product]]:
+        """Each weight that had inputs, read again: its stored name, its values in the model's shape."""
+        names, get = self._original.names, self._original.get
+        for name, product in self._products.items():
+            yield names.stored_name(name), names.tensors([name], get)[name], product
+
+    def found(self) -> dict[str, Any]:
+        """What :meth:`add` of another process takes: tensors, numbers and texts."""
+        return {
+            "products": {name: vars(product) for name, product in self._products.items()},
+            "unit_of": self._unit_of,
+            "sides": [side.found() for side in self._others],
+        }
+
+    def add(self, found: Mapping[str, Any]) -> None:
+        """What another process found for its share of the micro-batches."""
+        self._unit_of |= found["unit_of"]
+        for name, fields in found["products"].items():
+            product = Product(**fields)
+            if name in self._products:
+                self._products[name].add(product)
+            else:
+                self._products[name] = product
+        for side, other in zip(self._others, found["sides"], strict=True):
+            side.add(other)
+
+
+def _plain(error: HiddenError) -> dict[Visit, tuple[Any, ...]]:
+    return {visit: tuple(errors) for visit, errors in error.parts.items()}
+
+
+def _parts(plain: Mapping[Visit, tuple[Any, ...]]) -> dict[Visit, Errors]:
+    return {visit: Errors(*errors) for visit, errors in plain.items()}
 
 
 def _complete(names: Names, sides: Sides) -> Names:

@@ -42,7 +42,7 @@ class Saliency:
     found: list[Salient] = field(default_factory=list)
 
     def add(self, name: str, weight: Tensor, product: Product) -> None:
-        """A matrix of which all inputs were seen."""
+        """A weight as the model has it, and what is known of all its inputs; of matrices."""
         if product.moments is None or product.sums is None or weight.dim() != 2 or not product.inputs:
             return
         mean = product.sums / product.inputs

@@ -23,9 +23,9 @@ NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
 class Scores:
     """What was scored of one candidate against the original."""
 
-    columns: list[Tensor] = field(default_factory=list)  # (8, tokens) float64 of each chunk
+    columns: dict[int, Tensor] = field(default_factory=dict)  # (8, tokens) float64 of each chunk, by their numbers
 
-    def add(self, base: Tensor, other: Tensor, targets: Tensor) -> bool:
+    def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor) -> bool:
         """Score a chunk: logits (T, V) of both and the tokens (T,) that came next; whether all logits are finite."""
         slabs, finite = [], True
         step = max(SLAB // base.shape[1], 1)
@@ -41,12 +41,12 @@ class Scores:
             same = (x.argmax(-1) == y.argmax(-1)).double()
             kld = (p * (log_p - log_q)).nan_to_num(nan=float("nan")).sum(-1)
             slabs.append(torch.stack([nll, nll_q, kld, same, overlap, p.amax(-1), (-nll).exp(), (-nll_q).exp()]))
-        self.columns.append(torch.cat(slabs, 1).cpu())
+        self.columns[chunk] = torch.cat(slabs, 1).cpu()
         return finite
 
     def result(self) -> dict[str, Any]:
         """All numbers; see report/evaluation/model.py."""
-        rows = torch.cat(self.columns, 1)
+        rows = torch.cat(self._in_order(), 1)
         n = rows.shape[1]
         nll, nll_q, kld, same, overlap, confidence, p, p_q = rows
         base, base_se = _mean(nll)
@@ -84,9 +84,12 @@ class Scores:
             "confident_flips": float(((same == 0) & (confidence > SURE)).double().mean()),
         }
 
+    def _in_order(self) -> list[Tensor]:
+        return [columns for _, columns in sorted(self.columns.items())]
+
     def _chunk_se(self, column: int, less: int | None = None) -> float | None:
         """Standard error from the means of chunks; None of a single one."""
-        means = torch.stack([(c[column] if less is None else c[column] - c[less]).mean() for c in self.columns])
+        means = torch.stack([(c[column] if less is None else c[column] - c[less]).mean() for c in self._in_order()])
         return float(means.std()) / sqrt(len(means)) if len(means) > 1 else None
 
 

@@ -1,9 +1,9 @@
 """How far hidden states and outputs of weights are apart, added up over all tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,40 +16,59 @@ MOST_GRAM = 1 << 24  # elements of an XᵀX: larger ones take too much memory
 SLAB = 1 << 22  # elements of an output whose error is added up at once
 
 
+Visit = tuple[int, int]  # how many units were passed before, the number of the micro-batch
+
+
+class Errors(NamedTuple):
+    """Of the hidden states of a micro-batch."""
+
+    signal: float
+    noise: float
+    cosines: float  # Σ over tokens
+    tokens: int
+    worst: float
+    worst_token: int
+    finite: bool
+
+
 @dataclass
 class HiddenError:
     """The error of what a block gives: over all tokens, and of the worst one."""
 
-    signal: float = 0.0
-    noise: float = 0.0
-    cosines: float = 0.0
-    tokens: int = 0
-    worst: float = 0.0
-    worst_token: int = 0
-    finite: bool = True
+    parts: dict[Visit, Errors] = field(default_factory=dict)  # added up in order
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """The hidden states (…, d) of both sides for some tokens."""
+    def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
+        """The hidden states (…, d) of both sides for a micro-batch; whether all are finite."""
         x, y = x.flatten(0, -2).float(), y.flatten(0, -2).float()
         noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
         dot = torch.linalg.vecdot(x, y).double()
-        self.finite = self.finite and bool(noise.isfinite().all())
-        self.noise += float(noise.square().sum())
-        self.signal += float(signal.square().sum())
-        self.cosines += float((dot / (signal * other).clamp(min=1e-300)).sum())
         relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)  # of what is not zero
-        if len(relative) and float(relative.max()) > self.worst:
-            self.worst, self.worst_token = float(relative.max()), self.tokens + int(relative.argmax())
-        self.tokens += len(x)
+        found = self.parts[visit] = Errors(
+            signal=float(signal.square().sum()),
+            noise=float(noise.square().sum()),
+            cosines=float((dot / (signal * other).clamp(min=1e-300)).sum()),
+            tokens=len(x),
+            worst=float(relative.max()) if len(x) else 0.0,
+            worst_token=int(relative.argmax()) if len(x) else 0,
+            finite=bool(noise.isfinite().all()),
+        )
+        return found.finite
 
     def row(self) -> dict[str, Any]:
         """Relative error ‖y - x‖ / ‖x‖, mean cosine, the worst token."""
-        known = self.signal > 0 and self.finite
+        signal = noise = cosines = worst = 0.0
+        tokens = worst_token = 0
+        for _, errors in sorted(self.parts.items()):
+            signal, noise, cosines = signal + errors.signal, noise + errors.noise, cosines + errors.cosines
+            if errors.worst > worst:
+                worst, worst_token = errors.worst, tokens + errors.worst_token
+            tokens += errors.tokens
+        finite = all(errors.finite for errors in self.parts.values())
         return {
-            "relative_error": sqrt(self.noise / self.signal) if known else None,
-            "cosine": self.cosines / self.tokens if self.tokens and self.finite else None,
-            "worst_token": self.worst_token,
-            "worst_token_error": self.worst if self.finite else None,
+            "relative_error": sqrt(noise / signal) if signal > 0 and finite else None,
+            "cosine": cosines / tokens if tokens and finite else None,
+            "worst_token": worst_token,
+            "worst_token_error": worst if finite else None,
         }
 
 
@@ -72,6 +91,16 @@ class Product:
     sums: Tensor | None = None  # (columns,) Σ of inputs
     inputs: int = 0
     transposed: bool = False  # the weight is stored [in, out]
+
+    def add(self, other: "Product") -> None:
+        """The same of other inputs."""
+        self.signal += other.signal
+        self.noise = [own + more for own, more in zip(self.noise, other.noise, strict=True)]
+        self.inputs += other.inputs
+        if self.moments is None or self.sums is None:
+            self.moments, self.sums = other.moments, other.sums
+        elif other.moments is not None and other.sums is not None:
+            self.moments, self.sums = self.moments + other.moments, self.sums + other.sums
 
 
 @dataclass
@@ -145,10 +174,6 @@ class OutputErrors(TorchFunctionMode):
                 continue
             errors = [_difference(other[slot.name], weight) for other in others]
             self._watched[storage_of(weight)] = Watched(slot.name, weight, errors)
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Those that are watched, by names of the model."""
-        return ((watched.name, watched.weight) for watched in self._watched.values())
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))

@@ -101,17 +101,6 @@ class Company:
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
 
-    @classmethod
-    def of_environment(cls, stop: threading.Event) -> "Company | None":
-        """The ranks that the environment names; None of a single process. ``stop`` is set when they cannot go on.
-
-        Raises:
-            UsageError: variables that make no sense.
-            ResourceError: the others cannot be reached.
-        """
-        process = this_process()
-        return cls(process, stop) if process.world > 1 else None
-
     def agree(self, run: dict[str, Any]) -> None:
         """Wait until all ranks are here, and see that they have the same inputs and plan.
 
@@ -256,3 +245,22 @@ class Company:
         if beats != before:
             self._heard[other] = beats, now
         return bool(beats and beats == before and now - since > SILENCE and not self._store.check([f"bye/{other}"]))
+
+
+@contextmanager
+def company_of_environment(stop: threading.Event) -> Iterator[Company | None]:
+    """The ranks that the environment names, around all of a run; None of a single process.
+
+    ``stop`` is set when they cannot go on.
+
+    Raises:
+        UsageError: variables that make no sense.
+        ResourceError: the others cannot be reached.
+    """
+    process = this_process()
+    if process.world == 1:
+        yield None
+        return
+    company = Company(process, stop)
+    with company.reporting():
+        yield company
