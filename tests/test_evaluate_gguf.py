@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_stored import Stored, architecture, write_gguf
+from gguf_stored import F32, U32, Stored, architecture, key, write_gguf
 from safetensors.torch import load_file, save_file
 from small_models import ids, saved, stored
 from test_evaluate import CONTEXT, expected, plain
@@ -61,7 +61,7 @@ def convert(kind, name, values):
     return values, lambda stored: stored
 
 
-def written(kind, folder, blocks, path):
+def written(kind, folder, blocks, path, keys=()):
     """The GGUF file of a saved model, its matrices in Q8_0; and the values that it stands for, by original names."""
     tensors, values = [], {}
     for name, tensor in stored(folder).items():
@@ -75,7 +75,7 @@ def written(kind, folder, blocks, path):
         else:
             tensors.append(Stored(own, "F32", array.shape, array.tobytes()))
         values[name] = back(made).contiguous()
-    return write_gguf(path, tensors, architecture(kind)), values
+    return write_gguf(path, tensors, [*architecture(kind), *keys]), values
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,26 @@ def test_a_gguf_file_predicts_what_its_values_predict(kind, name, blocks, tmp_pa
     assert pytest.approx(want, rel=1e-5) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert 0 < scores.kld_mean < 0.01
     assert all(weight.output_error < 1e-3 for weight in found.candidates[0].weights)
+
+
+def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
+    """It takes the model from the file's own keys, and dequantizes with llama.cpp's package."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed (pip install -e '.[dev]')")
+    from transformers import AutoModelForCausalLM
+
+    original = saved("llama", tmp_path / "original")
+    sizes = {"block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 48}
+    sizes |= {"rope.dimension_count": 8, "vocab_size": 96}
+    keys = [key(f"llama.{name}", U32, size) for name, size in sizes.items()]
+    keys.append(key("llama.attention.layer_norm_rms_epsilon", F32, 1e-6))
+    path, _ = written("llama", original, LLAMA, tmp_path / "model.gguf", keys)
+    tokens = ids(tmp_path)
+    chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+    scores = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT).candidates[0].scores
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
+        own = model(input_ids=chunks, use_cache=False).logits
+    want = expected("llama", plain("llama", original, chunks), own, chunks)
+
+    assert pytest.approx(want, rel=1e-6) == (scores.ppl_original, scores.ppl, scores.kld_mean)
+    assert scores.kld_mean > 1e-6
