@@ -89,6 +89,13 @@ def original(tmp_path_factory):
         yield checkpoint, tensors
 
 
+def test_rows_that_are_no_whole_blocks_have_the_blocks_of_the_recipe():
+    """400 rows are 4 blocks of 128, or of 100: the scales do not say."""
+    x = torch.randn(400, 128, generator=torch.Generator().manual_seed(1))
+
+    assert snr(x, fake_quantize(x, "fp8_block128")) > 31
+
+
 class TestCandidate:
     @pytest.mark.parametrize(
         "name", [pytest.param(name, marks=pytest.mark.slow if name.endswith("_k") else ()) for name in EVERY]

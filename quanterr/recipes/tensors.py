@@ -84,7 +84,7 @@ def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
         UsageError, CheckpointError: as :func:`quantize_tensor`.
     """
     file = _file(tensor, recipe_named(recipe))
-    weight, chunk = _weight(file), Chunk(0, file.source.rows, 0, file.source.cols)
+    weight, chunk = weight_of(file), Chunk(0, file.source.rows, 0, file.source.cols)
     filled = FilledWorkspace(torch.device("cpu")), FilledWorkspace(torch.device("cpu"))
     scales = weight.scaling(chunk, filled)
     assert weight.levels is not None and scales is not None  # noqa: S101, PT018 - every recipe's codes have levels
@@ -145,16 +145,19 @@ def _file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> QuantizedFile
     return QuantizedFile(NAME, recipe, _source(plain), rows, KeptScales(), stretch)
 
 
-def _weight(file: QuantizedFile) -> Weight:
-    """What a reader makes of it."""
+def weight_of(file: QuantizedFile) -> Weight:
+    """What a reader makes of what a recipe stores."""
     entries = {entry.name: entry for entry in file.entries}
-    hints = Hints(shape=(file.source.rows, file.source.cols), config=file.recipe.scheme.config)
+    config = file.recipe.scheme.config
+    edges: Any = config.get("weight_block_size")
+    blocks = (((edges[0], edges[1]), file.recipe.name),) if edges else ()
+    hints = Hints(blocks=blocks, shape=(file.source.rows, file.source.cols), config=config)
     codes, *others = file.entries
-    return recognize(NAME, codes, entries, others, hints)
+    return recognize(file.weight, codes, entries, others, hints)
 
 
 def _values(file: QuantizedFile) -> Tensor:
     """What its readers have, float32 (rows, cols)."""
     rows, cols = file.source.rows, file.source.cols
-    weight, workspace = _weight(file), Workspace(torch.device("cpu"))
+    weight, workspace = weight_of(file), Workspace(torch.device("cpu"))
     return weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.clone().view(rows, cols)
