@@ -28,6 +28,7 @@ from quanterr.cli.common import (
 )
 from quanterr.cli.gate import FailIf, Require
 from quanterr.cli.rank import KeepOriginal, More, PartialRanking, TopByChoice, run
+from quanterr.errors import UsageError
 
 HELP = help_of("""Quantize the original on the fly by several recipes and rank them: error, size, what each choice buys.
 
@@ -35,6 +36,7 @@ HELP = help_of("""Quantize the original on the fly by several recipes and rank t
 [bold]quanterr sweep original/[/bold]
 [bold]quanterr sweep original/ --to fp8_row,int8_row,nvfp4,gguf_q4_k,nf4 -l attn,mlp -o sweep.html[/bold]
 [bold]quanterr sweep original/ --to 'int4_g{32,64,128}' --scales absmax,mse[/bold]
+[bold]quanterr sweep original/ --sample 10%[/bold]
 [bold]quanterr sweep original/ --to fp8_row --require 'snr_db >= 30'[/bold]
 
 No file is written. Each recipe goes through the readers and checks of a file on disk, and its numbers are those of
@@ -63,6 +65,16 @@ def sweep(
             "--scales",
             metavar="CALIBRATORS",
             help="Make each recipe with each of these: absmax, mse, p99.9, ema.",
+            rich_help_panel="Recipes",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            metavar="SHARE",
+            help="Read a part of the rows of each weight, such as 10%; numbers are estimates with their margins.",
             rich_help_panel="Recipes",
             show_default=False,
         ),
@@ -114,10 +126,14 @@ def sweep(
     inputs = [original, *(path for path in (importance, sensitivity) if path is not None)]
     where = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     rules = gate.prepared(None, require or [], fail_if or [], None, strict_warnings=False, fail_fast=False)
+    if sample is not None and (require or fail_if):
+        raise UsageError("--require: needs all rows; leave --sample out")
     require_memory()
     from quanterr.recipes import PRESETS, recipes_named
+    from quanterr.recipes.sampling import share_of
 
     recipes = recipes_named(to or PRESETS, scales)
+    share = None if sample is None else share_of(sample)
     names = [recipe.name for recipe in recipes]
     options = {
         "layers": layers or [],
@@ -128,5 +144,5 @@ def sweep(
         "lenient": lenient,
     }
     shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
-    more = More(study, hardware)
+    more = More(study, hardware, share)
     raise typer.Exit(run(original, recipes, names, rules, keep_original, options, where, shown, allow_partial, more))

@@ -13,6 +13,7 @@ import torch
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison.assembly import ReportBuilder
+from quanterr.comparison.estimating import estimate
 from quanterr.comparison.journal import Journal, identity
 from quanterr.comparison.ranks import Ranks
 from quanterr.comparison.scheduler import Scheduler
@@ -27,6 +28,7 @@ from quanterr.pairing.plan import ComparedWeight, Plan
 from quanterr.pairing.side import Recognized
 from quanterr.recipes import PRESETS, Recipe, recipes_named
 from quanterr.recipes.candidate import quantized_by
+from quanterr.recipes.sampling import share_of
 from quanterr.recipes.studies import studied
 from quanterr.report.keeping import budget
 from quanterr.report.model import Report, RunInfo, Settings
@@ -180,13 +182,15 @@ def sweep(
     scales: str | None = None,
     keep_original: str | None = None,
     study: bool = False,
+    sample: str | None = None,
     **options: Any,
 ) -> Ranking:
     """What would other formats cost? The original quantized on the fly by each of some recipes, ranked.
 
     ``to``: recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; ``scales``: calibrators, such as ``"absmax,mse"``:
     every recipe is made with each of them. ``study``: measure what outliers cost each, and how much its error depends
-    on its scales. Other arguments are those of :func:`rank`.
+    on its scales. ``sample``, as ``"10%"``: read only so many of the rows of each weight, and say how near the
+    numbers are to those of all rows. Other arguments are those of :func:`rank`.
 
     Raises:
         UsageError: not a recipe, nothing to quantize, or as :func:`compare`.
@@ -194,7 +198,11 @@ def sweep(
         ResourceError: as :func:`compare`.
     """
     recipes = recipes_named(to, scales)
-    found = ranked_with(original, [], names_in(recipes), recipes, keep_original, options)
+    if sample is not None:
+        keep = None if keep_original is None else budget(keep_original)
+        found = estimate(original, recipes, share_of(sample), keep, CompareOptions(**options))
+    else:
+        found = ranked_with(original, [], names_in(recipes), recipes, keep_original, options)
     return with_studies(found, original, recipes, CompareOptions(**options)) if study else found
 
 

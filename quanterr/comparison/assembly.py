@@ -370,15 +370,16 @@ def _header(pair: Pair) -> dict[str, Any]:
         "format": y.format,
         "original_format": x.format,
         "comfy_format": y.comfy_format,
-        "original_dtype": _dtype_name(x.codes.dtype),
-        "quantized_dtype": _dtype_name(y.codes.dtype),
+        "original_dtype": reported_dtype(x.codes.dtype),
+        "quantized_dtype": reported_dtype(y.codes.dtype),
         "tensor_shape": x.shape,
         "tensor_elements": x.n,
     }
 
 
 @cache  # one text for all layers
-def _dtype_name(dtype: str) -> str:
+def reported_dtype(dtype: str) -> str:
+    """What a report calls a stored dtype."""
     if dtype in BLOCKS:
         return f"ggml.{dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"

@@ -13,6 +13,7 @@ calibration.py    from which numbers scales are made
 candidate.py      an original as a checkpoint that is quantized while it is read
 tensors.py        tensors in memory, for training and for tests of quantizers
 studies.py        what outliers cost, and how much scales matter
+sampling.py       recipes on a sample of rows, and how sure that is
 synthetic.py      recipes on synthetic weights
 """
 

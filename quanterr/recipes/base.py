@@ -60,6 +60,11 @@ class Scheme(Protocol):
         """The codes of rows from number ``first`` on, (r, c) float32, as uint8 (r, bytes of a row)."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether rows that are quantized together need nothing of other rows; so, if nothing else is said."""
+        return True
+
+    @property
     def config(self) -> Mapping[str, object]:
         """What config.json has to say of a checkpoint like this; empty where the tensors say it all, as for most."""
         return {}

@@ -51,6 +51,11 @@ class Microscaled(Scheme):
         """Groups are whole."""
         return f"its {source.cols} columns are not a multiple of {self._group}" if source.cols % self._group else None
 
+    @property
+    def is_local(self) -> bool:
+        """Not with a scale of the tensor."""
+        return not self.nv
+
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Codes and scales."""
         scales = (source.rows, source.cols // self._group)

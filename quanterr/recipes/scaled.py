@@ -53,6 +53,11 @@ class Scaled(Scheme):
         """The edges of blocks, as FP8 checkpoints of DeepSeek's kind say them."""
         return {"weight_block_size": list(self.edges)} if all(self.edges) else {}
 
+    @property
+    def is_local(self) -> bool:
+        """Not with one scale for all."""
+        return self.edges != (0, 0)
+
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Codes and scales."""
         high, wide = self._blocks(source)

@@ -45,6 +45,11 @@ class Table(Scheme):
     def _blocks(self, source: Source) -> int:
         return -(-source.rows * source.cols // self.block)
 
+    @property
+    def is_local(self) -> bool:
+        """Not with scales that are quantized with those of other rows."""
+        return not self.double
+
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Codes, scales, tables, state."""
         blocks = self._blocks(source)

@@ -11,7 +11,7 @@ from quanterr.report.ranking.model import Ranking
 
 COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
-    *("best", "reason"),
+    *("snr_db_margin", "tokens_per_second", "best", "reason"),
 )
 
 
@@ -33,6 +33,8 @@ def write(ranking: Ranking, file: IO[str]) -> None:
             bytes=candidate.bytes,
             squared_error=candidate.squared_error,
             snr_db=candidate.snr_db,
+            snr_db_margin=candidate.snr_db_margin,
+            tokens_per_second=candidate.tokens_per_second,
             reason=candidate.not_ranked or "; ".join(candidate.reasons),
         )
     for layer in ranking.layers:
@@ -45,5 +47,6 @@ def write(ranking: Ranking, file: IO[str]) -> None:
                 bytes=choice.bytes,
                 squared_error=choice.squared_error,
                 snr_db=choice.snr_db,
+                snr_db_margin=choice.snr_db_margin,
                 best=layer.best,
             )

@@ -20,6 +20,7 @@ from quanterr.report.markup import (
     tag,
 )
 from quanterr.report.ranking.as_table import conclusion
+from quanterr.report.ranking.cells import STUDY_TITLE, has_speeds, margin, speed, study_cells
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
 from quanterr.roles import role_of
 from quanterr.util.text import count, display, size
@@ -110,9 +111,22 @@ def _candidates(ranking: Ranking) -> Markup:
         "gates held",
     ]
     rows = [_cells(candidate, len(ranking.layers)) for candidate in ranking.candidates]
+    if has_speeds(ranking):
+        heads.append("tokens/s at most")
+        rows = [[*row, speed(own.tokens_per_second)] for row, own in zip(rows, ranking.candidates, strict=True)]
     lines = [f"{c.name}: {c.behind} is no larger and has no more error" for c in ranking.candidates if c.behind]
     return joined(
-        table(heads, rows, "short rows", len(heads) - 1), *(tag("p", sentence(line), class_="about") for line in lines)
+        table(heads, rows, "short rows", len(heads) - 1),
+        *(tag("p", sentence(line), class_="about") for line in lines),
+        *([_studies(ranking)] if ranking.studies else []),
+    )
+
+
+def _studies(ranking: Ranking) -> Markup:
+    heads, rows = study_cells(ranking)
+    cells = [[display(name), *own] for name, *own in rows]
+    return joined(
+        tag("p", f"{STUDY_TITLE}:", class_="about"), table(["candidate", *heads], cells, "short rows", len(heads))
     )
 
 
@@ -128,7 +142,7 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
         "yes" if candidate.on_front else "no",
         size(candidate.bytes or 0),
         number(candidate.bits_per_weight),
-        db(candidate.snr_db) if candidate.squared_error else "identical",
+        db(candidate.snr_db) + margin(candidate.snr_db_margin) if candidate.squared_error else "identical",
         "–" if candidate.excess_db is None else db(candidate.excess_db),
         "–" if worst is None else db(worst.snr_db),
         f"{candidate.best_layers:,} of {layers:,}",

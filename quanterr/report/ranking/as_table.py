@@ -7,6 +7,7 @@ from rich.text import Text
 
 from quanterr.report.as_table import STYLES, Column, ended, fitted, written
 from quanterr.report.keeping import FEW
+from quanterr.report.ranking.cells import NONE, STUDY_TITLE, has_speeds, margin, speed, study_cells
 from quanterr.report.ranking.model import Candidate, RankedLayer, Ranking, Swaps
 from quanterr.util.text import count, display, size
 
@@ -33,7 +34,6 @@ GAIN_COLUMNS = (
     Column("dB", 1),
     Column("bytes", 2),
 )
-NONE = "-"
 SAME_SIZE = 0.05  # %
 
 
@@ -75,7 +75,7 @@ def _candidates(ranking: Ranking) -> tuple[tuple[Column, ...], list[tuple[str, l
     weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
     gates = any(candidate.gates for candidate in ranking.candidates)
     predicted = any(candidate.predicted_kld is not None for candidate in ranking.candidates)
-    bounded = any(candidate.tokens_per_second is not None for candidate in ranking.candidates)
+    bounded = has_speeds(ranking)
     columns += [WEIGHTED] * weighted + [PREDICTED] * predicted + [SPEED] * bounded + [GATES] * gates
     for candidate in ranking.candidates:
         cells = _cells(candidate, len(ranking.layers))
@@ -84,7 +84,7 @@ def _candidates(ranking: Ranking) -> tuple[tuple[Column, ...], list[tuple[str, l
         if predicted:
             cells.append(NONE if candidate.predicted_kld is None else f"{candidate.predicted_kld:.4g}")
         if bounded:
-            cells.append(NONE if candidate.tokens_per_second is None else f"{candidate.tokens_per_second:,.0f}")
+            cells.append(speed(candidate.tokens_per_second))
         if gates:
             cells.append(_gates(candidate))
         rows.append((candidate.name, cells))
@@ -105,7 +105,8 @@ def conclusion(ranking: Ranking) -> str:
     if least and least[1].name != ranking.candidates[0].name:
         more += f"; {display(least[1].name)} has the least predicted KLD ({least[0]:.4g})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
-    return f"{_best(ranking)}{more}{held}"
+    sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
+    return f"{_best(ranking)}{more}{held}{sampled}"
 
 
 def _better_kept(kept: Swaps, own: Candidate) -> str:
@@ -185,27 +186,19 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
 
 
 def _db(candidate: Candidate) -> str:
-    return _snr(candidate.snr_db, candidate.squared_error)
+    return _snr(candidate.snr_db, candidate.squared_error, candidate.snr_db_margin)
 
 
-def _snr(snr_db: float | None, squared_error: float | None) -> str:
+def _snr(snr_db: float | None, squared_error: float | None, near: float | None = None) -> str:
     if snr_db is not None:
-        return f"{snr_db:.2f}"
+        return f"{snr_db:.2f}{margin(near)}"
     return "undefined" if squared_error else "identical"  # undefined: of an original of zeros
 
 
 def _show_studies(ranking: Ranking, to: Console, plain: bool) -> None:
-    first = ranking.studies[0]
-    columns = [
-        *(Column(f"{one.percent:g} % out", n) for n, one in enumerate(first.outliers)),
-        *(Column(f"scale {one.percent:+g} %", n + len(first.outliers)) for n, one in enumerate(first.scales)),
-    ]
-    rows = [
-        (one.candidate, [NONE if c.gain_db is None else f"{c.gain_db:+.2f}" for c in (*one.outliers, *one.scales)])
-        for one in ranking.studies
-    ]
-    title = "dB gained without outliers, and by other scales (a sample of rows)"
-    to.print(fitted(title, "candidate", columns, rows, plain, to))
+    heads, rows = study_cells(ranking)
+    columns = [Column(head, n) for n, head in enumerate(heads)]
+    to.print(fitted(STUDY_TITLE, "candidate", columns, [(name, cells) for name, *cells in rows], plain, to))
 
 
 def _show_gains(ranking: Ranking, to: Console, plain: bool) -> None:
@@ -242,7 +235,7 @@ def _spread(layer: RankedLayer) -> float:
 
 
 def _snrs(layer: RankedLayer) -> Sequence[str]:
-    return [_snr(choice.snr_db, choice.squared_error) for choice in layer.choices]
+    return [_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin) for choice in layer.choices]
 
 
 def _show_swaps(swaps: Swaps, ranking: Ranking, to: Console, plain: bool, top: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import log10
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.report.keeping import (
@@ -46,14 +46,15 @@ class Stored(NamedTuple):
     signal: float | None  # Σx²; None: the same on both sides, so the report does not give it
     dtype: str  # of the original
     is_layer: bool  # a weight; else a norm, a bias or another 1-D tensor that differs
+    margin: float | None = None  # of its SNR, where that is an estimate [dB]
 
 
 @dataclass(slots=True, eq=False)
-class _Ranked:
+class Rankable:
     """A candidate that can be relied on."""
 
     name: str
-    report: Report
+    row: Candidate  # as it is alone
     tensors: dict[str, Stored]
     bound: set[str]  # layers whose values mean something only beside another tensor of this candidate
     nbytes: int = 0
@@ -103,24 +104,11 @@ def ranked(
     by_name = dict(zip(names, reports, strict=True))
     excluded = {name: why for name, report in by_name.items() if (why := _why_not(report))}
     chosen = [
-        _Ranked(name, report, _tensors(report), bound_layers(report.findings))
+        Rankable(name, _candidate(name, report, None), _tensors(report), bound_layers(report.findings))
         for name, report in by_name.items()
         if name not in excluded
     ]
-    common = _common(chosen)
-    layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
-    for candidate in chosen:
-        candidate.nbytes = sum(candidate.tensors[name].nbytes for name in common)
-        candidate.error = sum(candidate.tensors[name].error for name in layers)
-    chosen.sort(key=lambda candidate: (candidate.error, candidate.nbytes))
-    signal = sum(_signal(chosen, name) for name in layers)
-    elements = sum(chosen[0].tensors[name].elements for name in common) if chosen else 0
-    in_layers = [_layer(chosen, name) for name in layers]
-    rows = [_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen]
-    rows += [_candidate(name, by_name[name], why) for name, why in excluded.items()]
-    front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
-    swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
-    kept = [_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
+    rest = [_candidate(name, by_name[name], why) for name, why in excluded.items()]
     failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
     return Ranking.model_construct(
@@ -135,19 +123,41 @@ def ranked(
         original=first.original.path,
         original_bytes=first.original.bytes,
         selection=first.selection,
-        tensors=len(common),
-        elements=elements,
-        candidates=rows,
-        front=[candidate.name for candidate in sorted(front, key=lambda candidate: candidate.nbytes)],
-        swaps=[found for found in swaps if found.layers],
-        gains=gains_of(rows, recipes),
-        kept=[found for found in kept if found.layers],
-        layers=in_layers,
         run=first.run,
+        **side_by_side(chosen, rest, keep, recipes),
     )
 
 
-def _common(chosen: Sequence[_Ranked]) -> list[str]:
+def side_by_side(
+    chosen: list[Rankable], rest: Sequence[Candidate], keep: Budget | None, recipes: Collection[str]
+) -> dict[str, Any]:
+    """What a ranking says of candidates beside each other; ``rest`` are those that are not ranked."""
+    common = _common(chosen)
+    layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
+    for candidate in chosen:
+        candidate.nbytes = sum(candidate.tensors[name].nbytes for name in common)
+        candidate.error = sum(candidate.tensors[name].error for name in layers)
+    chosen.sort(key=lambda candidate: (candidate.error, candidate.nbytes))
+    signal = sum(_signal(chosen, name) for name in layers)
+    elements = sum(chosen[0].tensors[name].elements for name in common) if chosen else 0
+    in_layers = [_layer(chosen, name) for name in layers]
+    rows = [*(_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen), *rest]
+    front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
+    swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
+    kept = [_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
+    return {
+        "tensors": len(common),
+        "elements": elements,
+        "candidates": rows,
+        "front": [candidate.name for candidate in sorted(front, key=lambda candidate: candidate.nbytes)],
+        "swaps": [found for found in swaps if found.layers],
+        "gains": gains_of(rows, recipes),
+        "kept": [found for found in kept if found.layers],
+        "layers": in_layers,
+    }
+
+
+def _common(chosen: Sequence[Rankable]) -> list[str]:
     """Names of the tensors that all have; layers.2 before layers.10, whichever of them is identical where."""
     names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
     return sorted(names, key=_natural)
@@ -188,16 +198,17 @@ def _tensors(report: Report) -> dict[str, Stored]:
     return found
 
 
-def _signal(chosen: Iterable[_Ranked], name: str) -> float:
+def _signal(chosen: Iterable[Rankable], name: str) -> float:
     """Σx² of a layer, from a candidate in which it differs."""
     return next(signal for c in chosen if (signal := c.tensors[name].signal) is not None)
 
 
-def _db(signal: float, error: float) -> float | None:
+def db(signal: float, error: float) -> float | None:
+    """An SNR; None where either is zero."""
     return 10 * log10(signal / error) if signal and error else None
 
 
-def _behind(candidate: _Ranked, others: Iterable[_Ranked]) -> str | None:
+def _behind(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
     """The first that has as little error in as few bytes, and less of one of them."""
     for other in others:
         no_worse = other.error <= candidate.error and other.nbytes <= candidate.nbytes
@@ -239,13 +250,13 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
 
 
 def _placed(
-    candidate: _Ranked, chosen: Sequence[_Ranked], layers: Sequence[RankedLayer], signal: float, elements: int
+    candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[RankedLayer], signal: float, elements: int
 ) -> Candidate:
     """A ranked candidate among the others."""
-    row = _candidate(candidate.name, candidate.report, None)
+    row = candidate.row
     row.rank, row.behind = chosen.index(candidate) + 1, _behind(candidate, chosen)
     row.on_front = row.behind is None
-    row.bytes, row.squared_error, row.snr_db = candidate.nbytes, candidate.error, _db(signal, candidate.error)
+    row.bytes, row.squared_error, row.snr_db = candidate.nbytes, candidate.error, db(signal, candidate.error)
     row.bits_per_weight = 8 * candidate.nbytes / elements if elements else None
     row.best_layers = sum(layer.best == candidate.name for layer in layers)
     return row
@@ -255,18 +266,18 @@ def _worst(layer: Layer) -> WorstLayer:
     return WorstLayer(layer.layer_name, layer.display_name, layer.snr_db)
 
 
-def _layer(chosen: Sequence[_Ranked], name: str) -> RankedLayer:
+def _layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
     signal = _signal(chosen, name)
     choices = []
     for candidate in chosen:
         stored = candidate.tensors[name]
-        snr_db = _db(signal, stored.error)
-        choices.append(Choice(candidate.name, stored.format, stored.nbytes, stored.error, snr_db))
+        snr_db = db(signal, stored.error)
+        choices.append(Choice(candidate.name, stored.format, stored.nbytes, stored.error, snr_db, stored.margin))
     best = min(choices, key=lambda choice: (choice.squared_error, choice.bytes))
     return RankedLayer(name, display(name), chosen[0].tensors[name].elements, best.candidate, choices)
 
 
-def _swaps(candidate: _Ranked, chosen: Sequence[_Ranked], layers: Sequence[str], signal: float) -> Swaps:
+def _swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
     """The layers of a candidate that gain most when they are taken from another."""
     least = WORTH * candidate.error / max(len(layers), 1)
     found = []
@@ -278,7 +289,7 @@ def _swaps(candidate: _Ranked, chosen: Sequence[_Ranked], layers: Sequence[str],
     return _together(candidate, sorted(found, key=_by_gain_for_bytes)[:FEW], signal)
 
 
-def _together(candidate: _Ranked, swaps: list[Swap], signal: float) -> Swaps:
+def _together(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
     """What comes of several swaps."""
     bytes_change = sum(swap.bytes_change for swap in swaps)
     error_change = sum(swap.squared_error_change for swap in swaps)
@@ -288,11 +299,11 @@ def _together(candidate: _Ranked, swaps: list[Swap], signal: float) -> Swaps:
         bytes_change=bytes_change,
         bytes=candidate.nbytes + bytes_change,
         squared_error_change=error_change,
-        snr_db=_db(signal, max(candidate.error + error_change, 0.0)),
+        snr_db=db(signal, max(candidate.error + error_change, 0.0)),
     )
 
 
-def _kept(candidate: _Ranked, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
+def _kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
     """Layers of a candidate to leave as in the original: within a budget, or the few that make most of its error."""
     stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
     added = {name: original_bytes(own.dtype, own.elements) - own.nbytes for name, own in stored.items()}
@@ -303,7 +314,7 @@ def _kept(candidate: _Ranked, layers: Sequence[str], signal: float, keep: Budget
     return _together(candidate, swaps, signal)
 
 
-def _swap(candidate: _Ranked, other: _Ranked, name: str) -> Swap | None:
+def _swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
     """A layer as another candidate stores it, if that has less error and can be taken alone."""
     was, would_be = candidate.tensors[name], other.tensors[name]
     if would_be.error >= was.error or name in candidate.bound or name in other.bound:

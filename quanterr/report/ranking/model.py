@@ -11,8 +11,15 @@ from quanterr.report.gate_results import Gate
 from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.ranking"
-# 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second
-SCHEMA_VERSION = "1.3"
+# 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
+# 1.4 sample, snr_db_margin
+SCHEMA_VERSION = "1.4"
+
+
+Margin = Annotated[
+    FiniteFloat | None,
+    Field(description="of sweep --sample: 95 of 100 samples are no further from all rows [dB]; null: no estimate"),
+]
 
 
 @dataclass(slots=True)
@@ -55,6 +62,7 @@ class Candidate:
     tokens_per_second: Annotated[
         FiniteFloat | None, Field(description="that memory bandwidth allows at most, with sweep --hardware")
     ] = None
+    snr_db_margin: Margin = None
 
 
 @dataclass(slots=True)
@@ -66,6 +74,7 @@ class Choice:
     bytes: int
     squared_error: FiniteFloat
     snr_db: Annotated[FiniteFloat | None, Field(description="null: the same as the original, or that is zeros")]
+    snr_db_margin: Margin = None
 
 
 @dataclass(slots=True)
@@ -162,6 +171,7 @@ class Ranking(Model):
     )
     gains: list[Gain] = Field(description="of recipes that differ in one respect, of sweep and rank --against")
     studies: list[Study] = Field([], description="of recipes, with sweep --study")
+    sample: FiniteFloat | None = Field(None, description="the share of rows that was read; null: all")
     layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
     run: RunInfo
 

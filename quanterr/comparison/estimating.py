@@ -1,0 +1,194 @@
+"""A sweep of a sample of rows: an estimate of what all rows would give, with its margin."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import partial
+from math import prod
+
+import torch
+
+from quanterr.checkpoints import Checkpoint, entered
+from quanterr.comparison.assembly import reported_dtype
+from quanterr.comparison.scheduler import Progress, usable_cores
+from quanterr.errors import Interrupted, UsageError
+from quanterr.findings.files import of_notes
+from quanterr.recipes import Recipe
+from quanterr.recipes.candidate import QuantizedFile, choose, quantized_by
+from quanterr.recipes.sampling import Estimate, estimated, margin
+from quanterr.recipes.tensors import weight_of
+from quanterr.report.keeping import Budget
+from quanterr.report.model import RunInfo, Tool
+from quanterr.report.model import Selection as Selected
+from quanterr.report.ranking.making import Rankable, Stored, db, side_by_side
+from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
+from quanterr.selection import CompareOptions, Selection
+from quanterr.util.processes import this_process
+from quanterr.util.text import display
+from quanterr.version import __version__
+
+LOOK = 0.1  # seconds between two looks at what is done
+
+
+def estimate(
+    original: str | os.PathLike[str] | Checkpoint,
+    recipes: Sequence[Recipe],
+    share: float,
+    keep: Budget | None,
+    options: CompareOptions,
+) -> Ranking:
+    """The ranking of recipes by a ``share`` of the rows of each weight.
+
+    Raises:
+        UsageError: an option that needs all rows, or nothing to quantize.
+        CheckpointError: a weight holds NaN or infinity, or cannot be read.
+        Interrupted: it was stopped.
+    """
+    _check(options)
+    started, clock = datetime.now(UTC), time.monotonic()
+    selection = Selection(options.layers)
+    with ExitStack() as stack:
+        checkpoint = entered(stack, original, options.lenient)
+        selection.check(checkpoint.entries)
+        virtuals = quantized_by(recipes, checkpoint, selection)
+        files = [_files(virtual) for virtual in virtuals]
+        found = _estimates(checkpoint, selection, files, share, options)
+        checkpoint.check_unchanged()
+        others = {
+            name: Stored(entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False)
+            for name, entry in checkpoint.entries.items()
+            if selection.takes(name)
+        }
+        signals = {name: next(one.signal for one in each if one is not None) for name, each in found.items()}
+        chosen = [
+            _rankable(recipe, virtual, own, {name: each[n] for name, each in found.items()}, signals, others)
+            for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
+        ]
+        run = RunInfo(
+            started=started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - clock,
+            device="cpu",
+            threads=usable_cores(),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            read_bytes=round(share * sum(checkpoint.entries[name].nbytes for name in found)),
+            command=list(options.command),
+        )
+    return Ranking.model_construct(
+        tool=Tool(name="quanterr", version=__version__),
+        verdict="pass",
+        reasons=[f"estimated from {100 * share:g} % of the rows of each weight"],
+        complete=True,
+        original=checkpoint.path,
+        original_bytes=checkpoint.nbytes,
+        selection=Selected(patterns=list(selection.patterns)),
+        sample=share,
+        studies=[],
+        run=run,
+        **side_by_side(chosen, [], keep, [recipe.name for recipe in recipes]),
+    )
+
+
+def _check(options: CompareOptions) -> None:
+    for option, value in (
+        ("--importance", options.importance),
+        ("--sensitivity", options.sensitivity),
+        ("--resume", options.resume),
+    ):
+        if value is not None:
+            raise UsageError(f"{option}: needs all rows; leave --sample out")
+    if options.device not in ("auto", "cpu"):
+        raise UsageError(f"--device {display(options.device)}: a sample is measured on the CPU")
+    if this_process().world > 1:
+        raise UsageError("--sample: one process measures a sample")
+
+
+def _files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
+    """The weights that a recipe stores."""
+    files = (entry.file for entry in virtual.entries.values())
+    return {file.weight: file for file in files if isinstance(file, QuantizedFile)}
+
+
+def _estimates(
+    original: Checkpoint,
+    selection: Selection,
+    files: Sequence[dict[str, QuantizedFile]],
+    share: float,
+    options: CompareOptions,
+) -> dict[str, list[Estimate | None]]:
+    """Each weight by each recipe, all cores at work."""
+    names, _ = choose(original, selection.takes)
+    entries = {name: original.entries[name] for name in names if any(name in own for own in files)}
+    progress = Progress(sum(entry.nbytes for entry in entries.values()), total_weights=len(entries))
+
+    def one(name: str) -> list[Estimate | None]:
+        if options.stop is not None and options.stop.is_set():
+            raise Interrupted("interrupted; nothing is estimated before all weights were sampled")
+        progress.name = name
+        made = estimated(name, entries[name], share, [each.get(name) for each in files])
+        progress.done_bytes += entries[name].nbytes
+        progress.done_weights += 1
+        return made
+
+    with ThreadPoolExecutor(usable_cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
+        futures = {name: pool.submit(one, name) for name in entries}
+        missing = set(futures.values())
+        while missing and not any(future.exception() for future in futures.values() if future.done()):
+            _, missing = wait(missing, LOOK, FIRST_EXCEPTION)
+            if options.on_progress is not None:
+                options.on_progress(progress)
+        for future in missing:
+            future.cancel()
+        return {name: future.result() for name, future in futures.items()}
+
+
+def _rankable(
+    recipe: Recipe,
+    virtual: Checkpoint,
+    files: dict[str, QuantizedFile],
+    estimates: dict[str, Estimate | None],
+    signals: dict[str, float],
+    others: dict[str, Stored],
+) -> Rankable:
+    """What is known of a recipe; each has the same ``signals``, whichever rows it was measured on."""
+    known = {name: one for name, one in estimates.items() if one is not None}
+    tensors, formats = dict(others), dict[str, int]()
+    for name, one in known.items():
+        file = files[name]
+        form = weight_of(file).format
+        formats[form] = formats.get(form, 0) + 1
+        n = file.source.rows * file.source.cols
+        dtype, noise = reported_dtype(file.source.dtype), one.ratio * signals[name]
+        tensors[name] = Stored(form, n, file.size, noise, signals[name], dtype, True, margin([one]))
+    worst = min(known, key=lambda name: -known[name].ratio)
+    total = [sum(part) for part in zip(*((one.signal, one.noise) for one in known.values()), strict=True)]
+    row = Candidate(
+        name=recipe.name,
+        path=virtual.path,
+        verdict="pass",
+        reasons=["estimated from a sample of rows"],
+        rank=None,
+        not_ranked=None,
+        on_front=False,
+        behind=None,
+        bytes=None,
+        bits_per_weight=None,
+        squared_error=None,
+        snr_db=None,
+        best_layers=0,
+        checkpoint_bytes=virtual.nbytes,
+        overall_snr_db=db(total[0], total[1]),
+        weighted_snr_db=None,
+        predicted_kld=None,
+        excess_db=None,
+        worst_layer=WorstLayer(worst, display(worst), db(known[worst].signal, known[worst].noise)),
+        formats=formats,
+        findings=list(of_notes(virtual)),
+        gates=[],
+        snr_db_margin=margin(list(known.values())),
+    )
+    return Rankable(recipe.name, row, tensors, set())
