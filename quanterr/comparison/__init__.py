@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from quanterr.metrics import METRICS_VERSION
 from quanterr.native import Choice, chosen
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
-from quanterr.pairing.importance import architecture_of, read_importance, with_importance
+from quanterr.pairing.importance import architecture_of, importance_of_columns, read_importance, with_importance
 from quanterr.pairing.plan import ComparedWeight, Plan
 from quanterr.pairing.side import Recognized
 from quanterr.recipes import PRESETS, Recipe, recipes_named
@@ -87,14 +88,18 @@ def _compare_each(
     with ExitStack() as stack:
         selection = Selection(options.layers)
         before = entered(stack, original, options.lenient)
-        made = iter(quantized_by([side for side in candidates if isinstance(side, Recipe)], before, selection))
+        means = None if options.importance is None else read_importance(options.importance)
+        weigh = (
+            None if means is None else partial(importance_of_columns, found=means, architecture=architecture_of(before))
+        )
+        recipes = [side for side in candidates if isinstance(side, Recipe)]
+        made = iter(quantized_by(recipes, before, selection, weigh))
         after = [
             next(made) if isinstance(side, Recipe) else entered(stack, side, options.lenient) for side in candidates
         ]
         recognized: Recognized | None = {} if len(after) > 1 else None
         plans = [choose_alternatives(pair(before, quantized, selection, recognized)) for quantized in after]
-        if options.importance is not None:
-            means = read_importance(options.importance)
+        if means is not None:
             plans = [
                 with_importance(plan, means, architecture_of(before, quantized))
                 for plan, quantized in zip(plans, after, strict=True)

@@ -152,10 +152,31 @@ def with_importance(plan: Plan, found: Mapping[str, tuple[Tensor, Tensor]], arch
 
 def _importance_of(pair: Pair, found: Mapping[str, tuple[Tensor, Tensor]], architecture: str) -> Importance | None:
     """That of the weight's columns; of a single expert's its own matrix out of those of the stack."""
-    rows, cols = pair.original.matrix
-    path = atoms_of(pair.name, pair.original.shape).names[0]
+    others = [pair.codes[1][0].name, pair.codes[0][0].name]
+    return _of_weight(pair.name, pair.original.shape, pair.original.matrix, others, found, architecture)
+
+
+def importance_of_columns(
+    name: str, shape: tuple[int, ...], found: Mapping[str, tuple[Tensor, Tensor]], architecture: str
+) -> Tensor | None:
+    """That of the columns of a matrix, (cols,) float32; None where the file does not say."""
+    importance = _of_weight(name, shape, (shape[0], shape[1]), [], found, architecture)
+    return None if importance is None or len(importance.columns) > 1 else importance.columns[0]
+
+
+def _of_weight(
+    own: str,
+    shape: tuple[int, ...],
+    matrix: tuple[int, int],
+    others: list[str],
+    found: Mapping[str, tuple[Tensor, Tensor]],
+    architecture: str,
+) -> Importance | None:
+    """Of the weight ``own``, which has ``others`` as names too."""
+    rows, cols = matrix
+    path = atoms_of(own, shape).names[0]
     atom = llama_name(architecture, path)
-    names = [pair.codes[1][0].name, pair.codes[0][0].name, pair.name, f"{atom}.weight"]
+    names = [*others, own, f"{atom}.weight"]
     if (first := _expert_of(path)) is not None:
         names.append(f"{atom.removesuffix(f'.{first}')}.weight")
     name = next((name for name in names if name in found), None)
@@ -168,7 +189,7 @@ def _importance_of(pair: Pair, found: Mapping[str, tuple[Tensor, Tensor]], archi
         means.view(-1, cols),
         counts.expand(means.numel() // cols),
     )  # a legacy file does not separate matrices
-    if (expert := _expert_of(pair.name)) is not None and len(means) > 1:
+    if (expert := _expert_of(own)) is not None and len(means) > 1:
         means, counts = means[expert : expert + 1], counts[expert : expert + 1]
     if not len(means) or rows % len(means):
         return None

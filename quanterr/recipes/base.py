@@ -43,8 +43,11 @@ class Scheme(Protocol):
         """Rows that are measured and encoded together: pieces begin at multiples of them. 1: rows stand alone."""
         return 1
 
-    def measure(self, x: Tensor) -> Tensor:
-        """What scales of rows, (r, c) float32, are made of; pieces are put together along the first axis."""
+    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+        """What scales of rows, (r, c) float32, are made of; pieces are put together along the first axis.
+
+        ``importance`` is that of the columns, (c,) float32, for calibrators that search.
+        """
 
     def known(self, source: Source) -> Mapping[str, Tensor]:
         """By name what is stored whatever the weight holds: shapes, tables; nothing, if nothing else is said."""

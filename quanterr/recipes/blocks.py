@@ -39,7 +39,7 @@ class Blocks(Scheme):
         """Blocks, with their scales in them."""
         return (Stored("{weight}", self.dtype, (source.rows, source.cols)),)
 
-    def measure(self, x: Tensor) -> Tensor:
+    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
         """Whether all is finite: scales are in the blocks."""
         return x.abs().amax(1)
 

@@ -2,7 +2,8 @@
 
     absmax    the largest magnitude
     pNN       the magnitude that NN % of the elements do not exceed
-    mse       the largest magnitude times that of 20 ratios from 0.5 to 1 which leaves the least squared error
+    mse       the largest magnitude times that of 20 ratios from 0.5 to 1 which leaves the least squared error; errors
+              are weighted by the importance of their columns where that is known
     ema       of a whole tensor: a moving average of the largest magnitudes of its pieces, as trainers keep it
 
 Asymmetric codes have both ends instead (minmax), which ``mse`` and ``pNN`` shrink alike.
@@ -33,8 +34,11 @@ class Calibrator:
     searches: bool = False
     averages: bool = False
 
-    def ends(self, blocks: Tensor, most: float, rounded: Rounded) -> Tensor:
-        """The magnitude that becomes the code ``most``, of blocks (a, high, b, wide): (a, b)."""
+    def ends(self, blocks: Tensor, most: float, rounded: Rounded, importance: Tensor | None = None) -> Tensor:
+        """The magnitude that becomes the code ``most``, of blocks (a, high, b, wide): (a, b).
+
+        ``importance`` is that of the columns, (1, 1, b, wide).
+        """
         largest = blocks.abs().amax((1, 3))
         if self.percentile < 100:
             flat = blocks.abs().transpose(1, 2).flatten(2)
@@ -45,7 +49,7 @@ class Calibrator:
         for ratio in RATIOS:
             scale = largest * (ratio / most)
             unit = scale.masked_fill(scale == 0, 1)[:, None, :, None]
-            error = (rounded(blocks / unit) * unit - blocks).square_().sum((1, 3))
+            error = weighted((rounded(blocks / unit) * unit - blocks).square_(), importance).sum((1, 3))
             better = error < least
             least = torch.where(better, error, least)
             best = torch.where(better, largest * ratio, best)
@@ -62,6 +66,11 @@ class Calibrator:
 
 
 ABSMAX = Calibrator()
+
+
+def weighted(squares: Tensor, importance: Tensor | None) -> Tensor:
+    """Squared errors times the importance of their columns, in place."""
+    return squares if importance is None else squares.mul_(importance)
 
 
 def calibrator_named(name: str) -> Calibrator:

@@ -33,6 +33,7 @@ MOST_KEPT = 4  # weights of a candidate whose scales are kept
 SKIP = ("norm", "bias", "embed", "wte", "wpe", "lm_head", "router", ".gate.")
 
 Rows = Callable[[int, int], Tensor]  # rows first:stop of a weight, (r, c) float32
+ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # of a weight of that shape: (cols,) float32
 
 
 class _Scales:
@@ -69,7 +70,7 @@ class _Scales:
 
     def _measure(self, number: int) -> None:
         file = self._file
-        self._found[number] = file.recipe.scheme.measure(file.rows(*self._pieces[number]))
+        self._found[number] = file.recipe.scheme.measure(file.rows(*self._pieces[number]), file.importance)
         with self._lock:
             self._missing -= 1
             last = not self._missing
@@ -109,10 +110,20 @@ class QuantizedFile(StoredFile):
     """What a recipe stores of one weight, one tensor after the other, made while it is read."""
 
     def __init__(
-        self, weight: str, recipe: Recipe, source: Source, rows: Rows, kept: KeptScales, stretch: float = 1.0
+        self,
+        weight: str,
+        recipe: Recipe,
+        source: Source,
+        rows: Rows,
+        kept: KeptScales,
+        stretch: float = 1.0,
+        importance: Tensor | None = None,
     ) -> None:
-        """``rows`` gives the weight's own; nothing is read yet. ``stretch`` multiplies what scales are made of."""
-        self.stretch = stretch
+        """``rows`` gives the weight's own; nothing is read yet.
+
+        ``stretch`` multiplies what scales are made of; ``importance`` is that of the columns, for calibrators.
+        """
+        self.stretch, self.importance = stretch, importance
         self.path = Path(recipe.name)
         self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
         self.entries = list(self._entries(recipe.scheme.stored(source)))
@@ -243,8 +254,12 @@ def choose(original: Checkpoint, takes: Callable[[str], bool]) -> tuple[list[str
     return chosen, left
 
 
-def quantized_by(recipes: Sequence[Recipe], original: Checkpoint, selection: Selection) -> list[Checkpoint]:
+def quantized_by(
+    recipes: Sequence[Recipe], original: Checkpoint, selection: Selection, importance: ImportanceOf | None = None
+) -> list[Checkpoint]:
     """The original with the selected weights quantized by each recipe; a note says what a recipe cannot store.
+
+    ``importance`` gives that of the columns of a weight, where it is known.
 
     Raises:
         UsageError: there is nothing to quantize.
@@ -252,11 +267,13 @@ def quantized_by(recipes: Sequence[Recipe], original: Checkpoint, selection: Sel
     if not recipes:
         return []
     chosen, stay = choose(original, selection.takes)
-    return [_noted(recipe, original, chosen, stay) for recipe in recipes]
+    return [_noted(recipe, original, chosen, stay, importance) for recipe in recipes]
 
 
-def _noted(recipe: Recipe, original: Checkpoint, chosen: list[str], stay: list[Left]) -> Checkpoint:
-    virtual, left = candidate(original, recipe, chosen)
+def _noted(
+    recipe: Recipe, original: Checkpoint, chosen: list[str], stay: list[Left], importance: ImportanceOf | None
+) -> Checkpoint:
+    virtual, left = mixed(original, dict.fromkeys(chosen, recipe), recipe.name, importance)
     if len(left) == len(chosen):
         why = (left or stay)[0] if left or stay else None
         reason = f": {display(why.name)} ({why.reason})" if why else ""
@@ -274,7 +291,9 @@ def candidate(original: Checkpoint, recipe: Recipe, chosen: list[str]) -> tuple[
     return mixed(original, dict.fromkeys(chosen, recipe), recipe.name)
 
 
-def mixed(original: Checkpoint, recipes: Mapping[str, Recipe], name: str) -> tuple[Checkpoint, list[Left]]:
+def mixed(
+    original: Checkpoint, recipes: Mapping[str, Recipe], name: str, importance: ImportanceOf | None = None
+) -> tuple[Checkpoint, list[Left]]:
     """The same with a recipe for each weight."""
     entries: dict[str, Entry] = {}
     left, kept = [], KeptScales()
@@ -290,7 +309,8 @@ def mixed(original: Checkpoint, recipes: Mapping[str, Recipe], name: str) -> tup
             left.append(Left(own, f"{recipe.name}: {why}"))
             entries[own] = entry
             continue
-        for part in QuantizedFile(own, recipe, source, rows_of(entry), kept).entries:
+        columns = None if importance is None else importance(own, entry.shape)
+        for part in QuantizedFile(own, recipe, source, rows_of(entry), kept, importance=columns).entries:
             entries[part.name] = part
     configs = {str(recipe.scheme.config): recipe.scheme.config for recipe in recipes.values() if recipe.scheme.config}
     config = dict(original.config)

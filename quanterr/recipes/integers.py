@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quanterr.recipes.base import FLOATS, Scheme, Source, Stored
-from quanterr.recipes.calibration import RATIOS, Calibrator
+from quanterr.recipes.calibration import RATIOS, Calibrator, weighted
 
 WORD = 32
 
@@ -78,18 +78,20 @@ class Integers(Scheme):
     def _high(self) -> int:
         return (1 << self.bits - 1) - 1
 
-    def measure(self, x: Tensor) -> Tensor:
+    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
         """Of symmetric codes the largest |x|, (r, groups); of others both ends, (r, groups, 2)."""
         blocks = x.view(len(x), 1, -1, self.group or x.shape[1])
+        if importance is not None:
+            importance = importance.view(1, 1, *blocks.shape[2:])
         if self.symmetric:
             half = (2**self.bits - 1) / 2
-            return self.calibrator.ends(blocks, half, lambda v: v.round_().clamp_(self._low, self._high))
+            return self.calibrator.ends(blocks, half, lambda v: v.round_().clamp_(self._low, self._high), importance)
         low, high = torch.aminmax(blocks[:, 0], dim=2)
         if self.calibrator.searches or self.calibrator.percentile < 100:
-            return self._shrunk(blocks[:, 0], low.clamp_(max=0), high.clamp_(min=0))
+            return self._shrunk(blocks[:, 0], low.clamp_(max=0), high.clamp_(min=0), importance)
         return torch.stack([low.clamp_(max=0), high.clamp_(min=0)], 2)
 
-    def _shrunk(self, groups: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    def _shrunk(self, groups: Tensor, low: Tensor, high: Tensor, importance: Tensor | None) -> Tensor:
         """Both ends times the ratio that leaves the least squared error, or at the percentile."""
         if self.calibrator.percentile < 100:
             q = torch.tensor([1 - self.calibrator.percentile / 100, self.calibrator.percentile / 100])
@@ -100,7 +102,8 @@ class Integers(Scheme):
             ends = torch.stack([low * ratio, high * ratio], 2)
             scale, zero = self._asymmetric(ends)
             codes = (groups / scale[..., None]).add_(zero[..., None]).round_().clamp_(self._low, self._high)
-            error = codes.sub_(zero[..., None]).mul_(scale[..., None]).sub_(groups).square_().sum(2)
+            error = codes.sub_(zero[..., None]).mul_(scale[..., None]).sub_(groups).square_()
+            error = weighted(error, None if importance is None else importance[0]).sum(2)
             better = error < least
             least = torch.where(better, error, least)
             best = torch.where(better[..., None], ends, best)

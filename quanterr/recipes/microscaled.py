@@ -66,7 +66,7 @@ class Microscaled(Scheme):
             return codes, Stored("{weight}_scale", "U8", scales)
         return codes, Stored("{weight}_scale", "F8_E4M3", scales), Stored("{weight}_global_scale", "F32", (1,))
 
-    def measure(self, x: Tensor) -> Tensor:
+    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
         """The largest |x| of each group."""
         return x.view(len(x), -1, self._group).abs().amax(2)
 

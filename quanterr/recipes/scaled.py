@@ -83,9 +83,13 @@ class Scaled(Scheme):
             x = pad(x, (0, b * wide - cols, 0, a * high - rows))
         return x.view(a, high, b, wide)
 
-    def measure(self, x: Tensor) -> Tensor:
+    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
         """What the calibrator takes for the largest |x| of each block, (a, b)."""
-        return self.calibrator.ends(self._cut(x), self.codes.most, lambda v: self.codes.rounded(v).float())
+        blocks = self._cut(x)
+        if importance is not None:
+            _, _, b, wide = blocks.shape
+            importance = pad(importance, (0, b * wide - len(importance))).view(1, 1, b, wide)
+        return self.calibrator.ends(blocks, self.codes.most, lambda v: self.codes.rounded(v).float(), importance)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """The scales."""

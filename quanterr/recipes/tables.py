@@ -85,7 +85,7 @@ class Table(Scheme):
         text = json.dumps(fields | {"shape": [source.rows, source.cols]} | dict(nested))
         return torch.frombuffer(bytearray(text.encode().ljust(STATE)), dtype=torch.uint8)
 
-    def measure(self, x: Tensor) -> Tensor:
+    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
         """The largest |x| of each block."""
         return _largest(x.reshape(-1), self.block)
 
