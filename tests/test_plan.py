@@ -1,6 +1,7 @@
 """Plans: what they choose, what they say, how they are handed to quantizers and held against what these made."""
 
 import json
+import re
 from itertools import product
 
 import pytest
@@ -177,9 +178,24 @@ class TestExports:
         config = "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}"
         assert f'- {{quantizer_name: "{own}.weight_quantizer", cfg: {config}}}' in lines
 
+    def test_convert_to_quant_gets_a_pattern_for_each_weight(self, original):
+        """As its load_layer_config checks and get_layer_settings finds them: by re.search, the rest by _default."""
+        found = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
+        config = json.loads(exported(found, "convert_to_quant"))
+        formats = {"fp8_row": "float8_e4m3fn_rowwise", "fp8_block128": "float8_e4m3fn_blockwise", ORIGINAL: None}
+        formats["int8_row"] = "int8_tensorwise"
+
+        assert {"skip": True} == config.pop("_default")
+        for layer in found.layers:
+            module = layer.layer_name.removesuffix(".weight")
+            (how,) = [how for pattern, how in config.items() if re.search(pattern, module)]
+            assert formats[layer.recipe] == how.get("format")
+            assert (layer.recipe == ORIGINAL) == how.get("skip", False)
+
     @pytest.mark.parametrize(
         ("consumer", "to", "told"),
         [
+            ("convert_to_quant", "nvfp4", "it does not write nvfp4"),
             ("llama-quantize", "int4_g32", "it does not write int4_g32"),
             ("mlx", "int4_g64", "it does not write int4_g64"),
             ("bitsandbytes", "nf4,fp4", "it writes one format"),

@@ -129,7 +129,8 @@ def plan(
         typer.Option(
             "--export",
             metavar="PROGRAM",
-            help="On stdout, not tables: for llama-quantize, llmcompressor, torchao, modelopt, bitsandbytes or mlx.",
+            help="On stdout, not tables: for llama-quantize, llmcompressor, torchao, modelopt, bitsandbytes, "
+            "convert_to_quant or mlx.",
             rich_help_panel="Output",
             show_default=False,
         ),

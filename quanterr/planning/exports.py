@@ -5,6 +5,7 @@
     torchao           an FqnToConfig as JSON, for torchao.core.config.config_from_dict
     bitsandbytes      the arguments of transformers' BitsAndBytesConfig as JSON
     modelopt          a quantization config as YAML, of weights alone, for modelopt.torch.quantization.quantize
+    convert_to_quant  patterns of names and their formats as JSON, for --layer-config of silveroxides/convert_to_quant
     mlx               bits and group size by module as JSON, what a quant_predicate returns
 
 What a program cannot write is an error, not left out: a plan is handed over whole or not at all.
@@ -32,6 +33,15 @@ MODELOPT = {
     "mxfp8": "{num_bits: e4m3, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
     "mxfp4": "{num_bits: e2m1, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
     "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
+}
+# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. Of others its --layer-config makes FP8.
+CONVERT_TO_QUANT: dict[str, dict[str, Any]] = {
+    "fp8_tensor": {"format": "float8_e4m3fn", "scaling_mode": "tensor"},
+    "fp8_row": {"format": "float8_e4m3fn_rowwise", "scaling_mode": "row"},
+    "fp8_block128": {"format": "float8_e4m3fn_blockwise", "scaling_mode": "block", "block_size": 128},
+    "int8_tensor": {"format": "int8_tensorwise", "scaling_mode": "tensor"},
+    "int8_row": {"format": "int8_tensorwise", "scaling_mode": "row"},
+    "int8_block128": {"format": "int8_blockwise", "scaling_mode": "block", "block_size": 128},
 }
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
@@ -175,6 +185,15 @@ def _bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     return json.dumps(fields, indent=1) + "\n"
 
 
+def _convert_to_quant(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    """Rounded to nearest, as the plan has measured it; what is not in the plan stays."""
+    found: dict[str, Any] = {"_default": {"skip": True}}
+    for recipe, names in modules.items():
+        how = {"skip": True} if recipe == ORIGINAL else CONVERT_TO_QUANT[recipe] | {"simple": True}
+        found |= {f"^{re.escape(name)}$": how for name in names}
+    return json.dumps(found, indent=1) + "\n"
+
+
 def _mlx(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     found: dict[str, Any] = {}
     for recipe, names in modules.items():
@@ -200,6 +219,7 @@ KNOWN: dict[str, Callable[[str], bool]] = {
     "torchao": lambda recipe: recipe == "fp8_row" or bool(INTEGER.fullmatch(recipe)),
     "modelopt": _is_modelopt,
     "bitsandbytes": lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
+    "convert_to_quant": lambda recipe: recipe in CONVERT_TO_QUANT,
     "mlx": _is_mlx,
 }
 EXPORTS: dict[str, Callable[[Plan, Mapping[str, Sequence[str]]], str]] = {
@@ -208,5 +228,6 @@ EXPORTS: dict[str, Callable[[Plan, Mapping[str, Sequence[str]]], str]] = {
     "torchao": _torchao,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "convert_to_quant": _convert_to_quant,
     "mlx": _mlx,
 }
