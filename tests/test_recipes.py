@@ -27,7 +27,16 @@ from quanterr.recipes.tensors import (
 GOLDEN = Path(__file__).parent / "golden_recipes"
 WEIGHTS = load_file(GOLDEN / "weights.safetensors")
 VALUES = json.loads((GOLDEN / "values.json").read_text())
-EVERY = [*listing(), "int4_g64:asym", "int3_g32", "int6_g32:asym", "nf4:double", "fp4_g128", "int8_block64"]
+EVERY = [
+    *listing(),
+    "int4_g64:asym",
+    "int3_g32",
+    "int6_g32:asym",
+    "nf4:double",
+    "fp4_g128",
+    "int8_block64",
+    "fp8_block1x64",
+]
 
 
 def digest(values):
@@ -94,6 +103,22 @@ def test_rows_that_are_no_whole_blocks_have_the_blocks_of_the_recipe():
     x = torch.randn(400, 128, generator=torch.Generator().manual_seed(1))
 
     assert snr(x, fake_quantize(x, "fp8_block128")) > 31
+
+
+def test_a_scale_of_a_column_is_that_of_its_largest_magnitude():
+    x = torch.randn(300, 96, generator=torch.Generator().manual_seed(1)) * torch.arange(1, 97)
+    scale = x.abs().amax(0) / 127
+
+    assert torch.equal((x / scale).round() * scale, fake_quantize(x, "int8_column"))
+
+
+@pytest.mark.parametrize(("name", "high", "wide"), [("block1x32", 1, 32), ("block64x16", 64, 16), ("block64", 64, 64)])
+def test_blocks_have_the_edges_of_the_name(name, high, wide):
+    x = torch.randn(128, 128, generator=torch.Generator().manual_seed(1))
+    blocks = x.view(128 // high, high, 128 // wide, wide)
+    scale = blocks.abs().amax((1, 3), keepdim=True) / 127
+
+    assert torch.equal(((blocks / scale).round() * scale).view(128, 128), fake_quantize(x, f"int8_{name}"))
 
 
 class TestCandidate:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from forked import call
 from making import numbers, store
+from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.errors import Status
@@ -86,3 +87,23 @@ def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path)
 def quanterr_bytes(recipe):
     """Codes and scales of 48 x 256 elements."""
     return {"int8_row": 48 * 256 + 48 * 4, "int4_g32": 48 * 256 // 2 + 48 * 8 * 4 + 16}[recipe]
+
+
+def test_columns_that_matter_most_may_stay(tmp_path):
+    """Of 200 columns the two with the largest importance, which are the largest too."""
+    x = torch.randn(64, 200, generator=torch.Generator().manual_seed(2))
+    x[:, [7, 150]] *= 20
+    path = store(tmp_path / "x.safetensors", {"model.layers.0.mlp.up_proj.weight": x})
+    means = torch.ones(1, 200).index_fill_(1, torch.tensor([7, 150]), 9.0)
+    matrix = importance_file(tmp_path / "i.gguf", {"blk.0.ffn_up.weight": (means, [1.0])})
+    plain, known = (
+        quanterr.sweep(path, ["int8_row"], study=True, device="cpu", **more).studies[0]
+        for more in ({}, {"importance": matrix})
+    )
+    rest = x.index_fill(1, torch.tensor([7, 150]), 0)
+    noises = [float(((quanterr.fake_quantize(y, "int8_row") - y) ** 2).sum()) for y in (x, rest)]
+
+    assert [] == plain.columns
+    assert 1.0 == known.columns[0].percent
+    assert pytest.approx(10 * log10(noises[0] / noises[1]), abs=1e-6) == known.columns[0].gain_db
+    assert plain.scales == known.scales

@@ -4,13 +4,14 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison.assembly import ReportBuilder
@@ -28,7 +29,7 @@ from quanterr.pairing.importance import architecture_of, importance_of_columns, 
 from quanterr.pairing.plan import ComparedWeight, Plan
 from quanterr.pairing.side import Recognized
 from quanterr.recipes import PRESETS, Recipe, recipes_named
-from quanterr.recipes.candidate import quantized_by
+from quanterr.recipes.candidate import ImportanceOf, quantized_by
 from quanterr.recipes.sampling import share_of
 from quanterr.recipes.studies import studied
 from quanterr.report.keeping import budget
@@ -89,9 +90,7 @@ def _compare_each(
         selection = Selection(options.layers)
         before = entered(stack, original, options.lenient)
         means = None if options.importance is None else read_importance(options.importance)
-        weigh = (
-            None if means is None else partial(importance_of_columns, found=means, architecture=architecture_of(before))
-        )
+        weigh = _weighing(before, means)
         recipes = [side for side in candidates if isinstance(side, Recipe)]
         made = iter(quantized_by(recipes, before, selection, weigh))
         after = [
@@ -231,9 +230,18 @@ def with_studies(
     """The ranking of recipes with what outliers and scales do to each."""
     with ExitStack() as stack:
         checkpoint = entered(stack, original, options.lenient)
-        found = studied(checkpoint, recipes, Selection(options.layers), options.stop)
+        means = None if options.importance is None else read_importance(options.importance)
+        weigh = _weighing(checkpoint, means)
+        found = studied(checkpoint, recipes, Selection(options.layers), options.stop, weigh)
         checkpoint.check_unchanged()
     return ranking.model_copy(update={"studies": found})
+
+
+def _weighing(original: Checkpoint, means: Mapping[str, tuple[Tensor, Tensor]] | None) -> ImportanceOf | None:
+    """The importance of the columns of each weight of an original, where a file says it."""
+    return (
+        None if means is None else partial(importance_of_columns, found=means, architecture=architecture_of(original))
+    )
 
 
 def names_in(recipes: Iterable[Recipe]) -> list[str]:

@@ -1,6 +1,6 @@
 """From a name to a recipe: ``format[_gGROUP][:asym][:double][:scales=CALIBRATOR]``.
 
-fp8_tensor  fp8_row  fp8_block128  int8_tensor  int8_row  int8_block128
+fp8_tensor  fp8_row  fp8_column  fp8_block128  fp8_block1x128  int8_tensor  int8_row  int8_column  int8_block128
 int2_g32 … int8_g128  int4_channel  int4_g64:asym
 mxfp8  mxfp4  nvfp4  nf4  nf4_g128  nf4:double  fp4
 gguf_q8_0  gguf_q5_1  gguf_q5_0  gguf_q4_1  gguf_q4_0  gguf_q6_k  gguf_q5_k  gguf_q4_k  gguf_q3_k  gguf_q2_k
@@ -21,10 +21,12 @@ from quanterr.recipes.superblocks import K_TYPES
 from quanterr.recipes.tables import Table
 from quanterr.util.text import display
 
-SCALED = re.compile(r"(?P<codes>fp8|int8)_(?P<per>tensor|row|block(?P<edge>[1-9]\d{0,3})?)")
+EDGE = r"[1-9]\d{0,3}"
+SCALED = re.compile(rf"(?P<codes>fp8|int8)_(?P<per>tensor|row|column|block(?P<high>{EDGE})?(?:x(?P<wide>{EDGE}))?)")
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
 TABLE = re.compile(r"(?P<kind>nf4|fp4)(?:_g(?P<block>32|64|128|256|512|1024|2048|4096))?")
 GGML = LEGACY | K_TYPES
+EDGES = {"tensor": (0, 0), "row": (1, 0), "column": (0, 1)}  # rows and columns that share a scale; 0: all
 BLOCK = 128  # rows and columns, where none are given
 TABLE_BLOCK = 64  # of bitsandbytes, where none is given
 PRESETS = ("fp8_tensor", "fp8_row", "int8_row", "nvfp4", "mxfp4", "int4_g32", "nf4", "gguf_q4_0")
@@ -33,10 +35,12 @@ PRESETS = ("fp8_tensor", "fp8_row", "int8_row", "nvfp4", "mxfp4", "int4_g32", "n
 LISTING = {
     "fp8_tensor": "E4M3 codes, one scale",
     "fp8_row": "E4M3 codes, a scale per row",
-    "fp8_block128": "E4M3 codes, a scale per block of 128 × 128",
+    "fp8_column": "E4M3 codes, a scale per column",
+    "fp8_block128": "E4M3 codes, a scale per block of 128 × 128; fp8_block1x128",
     "int8_tensor": "8-bit integers, one scale",
     "int8_row": "8-bit integers, a scale per row",
-    "int8_block128": "8-bit integers, a scale per block of 128 × 128",
+    "int8_column": "8-bit integers, a scale per column",
+    "int8_block128": "8-bit integers, a scale per block of 128 × 128; int8_block1x128",
     "int4_g128": "2- to 8-bit integers, a scale per 128 columns; :asym with zero points (compressed-tensors)",
     "int8_channel": "2- to 8-bit integers, a scale per row; :asym with zero points (compressed-tensors)",
     "mxfp8": "E4M3 codes, a power of two per 32 columns",
@@ -113,8 +117,8 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
     scheme: Scheme | None = None
     calibrates = calibrator == ABSMAX
     if found := SCALED.fullmatch(base):
-        edge = int(found["edge"] or BLOCK) if found["per"].startswith("block") else 0
-        edges = {"tensor": (0, 0), "row": (1, 0)}.get(found["per"], (edge, edge))
+        high = int(found["high"] or BLOCK)
+        edges = EDGES.get(found["per"], (high, int(found["wide"] or high)))
         scheme = Scaled(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator)
         calibrates = not calibrator.averages or edges == (0, 0)
     elif found := INTEGER.fullmatch(base):

@@ -1,7 +1,8 @@
-"""Codes times one scale for each tensor, row or block: ``fp8_row``, ``int8_block128``.
+"""Codes times one scale for each tensor, row, column or block: ``fp8_row``, ``int8_block128``.
 
     X.weight          F8_E4M3 or I8       (rows, cols)
-    X.weight_scale    F32                 () for a tensor, (rows, 1) for rows, (⌈rows/b⌉, ⌈cols/b⌉) for blocks
+    X.weight_scale    F32                 () for a tensor, (rows, 1) for rows, (1, cols) for columns,
+                                (⌈rows/high⌉, ⌈cols/wide⌉) for blocks
 
     scale = max |x| / 448 for FP8, / 127 for INT8; 1 where every x is zero
     x     ≈ code · scale
@@ -55,8 +56,8 @@ class Scaled(Scheme):
 
     @property
     def is_local(self) -> bool:
-        """Not with one scale for all."""
-        return self.edges != (0, 0)
+        """Not with a scale for all rows."""
+        return self.edges[0] > 0
 
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Codes and scales."""
@@ -95,6 +96,8 @@ class Scaled(Scheme):
         """The scales."""
         if self.edges == (0, 0):
             measured = self.calibrator.over_pieces(measured).view(1, 1)
+        elif not self.edges[0]:
+            measured = measured.amax(0, keepdim=True)
         scale = measured / self.codes.most
         return (scale.masked_fill_(scale == 0, 1),)
 

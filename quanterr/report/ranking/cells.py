@@ -8,11 +8,13 @@ NONE = "-"
 def study_cells(ranking: Ranking) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of what outliers and scales do to each recipe [dB]; its name is the first cell."""
     first = ranking.studies[0]
-    heads = [f"{one.percent:g} % out" for one in first.outliers] + [f"scale {one.percent:+g} %" for one in first.scales]
-    rows = [
-        [one.candidate, *(NONE if c.gain_db is None else f"{c.gain_db:+.2f}" for c in (*one.outliers, *one.scales))]
-        for one in ranking.studies
-    ]
+    heads = [f"{one.percent:g} % out" for one in first.outliers]
+    heads += [f"{one.percent:g} % of columns out" for one in first.columns]
+    heads += [f"scale {one.percent:+g} %" for one in first.scales]
+    rows = []
+    for one in ranking.studies:
+        changes = (*one.outliers, *one.columns, *one.scales)
+        rows.append([one.candidate, *(NONE if c.gain_db is None else f"{c.gain_db:+.2f}" for c in changes)])
     return heads, rows
 
 

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
+from math import prod
 
 from quanterr.report.ranking.model import Candidate, Gain
 
-PER = re.compile(r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+|g\d+)")
+PER = re.compile(r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+(?:x\d+)?|g\d+)")
 FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # elements that share a scale, nearly
 WORDS = {
     "bits": "bits",
@@ -56,9 +57,10 @@ def _aspects(name: str) -> dict[str, str]:
 def _order(aspect: str, value: str) -> float:
     """From the coarse to the fine."""
     if aspect == "per":
-        number = re.search(r"\d+", value)
-        elements = int(number[0]) ** (2 if value.startswith("block") else 1) if number else FINEST[value]
-        return -float(elements)
+        edges = [int(edge) for edge in re.findall(r"\d+", value)]
+        if value.startswith("block") and len(edges) == 1:
+            edges *= 2
+        return -float(prod(edges) if edges else FINEST[value])
     if aspect == "bits":
         return float(value or 0)
     if aspect == "scales":

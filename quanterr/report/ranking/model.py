@@ -1,6 +1,6 @@
 """Several candidates for one original: data with a schema version, made from their reports."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dump
 
 SCHEMA = "quanterr.ranking"
 # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
-# 1.4 sample, snr_db_margin
+# 1.4 sample, snr_db_margin, columns of studies
 SCHEMA_VERSION = "1.4"
 
 
@@ -140,6 +140,10 @@ class Study:
     candidate: str
     outliers: Annotated[list[Changed], Field(description="that share of the largest elements stays as it is")]
     scales: Annotated[list[Changed], Field(description="what scales are made of is larger or smaller by that")]
+    columns: Annotated[
+        list[Changed],
+        Field(description="that share of the columns with the largest importance stays; empty without --importance"),
+    ] = field(default_factory=list)
 
 
 class Ranking(Model):
