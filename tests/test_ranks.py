@@ -13,9 +13,12 @@ import subprocess
 import sys
 import time
 
+import gguf
 import pytest
-from making import numbers, store
+from gguf_stored import TEXT, Stored, key, write_gguf
+from making import legacy, numbers, store
 from small_models import ids, saved
+from test_smoothing import FED, factors, int4, model
 
 from quanterr.errors import Status
 
@@ -128,6 +131,51 @@ def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alo
     assert {Status.OK} == {status for status, _, _ in done}, done
     assert alone == without_run(done[0][1])
     assert {("", "")} == {texts for _, *texts in ((s, o, e) for s, o, e in done[1:]) for texts in [tuple(texts)]}
+
+
+def with_folded_scales(folder):
+    """Scales of three weights in the norm before them, and a row that is wrong, with importance."""
+    x, s = model(), factors(128)
+    x |= {f"model.layers.{n}.mlp.up_proj.weight": numbers(200 + n, 128, seed=n) for n in range(1, 9)}
+    norm = "model.layers.0.input_layernorm.weight"
+    y = {name: int4(weight) if weight.dim() > 1 else weight for name, weight in x.items()}
+    y |= {norm: x[norm] / s} | {name: int4(x[name] * s) for name in FED}
+    y["model.layers.3.mlp.up_proj.weight"][17] *= -3
+    matrix = {f"blk.{n}.ffn_up.weight": numbers(1, 128, seed=n).float().square() for n in range(9)}
+    (folder / "m.dat").write_bytes(legacy({name: means.numpy() for name, means in matrix.items()}))
+    return [store(folder / f"{side}.safetensors", each) for side, each in (("x", x), ("y", y))]
+
+
+def with_experts(folder):
+    """Single experts beside the stacks of a GGUF file, each with its importance."""
+    names = [f"model.layers.{{}}.mlp.experts.{expert}.up_proj.weight" for expert in range(3)]
+    x, stacks, matrix = {}, [], {}
+    for n in range(6):
+        stack = numbers(3, 40 + 8 * n, 64, seed=n).float()
+        x |= {name.format(n): stack[expert].clone() for expert, name in enumerate(names)}
+        raw = gguf.quants.quantize(stack.numpy(), gguf.GGMLQuantizationType.Q4_0)
+        own = f"blk.{n}.ffn_up_exps.weight"
+        stacks.append(Stored(own, "Q4_0", tuple(stack.shape), raw.tobytes()))
+        matrix[own] = numbers(3, 64, seed=n).float().square()
+    (folder / "m.dat").write_bytes(legacy({name: means.numpy() for name, means in matrix.items()}))
+    quantized = write_gguf(folder / "y.gguf", stacks, [key("general.architecture", TEXT, "llama")])
+    return [store(folder / "x.safetensors", x), quantized]
+
+
+@pytest.mark.parametrize("made", [with_folded_scales, with_experts])
+def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
+    words = ("compare", *made(tmp_path), "--importance", tmp_path / "m.dat", "--device", "cpu", "-q", "-o", "-")
+    (_, alone, said), *_ = run(1, *words, cwd=tmp_path)
+    assert alone, said
+    done = run(3, *words, cwd=tmp_path)
+
+    assert without_run(alone) == without_run(done[0][1])
+    found = json.loads(alone)
+    assert found["aggregate"]["weighted_snr_db"] is not None
+    if made is with_folded_scales:
+        assert {"folded_scales", "scale_factor"} <= {finding["code"] for finding in found["findings"]}
+    else:
+        assert {"gguf_q4_0"} == {layer["format"] for layer in found["layers"]}
 
 
 def test_torchrun_starts_them(original, alone, tmp_path):
