@@ -34,12 +34,24 @@ def free_port():
         return str(listening.getsockname()[1])
 
 
-def start(rank, world, port, *words, cwd):
+QUANTERR = ("-m", "quanterr")
+SMALL_PIECES = """
+import sys
+from quanterr.comparison import ranks, scheduler
+scheduler.CPU_CHUNK, scheduler.CHUNKS_AT_ONCE, scheduler.PIECE, scheduler.SMALL = 1 << 13, 2, 1 << 15, 1 << 12
+finish = ranks.Ranks.finish
+ranks.Ranks.finish = lambda own, parts: print(len(parts), file=sys.stderr) or finish(own, parts)
+from quanterr.cli import main
+main()
+"""
+
+
+def start(rank, world, port, *words, cwd, program=QUANTERR):
     """A rank, as torchrun and srun start it."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     environment = os.environ | {key: str(value) for key, value in own.items()}
     return subprocess.Popen(
-        [sys.executable, "-m", "quanterr", *map(str, words)],
+        [sys.executable, *program, *map(str, words)],
         env=environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
         cwd=cwd,
         text=True,
@@ -48,10 +60,10 @@ def start(rank, world, port, *words, cwd):
     )
 
 
-def run(world, *words, cwd):
+def run(world, *words, cwd, program=QUANTERR):
     """All ranks to their end: status, standard output and standard error of each."""
     port = free_port()
-    processes = [start(rank, world, port, *words, cwd=cwd) for rank in range(world)]
+    processes = [start(rank, world, port, *words, cwd=cwd, program=program) for rank in range(world)]
     said = [process.communicate(timeout=LIMIT) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
 
@@ -176,6 +188,17 @@ def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
         assert {"folded_scales", "scale_factor"} <= {finding["code"] for finding in found["findings"]}
     else:
         assert {"gguf_q4_0"} == {layer["format"] for layer in found["layers"]}
+
+
+def test_a_huge_weight_is_shared(original, alone, tmp_path):
+    """In pieces that are small enough for this one."""
+    words = ("sweep", original, *RECIPES, "-o", "s.json", "-q", "--resume", "j", "-l", "12")
+    done = run(3, *words, cwd=tmp_path, program=("-c", SMALL_PIECES))
+    expected = [layer for layer in alone["layers"] if ".12." in layer["layer_name"]]
+
+    assert {Status.OK} == {status for status, _, _ in done}, done
+    assert "1" in "".join(err for _, _, err in done[1:]).split()  # another rank had a part
+    assert expected == without_run((tmp_path / "s.json").read_text())["layers"]
 
 
 def test_torchrun_starts_them(original, alone, tmp_path):

@@ -125,7 +125,7 @@ def _compare_each(
             share=0.0 if ranks is None else ranks.rank / ranks.world,
         )
         on_progress = options.on_progress or (lambda progress: None)
-        complete = sharing.collected(run.run(on_progress), lambda: on_progress(run.progress))
+        complete = sharing.collected(run, run.run(on_progress), lambda: on_progress(run.progress))
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()
         info = RunInfo(
@@ -264,7 +264,8 @@ def _journal(
     if options.resume is not None:
         journal = stack.enter_context(Journal(options.resume, same, 0 if ranks is None else ranks.rank))
     if ranks is not None:
-        ranks.company.agree({key: value for key, value in same.items() if key != "written"})
+        kind = pick_device(options.device).type  # which decides how weights are cut, and the last digits
+        ranks.company.agree({key: value for key, value in same.items() if key != "written"} | {"device": kind})
     return journal
 
 

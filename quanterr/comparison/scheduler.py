@@ -32,6 +32,7 @@ CPU = torch.device("cpu")
 Result = TypeVar("Result")
 
 CHUNKS_AT_ONCE = 8  # of one weight, that a thread takes in one go
+PIECE = 1 << 26  # elements of a larger weight, that one of several processes takes at a time
 SMALL = 1 << 17  # elements; of smaller weights Python does most of the work, one thread at a time
 READ_AHEAD = 8  # goes
 MAX_TORCH_THREADS = 8  # of torch alone: more wait for the interpreter, and are slower
@@ -58,6 +59,14 @@ class ChunkRange(NamedTuple):
     number: int
     first: int
     stop: int
+
+
+class Part(NamedTuple):
+    """What one of several processes has of a task."""
+
+    task: tuple[int, int]  # candidate and number of its first job
+    goes: int
+    sums: list[Sums]  # of each of its pairs
 
 
 @dataclass(slots=True)
@@ -90,7 +99,8 @@ class Scheduler:
 
         ``may_move``: where the device has too little memory even for small chunks, the CPU goes on. ``kernel`` is the
         compiled one, of which only the CPU has any use; None for torch's. ``claim``: asked before each weight of the
-        original whether this process shall do it; it begins with the weights behind that ``share`` of all.
+        original, or each piece of a huge one, whether this process shall do it; it begins with the weights behind that
+        ``share`` of all.
         """
         self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
@@ -152,11 +162,22 @@ class Scheduler:
 
     def _ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
         for number in numbers:
-            if self._claim is not None and not self._claim(str(self._tasks[number][0][:2])):
-                continue
             n = self._n_chunks(number)
-            for first in range(0, max(n, 1), CHUNKS_AT_ONCE):
-                yield ChunkRange(number, first, min(first + CHUNKS_AT_ONCE, n))
+            for first, stop in self._claimed(number, n):
+                for go in range(first, max(stop, 1), CHUNKS_AT_ONCE):
+                    yield ChunkRange(number, go, min(go + CHUNKS_AT_ONCE, n))
+
+    def _claimed(self, number: int, n: int) -> Iterator[tuple[int, int]]:
+        """The pieces of a weight's chunks that this process does, the first and the one behind the last."""
+        key = str(self._tasks[number][0][:2])
+        step = max(PIECE // self.size // CHUNKS_AT_ONCE, 1) * CHUNKS_AT_ONCE
+        if self._claim is None or n <= step:
+            if self._claim is None or self._claim(key):
+                yield 0, n
+            return
+        for first in range(0, n, step):
+            if self._claim(f"{key}/{first}"):
+                yield first, min(first + step, n)
 
     def _n_chunks(self, number: int) -> int:
         return len(Cut(*self._originals[number].matrix, self.size))
@@ -192,12 +213,15 @@ class Scheduler:
         sums = self._with_room(worker, name, lambda: worker.compare(pairs, self._fitting(chunks, worker.size)))
         share = sum(chunk.n for chunk in chunks) / max(self._originals[chunk_range.number].n, 1)
         self.progress.done_bytes += int(share * self._nbytes[chunk_range.number])
-        merged = self._merged(chunk_range, sums)
+        self._finish_all(worker, chunk_range.number, self._merged(chunk_range, sums))
+
+    def _finish_all(self, worker: Worker, number: int, merged: Sequence[Sums]) -> None:
+        """Report the pairs of a task of which all sums are there."""
         self.progress.done_weights += bool(merged)
         for place, whole in enumerate(merged):
-            job = jobs[place]
+            job = self._tasks[number][place]
             finish = partial(worker.finish, job.number, job.pair, whole, place)
-            finished = self._with_room(worker, name, finish)
+            finished = self._with_room(worker, job.pair.name, finish)
             with self._lock:
                 self._finish(job.candidate, finished)
 
@@ -231,11 +255,33 @@ class Scheduler:
         if chunk_range.first == 0 and chunk_range.stop == n:
             return sums
         with self._lock:
-            state = self._open.setdefault(chunk_range.number, _Open(-(-n // CHUNKS_AT_ONCE), [Sums() for _ in sums]))
-            for whole, part in zip(state.sums, sums, strict=True):
-                whole.add(part)
-            state.missing -= 1
-            return [] if state.missing else self._open.pop(chunk_range.number).sums
+            return self._added(chunk_range.number, 1, sums)
+
+    def _added(self, number: int, goes: int, sums: Sequence[Sums]) -> list[Sums]:
+        """The sums of a whole task, once that many goes more are all of it; nothing before."""
+        n = -(-self._n_chunks(number) // CHUNKS_AT_ONCE)
+        state = self._open.setdefault(number, _Open(n, [Sums() for _ in sums]))
+        for whole, part in zip(state.sums, sums, strict=True):
+            whole.add(part)
+        state.missing -= goes
+        return [] if state.missing else self._open.pop(number).sums
+
+    def parts(self) -> list[Part]:
+        """After the run: what was done here of tasks that other processes have done the rest of."""
+        found = []
+        for number, state in self._open.items():
+            n = -(-self._n_chunks(number) // CHUNKS_AT_ONCE)
+            found.append(Part(self._tasks[number][0][:2], n - state.missing, state.sums))
+        return found
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """After the run: take in what others have of tasks, and finish those that are complete then."""
+        numbers = {jobs[0][:2]: number for number, jobs in enumerate(self._tasks)}
+        worker = Worker(self.device, self.size, self.outlier, max(map(len, self._tasks), default=1), self.kernel)
+        with torch.inference_mode(), worker.stream():
+            for part in parts:
+                number = numbers[part.task]
+                self._finish_all(worker, number, self._added(number, part.goes, part.sums))
 
     def _read_ahead(self) -> None:
         """Tell the kernel what will be read next, a little before it is; on a warm cache this costs nothing."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from quanterr.comparison.journal import Journal
 from quanterr.comparison.ranks import Ranks, Take
+from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import Job
 from quanterr.pairing.plan import ComparedWeight
 
@@ -50,8 +51,8 @@ class Sharing:
         self._missing.discard((candidate, done.number))
         self._take(candidate, done)
 
-    def collected(self, complete: bool, on_wait: Callable[[], None]) -> bool:
-        """Whether all weights are there, after this process has done its part.
+    def collected(self, run: Scheduler, complete: bool, on_wait: Callable[[], None]) -> bool:
+        """Whether all weights are there, after this process has done its part in a run that has ended.
 
         Raises:
             ElsewhereError: the result is rank 0's.
@@ -61,6 +62,7 @@ class Sharing:
             return complete
         self._ranks.company.check()
         if self._ranks.rank > 0:
-            self._ranks.finish()
+            self._ranks.finish(run.parts())
         self._ranks.collect(self._take, self._missing, on_wait)
+        run.add(self._ranks.parts())
         return not self._missing
