@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.recipes import listing, recipe_named, recipes_named
+from quanterr.recipes import Source, listing, recipe_named, recipes_named
 from quanterr.recipes.candidate import PIECE, candidate, choose
 from quanterr.recipes.tensors import (
     calibrate,
@@ -96,6 +96,16 @@ def original(tmp_path_factory):
     path = store(tmp_path_factory.mktemp("original") / "x.safetensors", tensors)
     with open_checkpoint(path) as checkpoint:
         yield checkpoint, tensors
+
+
+@pytest.mark.parametrize("name", [*EVERY, "int4_g32:scales=mse", "int4_g32:asym:scales=p99", "fp8_row:scales=mse"])
+def test_rows_are_measured_and_encoded_without_being_changed(name):
+    """Other recipes have the same rows."""
+    x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
+    rows, scheme, source = x.clone(), recipe_named(name).scheme, Source(128, 256, "F32")
+    scheme.encode(rows, 0, scheme.settle(scheme.measure(rows, torch.ones(256)), source))
+
+    assert torch.equal(x, rows)
 
 
 def test_rows_that_are_no_whole_blocks_have_the_blocks_of_the_recipe():

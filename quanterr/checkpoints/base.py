@@ -60,6 +60,8 @@ RETRIES = 3  # a network file system may fail once and then recover
 class StoredFile:
     """One file, read by position. It must not change while it is open: see :meth:`check_unchanged`."""
 
+    is_certain = False  # that weights are what their names and shapes suggest: no sample is read to find that out
+
     def __init__(self, path: Path) -> None:
         """Open a regular file; O_NONBLOCK, so that a FIFO is refused instead of waited for.
 

@@ -28,7 +28,8 @@ def choose_alternatives(plan: Plan, undo: bool = True) -> Plan:
     leftovers = list(plan.leftovers)
     with on_cpu() as workspaces:
         for pair in plan.pairs:
-            read = replace(pair, quantized=_read(pair, workspaces)) if pair.quantized.alternatives else pair
+            is_doubted = pair.quantized.alternatives and not pair.quantized.codes.file.is_certain
+            read = replace(pair, quantized=_read(pair, workspaces)) if is_doubted else pair
             chosen = _chosen(read, read.alternative, workspaces) if read.alternative else read
             if isinstance(chosen, Pair):
                 pairs.append(chosen)

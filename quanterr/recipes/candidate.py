@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,8 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 PIECE = 1 << 18  # elements that are measured or encoded at once: a core's cache holds them
-MOST_KEPT = 4  # weights of a candidate whose scales are kept
+MOST_KEPT = 4  # weights whose scales are kept
+PIECES_KEPT = 4  # of a thread
 
 # Parts of names that stay as they are. Norms and biases are small and sensitive; embeddings (also T5's
 # relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose
@@ -36,19 +38,43 @@ Rows = Callable[[int, int], Tensor]  # rows first:stop of a weight, (r, c) float
 ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # of a weight of that shape: (cols,) float32
 
 
-class _Scales:
-    """All that a recipe stores of a weight but its codes: measured once, by all threads that need it together."""
+class _Measured:
+    """What the pieces of a weight give, one behind the other: many small tensors would tear the heap to pieces."""
 
-    def __init__(self, file: "QuantizedFile") -> None:
-        self._file, self._lock = file, threading.Lock()
-        self._pieces = list(file.pieces(0, file.source.rows))
-        self._found: list[Tensor | None] = [None] * len(self._pieces)
+    def __init__(self, pieces: int) -> None:
+        self._pieces, self._lock = pieces, threading.Lock()
+        self._all: Tensor | None = None  # but of the last piece, which may have fewer rows
+        self._last: Tensor | None = None
+
+    def add(self, number: int, measured: Tensor) -> None:
+        if number == self._pieces - 1:
+            self._last = measured
+            return
+        n = len(measured)
+        with self._lock:
+            if self._all is None:
+                self._all = torch.empty(((self._pieces - 1) * n, *measured.shape[1:]), dtype=measured.dtype)
+        self._all[number * n : (number + 1) * n] = measured
+
+    def whole(self) -> Tensor:
+        return torch.cat([part for part in (self._all, self._last) if part is not None])
+
+
+class _Scales:
+    """All that recipes store of a weight but its codes: measured once, by all threads that need it together."""
+
+    def __init__(self, files: Sequence["QuantizedFile"]) -> None:
+        """``files`` are of one weight and are read in the same pieces."""
+        self._files, self._lock = {id(file): file for file in files}, threading.Lock()
+        self._rows, self._pieces = files[0].rows, list(files[0].pieces(0, files[0].source.rows))
+        self._found = {key: _Measured(len(self._pieces)) for key in self._files}
         self._next, self._missing, self._ended = 0, len(self._pieces), threading.Event()
-        self._settled: tuple[Tensor, ...] | None = None
+        self._settled: dict[int, tuple[Tensor, ...]] = {}
+        self._settling = threading.Lock()
         self._error: BaseException | None = None
 
-    def get(self) -> tuple[Tensor, ...]:
-        """Settled; helps to measure where others are still at it."""
+    def get(self, file: "QuantizedFile") -> tuple[Tensor, ...]:
+        """Of one of the recipes, settled; helps to measure where others are still at it."""
         try:
             while (number := self._claimed()) is not None:
                 self._measure(number)
@@ -57,9 +83,12 @@ class _Scales:
             self._ended.set()  # nobody may wait for what will not come
             raise
         self._ended.wait()
-        if self._settled is None:
+        if self._error is not None:
             raise CheckpointError(str(self._error)) from self._error
-        return self._settled
+        with self._settling:
+            if id(file) not in self._settled:
+                self._settled[id(file)] = self._settle(file)
+        return self._settled[id(file)]
 
     def _claimed(self) -> int | None:
         with self._lock:
@@ -69,41 +98,47 @@ class _Scales:
             return self._next - 1
 
     def _measure(self, number: int) -> None:
-        file = self._file
-        self._found[number] = file.recipe.scheme.measure(file.rows(*self._pieces[number]), file.importance)
+        x = self._rows(*self._pieces[number])
+        for key, file in self._files.items():
+            self._found[key].add(number, file.recipe.scheme.measure(x, file.importance))
         with self._lock:
             self._missing -= 1
-            last = not self._missing
-        if last:
-            measured = torch.cat([found for found in self._found if found is not None])
-            if not bool(measured.isfinite().all()):
-                raise CheckpointError(
-                    f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; -l '!{file.weight}' "
-                    "leaves it out"
-                )
-            self._found = []
-            if file.stretch != 1:
-                measured = measured * file.stretch
-            self._settled = file.recipe.scheme.settle(measured, file.source)
-            self._ended.set()
+            if not self._missing:
+                self._ended.set()
+
+    def _settle(self, file: "QuantizedFile") -> tuple[Tensor, ...]:
+        measured = self._found.pop(id(file)).whole()
+        if not bool(measured.isfinite().all()):
+            raise CheckpointError(
+                f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; -l '!{file.weight}' "
+                "leaves it out"
+            )
+        if file.stretch != 1:
+            measured = measured * file.stretch
+        return file.recipe.scheme.settle(measured, file.source)
 
 
 class KeptScales:
-    """The scales of the few weights that are being read."""
+    """The scales of the few weights that are being read, of all recipes."""
 
     def __init__(self) -> None:
         """Start with none."""
-        self._scales: OrderedDict[int, _Scales] = OrderedDict()
+        self._files: dict[tuple[str, int], list[QuantizedFile]] = {}
+        self._scales: OrderedDict[tuple[str, int], _Scales] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, file: "QuantizedFile") -> _Scales:
+    def register(self, file: "QuantizedFile") -> None:
+        """A weight by a recipe; those that are read in the same pieces are measured together."""
+        self._files.setdefault(file.kind, []).append(file)
+
+    def of(self, file: "QuantizedFile") -> tuple[Tensor, ...]:
         """Those of a weight; the oldest of others are forgotten."""
         with self._lock:
-            found = self._scales.pop(id(file), None) or _Scales(file)
-            self._scales[id(file)] = found
+            found = self._scales.pop(file.kind, None) or _Scales(self._files[file.kind])
+            self._scales[file.kind] = found
             if len(self._scales) > MOST_KEPT:
                 self._scales.popitem(last=False)
-        return found
+        return found.get(file)
 
 
 class QuantizedFile(StoredFile):
@@ -132,6 +167,12 @@ class QuantizedFile(StoredFile):
         self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
         together = min(recipe.scheme.together(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes
+        kept.register(self)
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """Recipes in which it is the same can be measured together."""
+        return self.weight, self._together
 
     def _entries(self, stored: tuple[Stored, ...]) -> Iterator[Entry]:
         offset = 0
@@ -142,6 +183,8 @@ class QuantizedFile(StoredFile):
 
     def __str__(self) -> str:
         return f"{display(self.recipe.name)} of {display(self.weight)}"
+
+    is_certain = True
 
     @property
     def descriptor(self) -> int:
@@ -168,12 +211,12 @@ class QuantizedFile(StoredFile):
         """All bytes of another part than the codes."""
         found = self._known.get(entry.name)
         if found is None:
-            found = self._kept.of(self).get()[self._made.index(entry.name)]
+            found = self._kept.of(self)[self._made.index(entry.name)]
         return found.contiguous().view(-1).view(torch.uint8)
 
     def _encode(self, into: Tensor, begin: int) -> None:
         """The bytes of codes from ``begin`` on."""
-        settled = self._kept.of(self).get()
+        settled = self._kept.of(self)
         first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
         done = 0
         for row, stop in self.pieces(first * self._together, min(last * self._together, self.source.rows)):
@@ -213,25 +256,34 @@ class Left(NamedTuple):
 
 
 class _Reading(threading.local):
-    """Each thread's buffers."""
+    """Each thread's buffers: the last few rows that it has read, which several recipes ask for one after the other."""
 
     def __init__(self) -> None:
         self.workspace = Workspace(torch.device("cpu"))
+        self.kept: OrderedDict[tuple[int, int, int], tuple[Entry, str]] = OrderedDict()
+
+    @torch.inference_mode()
+    def rows(self, entry: Entry, first: int, stop: int) -> Tensor:
+        """Rows of a matrix, float32."""
+        shape, key = (stop - first, entry.shape[1]), (id(entry), first, stop)
+        if key in self.kept:
+            return self.workspace.buffer(self.kept[key][1], shape, torch.float32)
+        _, name = self.kept.popitem(last=False)[1] if len(self.kept) == PIECES_KEPT else (None, f"x{len(self.kept)}")
+        self.kept[key] = entry, name  # the entry too, so that no other has its id
+        stored = self.workspace.read("stored", entry, first * shape[1], shape)
+        return self.workspace.buffer(name, shape, torch.float32).copy_(stored)
 
 
 _reading = _Reading()
 
 
 def rows_of(entry: Entry) -> Rows:
-    """Rows of a stored matrix of floats; a buffer that holds until the thread reads others."""
-    cols = entry.shape[1]
+    """Rows of a stored matrix of floats, not to be changed: a buffer that holds until the thread reads a few others."""
+    return partial(_rows, entry)
 
-    def rows(first: int, stop: int) -> Tensor:
-        workspace = _reading.workspace
-        stored = workspace.read("stored", entry, first * cols, (stop - first, cols))
-        return workspace.buffer("x", (stop - first, cols), torch.float32).copy_(stored)
 
-    return rows
+def _rows(entry: Entry, first: int, stop: int) -> Tensor:
+    return _reading.rows(entry, first, stop)
 
 
 def choose(original: Checkpoint, takes: Callable[[str], bool]) -> tuple[list[str], list[Left]]:
@@ -266,14 +318,19 @@ def quantized_by(
     """
     if not recipes:
         return []
-    chosen, stay = choose(original, selection.takes)
-    return [_noted(recipe, original, chosen, stay, importance) for recipe in recipes]
+    kept, (chosen, stay) = KeptScales(), choose(original, selection.takes)
+    return [_noted(recipe, original, chosen, stay, importance, kept) for recipe in recipes]
 
 
 def _noted(
-    recipe: Recipe, original: Checkpoint, chosen: list[str], stay: list[Left], importance: ImportanceOf | None
+    recipe: Recipe,
+    original: Checkpoint,
+    chosen: list[str],
+    stay: list[Left],
+    importance: ImportanceOf | None,
+    kept: KeptScales,
 ) -> Checkpoint:
-    virtual, left = mixed(original, dict.fromkeys(chosen, recipe), recipe.name, importance)
+    virtual, left = mixed(original, dict.fromkeys(chosen, recipe), recipe.name, importance, kept)
     if len(left) == len(chosen):
         why = (left or stay)[0] if left or stay else None
         reason = f": {display(why.name)} ({why.reason})" if why else ""
@@ -292,11 +349,16 @@ def candidate(original: Checkpoint, recipe: Recipe, chosen: list[str]) -> tuple[
 
 
 def mixed(
-    original: Checkpoint, recipes: Mapping[str, Recipe], name: str, importance: ImportanceOf | None = None
+    original: Checkpoint,
+    recipes: Mapping[str, Recipe],
+    name: str,
+    importance: ImportanceOf | None = None,
+    kept: KeptScales | None = None,
 ) -> tuple[Checkpoint, list[Left]]:
-    """The same with a recipe for each weight."""
+    """The same with a recipe for each weight; ``kept`` is what it has in common with other candidates."""
     entries: dict[str, Entry] = {}
-    left, kept = [], KeptScales()
+    left: list[Left] = []
+    kept = kept or KeptScales()
     for own, entry in original.entries.items():
         recipe = recipes.get(own)
         if recipe is None:
