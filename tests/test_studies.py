@@ -80,6 +80,10 @@ def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path)
     assert "tokens/s at most" in done.stdout
     for name, one in found.items():
         assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # and the norm
+    ranking = quanterr.sweep(original[0], ["int8_row", "int4_g32"], hardware="900GB/s", device="cpu")
+    assert {c.name: c.tokens_per_second for c in ranking.candidates} == {
+        name: one["tokens_per_second"] for name, one in found.items()
+    }
     refused = call("sweep", original[0], "--hardware", "H1000")
     assert (Status.USAGE, True) == (refused.returncode, "did you mean H100?" in refused.stderr)
 

@@ -197,7 +197,7 @@ def run(
             with ended_by(interrupt):
                 ranking = with_studies(ranking, original, recipes, asked)
         if more.hardware is not None:
-            from quanterr.planning.bounds import with_bounds
+            from quanterr.comparison.bounds import with_bounds
 
             ranking = with_bounds(ranking, original, recipes, asked, more.hardware)
         warn(found for candidate in ranking.candidates for found in candidate.findings)

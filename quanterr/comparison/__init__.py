@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison.assembly import ReportBuilder
+from quanterr.comparison.bounds import with_bounds
 from quanterr.comparison.estimating import estimate
 from quanterr.comparison.journal import Journal, identity
 from quanterr.comparison.ranks import Ranks
@@ -32,6 +33,7 @@ from quanterr.recipes import PRESETS, Recipe, recipes_named
 from quanterr.recipes.candidate import ImportanceOf, quantized_by
 from quanterr.recipes.sampling import share_of
 from quanterr.recipes.studies import studied
+from quanterr.report.hardware import bandwidth_of
 from quanterr.report.keeping import budget
 from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.report.ranking.making import names_of, ranked
@@ -187,6 +189,7 @@ def sweep(
     keep_original: str | None = None,
     study: bool = False,
     sample: str | None = None,
+    hardware: str | None = None,
     **options: Any,
 ) -> Ranking:
     """What would other formats cost? The original quantized on the fly by each of some recipes, ranked.
@@ -194,20 +197,25 @@ def sweep(
     ``to``: recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; ``scales``: calibrators, such as ``"absmax,mse"``:
     every recipe is made with each of them. ``study``: measure what outliers cost each, and how much its error depends
     on its scales. ``sample``, as ``"10%"``: read only so many of the rows of each weight, and say how near the
-    numbers are to those of all rows. Other arguments are those of :func:`rank`.
+    numbers are to those of all rows. ``hardware``, as ``"H100"`` or ``"900GB/s"``: how many tokens a second its memory
+    bandwidth allows. Other arguments are those of :func:`rank`.
 
     Raises:
         UsageError: not a recipe, nothing to quantize, or as :func:`compare`.
         CheckpointError: a weight holds NaN or infinity, or as :func:`compare`.
         ResourceError: as :func:`compare`.
     """
-    recipes = recipes_named(to, scales)
+    recipes, chosen = recipes_named(to, scales), CompareOptions(**options)
+    if hardware is not None:
+        bandwidth_of(hardware)  # a mistake in it costs no run
     if sample is not None:
         keep = None if keep_original is None else budget(keep_original)
-        found = estimate(original, recipes, share_of(sample), keep, CompareOptions(**options))
+        found = estimate(original, recipes, share_of(sample), keep, chosen)
     else:
         found = ranked_with(original, [], names_in(recipes), recipes, keep_original, options)
-    return with_studies(found, original, recipes, CompareOptions(**options)) if study else found
+    if study:
+        found = with_studies(found, original, recipes, chosen)
+    return found if hardware is None else with_bounds(found, original, recipes, chosen, hardware)
 
 
 def ranked_with(

@@ -63,17 +63,27 @@ def q8_0(x: Tensor) -> Tensor:
 
 def _signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """The scale of each block, and codes from 0 to 2 · half - 1."""
-    at = x.abs().argmax(1, keepdim=True)
-    d = x.gather(1, at) / -half
-    codes = (x * _inverse(d) + (half + 0.5)).trunc().clamp_(0, 2 * half - 1)
+    d = _largest(x) / -half
+    codes = (x * _inverse(d)).add_(half + 0.5).trunc_().clamp_(0, 2 * half - 1)
     return d, codes.to(torch.uint8)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The number with the largest magnitude of each block; of two with other signs the first."""
+    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+    found = torch.where(high > -low, high, low)
+    tied = ((high == -low) & (high > 0)).view(-1).nonzero().view(-1)
+    if len(tied):
+        blocks = x[tied]
+        found[tied] = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+    return found
 
 
 def _from_least(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Scale and minimum of each block as stored, and codes from 0 to ``most``."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     d = (high - low) / most
-    codes = ((x - low) * _inverse(d) + 0.5).trunc().clamp_(0, most)
+    codes = (x - low).mul_(_inverse(d)).add_(0.5).trunc_().clamp_(0, most)
     return torch.cat([_half(d), _half(low)], 1), codes.to(torch.uint8)
 
 
