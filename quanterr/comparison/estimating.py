@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, entered
+from quanterr.checkpoints import Checkpoint, Entry, entered
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.scheduler import Progress, usable_cores
 from quanterr.errors import Interrupted, UsageError
@@ -54,7 +54,7 @@ def estimate(
     with ExitStack() as stack:
         checkpoint = entered(stack, original, options.lenient)
         selection.check(checkpoint.entries)
-        virtuals = quantized_by(recipes, checkpoint, selection)
+        virtuals = _virtuals(recipes, checkpoint, selection)
         files = [_files(virtual) for virtual in virtuals]
         found = _estimates(checkpoint, selection, files, share, options)
         checkpoint.check_unchanged()
@@ -75,7 +75,7 @@ def estimate(
             threads=usable_cores(),
             torch=torch.__version__,
             python=platform.python_version(),
-            read_bytes=round(share * sum(checkpoint.entries[name].nbytes for name in found)),
+            read_bytes=sum(_read_bytes(checkpoint.entries[name], recipes, each) for name, each in found.items()),
             command=list(options.command),
         )
     return Ranking.model_construct(
@@ -105,6 +105,22 @@ def _check(options: CompareOptions) -> None:
         raise UsageError(f"--device {display(options.device)}: a sample is measured on the CPU")
     if this_process().world > 1:
         raise UsageError("--sample: one process measures a sample")
+
+
+def _virtuals(recipes: Sequence[Recipe], original: Checkpoint, selection: Selection) -> list[Checkpoint]:
+    """The original by each recipe; scales of all rows are measured for those alone that need them."""
+    found: dict[str, Checkpoint] = {}
+    for is_local in (True, False):
+        own = [recipe for recipe in recipes if recipe.scheme.is_local == is_local]
+        found |= {recipe.name: made for recipe, made in zip(own, quantized_by(own, original, selection), strict=True)}
+    return [found[recipe.name] for recipe in recipes]
+
+
+def _read_bytes(entry: Entry, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
+    """What was read of a weight: each sample once, and all rows where scales depend on them."""
+    rows = {one.runs: one.runs.read for one in estimates if one is not None}
+    is_whole = any(one and not recipe.scheme.is_local for one, recipe in zip(estimates, recipes, strict=True))
+    return entry.nbytes // entry.shape[0] * (sum(rows.values()) + is_whole * entry.shape[0])
 
 
 def _files(virtual: Checkpoint) -> dict[str, QuantizedFile]:

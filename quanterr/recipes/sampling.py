@@ -66,6 +66,11 @@ class Runs(NamedTuple):
         """How many there are."""
         return ceil(self.rows / self.height)
 
+    @property
+    def read(self) -> int:
+        """Rows that are read."""
+        return sum(stop - first for first, stop in self.spans())
+
     def spans(self) -> list[tuple[int, int]]:
         """First and last row of each that is read."""
         return [(n * self.height, min((n + 1) * self.height, self.rows)) for n in self.numbers]
@@ -97,7 +102,7 @@ class Estimate:
     @property
     def _up(self) -> float:
         """All rows, for each that was read."""
-        return self.runs.rows / sum(stop - first for first, stop in self.runs.spans())
+        return self.runs.rows / self.runs.read
 
     @property
     def noise(self) -> float:
