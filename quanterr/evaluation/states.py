@@ -100,7 +100,9 @@ class Product:
         if self.moments is None or self.sums is None:
             self.moments, self.sums = other.moments, other.sums
         elif other.moments is not None and other.sums is not None:
-            self.moments, self.sums = self.moments + other.moments, self.sums + other.sums
+            device = self.moments.device  # what another process sent is on the CPU
+            self.moments = self.moments + other.moments.to(device)
+            self.sums = self.sums + other.sums.to(device)
 
 
 @dataclass
