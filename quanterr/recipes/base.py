@@ -59,8 +59,11 @@ class Scheme(Protocol):
         What only ``encode`` needs may follow.
         """
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
-        """The codes of rows from number ``first`` on, (r, c) float32, as uint8 (r, bytes of a row)."""
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
+        """The codes of rows from number ``first`` on, (r, c) float32, as uint8 (r, bytes of a row).
+
+        ``importance`` is as of ``measure``, for types that search their scales here.
+        """
 
     @property
     def is_local(self) -> bool:

@@ -21,6 +21,7 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
 
 Quantize = Callable[[Tensor], Tensor]  # (n, 32) float32 → uint8 (n, bytes of a block)
+Weigh = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Blocks(Scheme):
 
     dtype: str
     quantize: Quantize
+    weigh: Weigh | None = None  # the same with the importance of each element
 
     def refusal(self, source: Source) -> str | None:
         """Rows are whole blocks."""
@@ -47,9 +49,12 @@ class Blocks(Scheme):
         """Nothing."""
         return ()
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Blocks of rows."""
-        return self.quantize(x.reshape(-1, BLOCKS[self.dtype][0])).view(len(x), -1)
+        blocks = x.reshape(-1, BLOCKS[self.dtype][0])
+        if importance is None or self.weigh is None:
+            return self.quantize(blocks).view(len(x), -1)
+        return self.weigh(blocks, importance.repeat(len(x)).view(blocks.shape)).view(len(x), -1)
 
 
 def q8_0(x: Tensor) -> Tensor:

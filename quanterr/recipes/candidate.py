@@ -220,7 +220,7 @@ class QuantizedFile(StoredFile):
         first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
         done = 0
         for row, stop in self.pieces(first * self._together, min(last * self._together, self.source.rows)):
-            codes = self.recipe.scheme.encode(self.rows(row, stop), row, settled).view(-1)
+            codes = self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
             at = row // self._together * self._unit  # of the piece, in the entry
             skip = max(begin - at, 0)
             n = min(len(codes) - skip, len(into) - done)

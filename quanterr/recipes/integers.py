@@ -128,7 +128,7 @@ class Integers(Scheme):
         zero_points = packed((zero - self._low).to(torch.uint8).t().contiguous(), self.bits)
         return _not_zero(scale.to(dtype)), zero_points.t().contiguous(), zero
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Codes, packed."""
         scale = settled[0][first : first + len(x)].float()[..., None]
         codes = x.view(len(x), scale.shape[1], -1) / scale

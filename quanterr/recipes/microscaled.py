@@ -89,7 +89,7 @@ class Microscaled(Scheme):
             return (own.float() / settled[1])[..., None]
         return torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))[..., None]
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """x / scale, rounded."""
         scaled = (x.view(len(x), -1, self._group) / self._unit(first, len(x), settled)).view(len(x), -1)
         if self.bits == 8:

@@ -131,7 +131,7 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
     elif base in ("mxfp8", "mxfp4", "nvfp4"):
         scheme = Microscaled(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
     elif (dtype := base.removeprefix("gguf_").upper()) in GGML and base.startswith("gguf_"):
-        scheme = Blocks(dtype, GGML[dtype])
+        scheme = Blocks(dtype, GGML[dtype], K_TYPES.get(dtype))
     if scheme is None:
         return None
     if flags - allowed:

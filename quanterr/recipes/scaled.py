@@ -107,7 +107,7 @@ class Scaled(Scheme):
             return scale.view(1, 1, -1, 1)
         return scale[first // high : -(-(first + rows) // high)].view(-1, 1, scale.shape[1], 1)
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """x / scale, rounded."""
         scale = self._scale_of(len(x), first, settled[0])
         codes = self.codes.rounded(self._cut(x) / scale)

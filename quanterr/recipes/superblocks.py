@@ -7,10 +7,11 @@
     gguf_q2_k    2-bit codes, parts of 16, 4-bit scales and minima
 
 Scales are searched as llama.cpp searches them: several candidates for each part, of which the one with the least
-weighted error is taken. Sums are in another order than in its C code, so that single codes may differ.
+weighted error is taken. Sums are in another order than in its C code, so that single codes may differ. Where the
+importance of the columns is known, errors are weighted by it, as with an importance matrix there.
 
 Reference: ggml-org/llama.cpp@b7180 ggml/src/ggml-quants.c make_qx_quants, make_q3_quants, make_qkx2_quants,
-quantize_row_q…_K_ref.
+quantize_row_q…_K_ref; with importance make_qkx3_quants, make_qp_quants, quantize_row_q…_K_impl.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from torch import Tensor
 from quanterr.recipes.base import bytes_of
 
 LEAST = 1e-15  # a part whose elements are all smaller is zero: GROUP_MAX_EPS
-PASSES = 5  # of make_q3_quants
+PASSES = 5  # of make_q3_quants and make_qp_quants
+FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
 
 
 def _nearest(x: Tensor, low: int, high: int) -> Tensor:
@@ -50,11 +52,11 @@ def _with_minimum(
         error = codes * scale[..., None] + least[..., None] - x
         return (weights * (error.abs_() if absolute else error.square_())).sum(2)
 
-    from_low = x - low[..., None]
     best_scale, best_low = spread / most, low
-    best = cost(best_scale, low, _nearest(from_low * (most / spread)[..., None], 0, most))
+    best = cost(best_scale, low, _nearest((x - low[..., None]) * (most / spread)[..., None], 0, most))
     for step in steps:
-        codes = _nearest(from_low * ((step + most) / spread)[..., None], 0, most)
+        inverse = (step + most) / torch.where(flat, 1.0, high - best_low)  # from the best minimum so far
+        codes = _nearest((x - best_low[..., None]) * inverse[..., None], 0, most)
         weighted = weights * codes
         sum_l, sum_l2, sum_xl = weighted.sum(2), (weighted * codes).sum(2), (weighted * x).sum(2)
         determinant = sum_w * sum_l2 - sum_l * sum_l
@@ -69,13 +71,12 @@ def _with_minimum(
     return best_scale.masked_fill_(flat, 0), -best_low
 
 
-def _symmetric(x: Tensor, most: int) -> Tensor:
-    """Scale of parts, (n, k), for codes from -most to most - 1, errors weighted with x²: make_qx_quants."""
+def _symmetric(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale of parts, (n, k), and codes, from -most to most - 1: make_qx_quants."""
     largest = x.gather(2, x.abs().argmax(2, keepdim=True))
     zero = largest.abs() < LEAST
     largest = torch.where(zero, 1.0, largest)
-    weights = x * x
-    best, best_scale = torch.zeros_like(largest[..., 0]), torch.zeros_like(largest[..., 0])
+    best, best_scale, best_codes = torch.zeros_like(largest[..., 0]), torch.zeros_like(largest[..., 0]), x
     for step in (0, *range(-9, 0), *range(1, 10)):
         codes = _nearest(x * (-(most + 0.1 * step) / largest), -most, most - 1)
         weighted = weights * codes
@@ -84,7 +85,44 @@ def _symmetric(x: Tensor, most: int) -> Tensor:
         scale = sum_lx / sum_l2
         best = torch.where(better, scale * sum_lx, best)
         best_scale = torch.where(better, scale, best_scale)
-    return best_scale.masked_fill_(zero[..., 0], 0)
+        best_codes = torch.where(better[..., None], codes, best_codes)
+    return best_scale.masked_fill_(zero[..., 0], 0), best_codes
+
+
+def _positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale of numbers that are not negative, (n, 1), and their codes, (n, k), from 0 to most: make_qp_quants."""
+    largest = x.amax(1, keepdim=True)
+    zero = largest < LEAST
+    largest = torch.where(zero, 1.0, largest)
+    inverse, least = most / largest, torch.full_like(largest, torch.inf)
+    for step in (0, *range(-4, 0), *range(1, 5)):
+        own = (0.1 * step + most) / largest
+        error = (weights * ((x * own).round_().clamp_(max=most) / own - x).square_()).sum(1, keepdim=True)
+        inverse, least = torch.where(error < least, own, inverse), torch.minimum(error, least)
+    codes = (x * inverse).round_().clamp_(max=most)
+    sum_lx, sum_l2 = (weights * x * codes).sum(1), (weights * codes * codes).sum(1)
+    for _ in range(PASSES):
+        changed = torch.zeros((), dtype=torch.bool)
+        for i in range(x.shape[1]):
+            better, new, new_lx, new_l2 = _refined(x[:, i], weights[:, i], codes[:, i], (sum_lx, sum_l2), (0, most))
+            codes[:, i] = torch.where(better, new, codes[:, i])
+            sum_lx, sum_l2 = torch.where(better, new_lx, sum_lx), torch.where(better, new_l2, sum_l2)
+            changed = changed | better.any()
+        if not bool(changed):
+            break
+    scale = torch.where(sum_l2 > 0, sum_lx / sum_l2, 0.0)[:, None]
+    return scale.masked_fill_(zero, 0), codes.masked_fill_(zero, 0)
+
+
+def _refined(
+    x: Tensor, weights: Tensor, codes: Tensor, sums: tuple[Tensor, Tensor], ends: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whether another code of one element of each part is better, that code, and the sums with it."""
+    lx, l2 = sums[0] - weights * x * codes, sums[1] - weights * codes * codes
+    new = _nearest(x * l2 / torch.where(lx > 0, lx, 1.0), *ends)
+    new_lx, new_l2 = lx + weights * x * new, l2 + weights * new * new
+    gains = new_lx * new_lx * sums[1] > sums[0] * sums[0] * new_l2
+    return (lx > 0) & (new != codes) & (new_l2 > 0) & gains, new, new_lx, new_l2
 
 
 def _three_bits(x: Tensor) -> Tensor:
@@ -97,12 +135,9 @@ def _three_bits(x: Tensor) -> Tensor:
     for _ in range(PASSES):
         changed = torch.zeros((), dtype=torch.bool)
         for i in range(x.shape[2]):
-            w, own, code = weights[..., i], x[..., i], codes[..., i]
-            lx, l2 = sum_lx - w * own * code, sum_l2 - w * code * code
-            new = _nearest(own * l2 / torch.where(lx > 0, lx, 1.0), -4, 3)
-            new_lx, new_l2 = lx + w * own * new, l2 + w * new * new
-            better = (lx > 0) & (new != code) & (new_l2 > 0) & (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2)
-            codes[..., i] = torch.where(better, new, code)
+            sums = sum_lx, sum_l2
+            better, new, new_lx, new_l2 = _refined(x[..., i], weights[..., i], codes[..., i], sums, (-4, 3))
+            codes[..., i] = torch.where(better, new, codes[..., i])
             sum_lx, sum_l2 = torch.where(better, new_lx, sum_lx), torch.where(better, new_l2, sum_l2)
             changed = changed | better.any()
         if not bool(changed):
@@ -110,15 +145,24 @@ def _three_bits(x: Tensor) -> Tensor:
     return torch.where(sum_l2 > 0, sum_lx / sum_l2, 0.0).masked_fill_(zero[..., 0], 0)
 
 
+def _integers(numbers: Tensor, most: int, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A unit, (n, 1) float16, and numbers that are not negative in it, (n, k), up to ``most``."""
+    if weights is not None:
+        unit, codes = _positive(numbers, most, weights)
+        return _half(unit), codes
+    largest = numbers.amax(1, keepdim=True)
+    inverse = torch.where(largest > 0, most / largest, 0.0)
+    return _half(largest / most), _nearest(numbers * inverse, 0, most)
+
+
 def _codes_with_minimum(
-    x: Tensor, scales: Tensor, minima: Tensor, most: int, scale_most: int
+    x: Tensor, found: tuple[Tensor, Tensor], most: int, scale_most: int, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """d and dmin, (n, 1) float16; scales and minima of parts as integers, (n, k); codes, uint8 (n, 256)."""
-    largest_scale, largest_min = scales.amax(1, keepdim=True), minima.amax(1, keepdim=True)
-    inverse = torch.where(largest_scale > 0, scale_most / largest_scale, 0.0)
-    inverse_min = torch.where(largest_min > 0, scale_most / largest_min, 0.0)
-    own, least = _nearest(scales * inverse, 0, scale_most), _nearest(minima * inverse_min, 0, scale_most)
-    d, dmin = _half(largest_scale / scale_most), _half(largest_min / scale_most)
+    """d and dmin, (n, 1) float16; scales and minima of parts as integers, (n, k); codes, uint8 (n, 256).
+
+    ``found`` are scales and minima; ``weights`` those of the parts, where importance is known.
+    """
+    (d, own), (dmin, least) = (_integers(each, scale_most, weights) for each in found)
     unit, offset = (d.float() * own)[..., None], (dmin.float() * least)[..., None]
     codes = _nearest((x + offset) / torch.where(unit == 0, 1.0, unit), 0, most)
     codes = torch.where(unit == 0, 0.0, codes)
@@ -128,6 +172,12 @@ def _codes_with_minimum(
 def _weights(x: Tensor) -> Tensor:
     """Of Q4_K and Q5_K: the root of the mean square of a part, and the magnitude."""
     return x.abs() + x.square().mean(2, keepdim=True).sqrt_()
+
+
+def _by_importance(x: Tensor, importance: Tensor, times: float) -> Tensor:
+    """Importance times the root of x² and of ``times`` the mean square of the block."""
+    squares = x.square()
+    return importance.view(x.shape) * (squares + times * squares.mean((1, 2), keepdim=True)).sqrt_()
 
 
 def _six_bit_pairs(pairs: Tensor) -> Tensor:
@@ -155,49 +205,67 @@ def _crumbs(codes: Tensor) -> Tensor:
     return (runs[:, :, 0] | runs[:, :, 1] << 2 | runs[:, :, 2] << 4 | runs[:, :, 3] << 6).view(-1, 64)
 
 
-def q4_k(x: Tensor) -> Tensor:
+def _pairs(
+    x: Tensor, importance: Tensor | None, most: int, steps: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of Q4_K and Q5_K: d, dmin, scales and minima, codes."""
+    if importance is None:
+        found = _with_minimum(x, _weights(x), most, steps, absolute=False)
+        return _codes_with_minimum(x, found, most, 63, None)
+    weights = _by_importance(x, importance, 2.0)
+    found = _with_minimum(x, weights, most, FINE, absolute=False)
+    return _codes_with_minimum(x, found, most, 63, weights.sum(2))
+
+
+def q4_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Blocks of Q4_K, (n, 144)."""
-    x = x.view(-1, 8, 32)
-    scales, minima = _with_minimum(x, _weights(x), 15, [0.1 * n - 1 for n in range(21)], absolute=False)
-    d, dmin, pairs, codes = _codes_with_minimum(x, scales, minima, 15, 63)
+    d, dmin, pairs, codes = _pairs(x.view(-1, 8, 32), importance, 15, [0.1 * n - 1 for n in range(21)])
     return torch.cat([bytes_of(d), bytes_of(dmin), _six_bit_pairs(pairs), _nibbles(codes)], 1)
 
 
-def q5_k(x: Tensor) -> Tensor:
+def q5_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Blocks of Q5_K, (n, 176)."""
-    x = x.view(-1, 8, 32)
-    scales, minima = _with_minimum(x, _weights(x), 31, [0.1 * n - 0.5 for n in range(16)], absolute=False)
-    d, dmin, pairs, codes = _codes_with_minimum(x, scales, minima, 31, 63)
+    d, dmin, pairs, codes = _pairs(x.view(-1, 8, 32), importance, 31, [0.1 * n - 0.5 for n in range(16)])
     places = torch.arange(8, dtype=torch.uint8)[:, None]
     high = ((codes >> 4).view(-1, 8, 32) << places).sum(1, dtype=torch.uint8)
     return torch.cat([bytes_of(d), bytes_of(dmin), _six_bit_pairs(pairs), high, _nibbles(codes)], 1)
 
 
-def q2_k(x: Tensor) -> Tensor:
+def q2_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Blocks of Q2_K, (n, 84)."""
     x = x.view(-1, 16, 16)
-    scales, minima = _with_minimum(x, x.abs(), 3, [0.1 * n - 0.5 for n in range(16)], absolute=True)
-    d, dmin, pairs, codes = _codes_with_minimum(x, scales, minima, 3, 15)
+    if importance is None:
+        found, of_parts = _with_minimum(x, x.abs(), 3, [0.1 * n - 0.5 for n in range(16)], absolute=True), None
+    else:
+        weights = _by_importance(x, importance, 1.0)
+        found, of_parts = _with_minimum(x, weights, 3, FINE, absolute=False), weights.sum(2)
+    d, dmin, pairs, codes = _codes_with_minimum(x, found, 3, 15, of_parts)
     return torch.cat([pairs[0] | pairs[1] << 4, _crumbs(codes), bytes_of(d), bytes_of(dmin)], 1)
 
 
-def _codes_of(x: Tensor, scales: Tensor, scale_most: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """d, (n, 1) float16; scales as integers from -scale_most, (n, 16); codes from 0, uint8 (n, 256)."""
+def _signed_integers(scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """d, (n, 1) float16; scales as integers from -most, (n, 16)."""
     at = scales.abs().argmax(1, keepdim=True)
     largest = scales.gather(1, at)
     none = largest.abs() < LEAST
-    inverse = -scale_most / torch.where(none, 1.0, largest)
-    d = _half(torch.where(none, 0.0, 1 / inverse))
-    own = torch.where(none, 0.0, _nearest(scales * inverse, -scale_most, scale_most - 1))
+    inverse = -most / torch.where(none, 1.0, largest)
+    own = torch.where(none, 0.0, _nearest(scales * inverse, -most, most - 1))
+    return _half(torch.where(none, 0.0, 1 / inverse)), own
+
+
+def _codes_of(x: Tensor, d: Tensor, own: Tensor, most: int) -> Tensor:
+    """Codes from 0, uint8 (n, 256), of parts with the scales d · own."""
     unit = (d.float() * own)[..., None]
     codes = _nearest(x / torch.where(unit == 0, 1.0, unit), -most, most - 1).add_(most)
-    return d, own, torch.where(unit == 0, float(most), codes).to(torch.uint8).view(len(x), 256)
+    return torch.where(unit == 0, float(most), codes).to(torch.uint8).view(len(x), 256)
 
 
-def q6_k(x: Tensor) -> Tensor:
+def q6_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Blocks of Q6_K, (n, 210)."""
     x = x.view(-1, 16, 16)
-    d, own, codes = _codes_of(x, _symmetric(x, 32), 128, 32)
+    scales, _ = _symmetric(x, 32, x * x if importance is None else importance.view(x.shape))
+    d, own = _signed_integers(scales, 128)
+    codes = _codes_of(x, d, own, 32)
     runs = codes.view(-1, 2, 4, 32)
     low = torch.stack(
         [runs[:, :, 0] & 15 | (runs[:, :, 2] & 15) << 4, runs[:, :, 1] & 15 | (runs[:, :, 3] & 15) << 4], 2
@@ -207,10 +275,17 @@ def q6_k(x: Tensor) -> Tensor:
     return torch.cat([low.view(-1, 128), high.view(-1, 64), bytes_of(own.to(torch.int8)), bytes_of(d)], 1)
 
 
-def q3_k(x: Tensor) -> Tensor:
+def q3_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Blocks of Q3_K, (n, 110)."""
     x = x.view(-1, 16, 16)
-    d, own, codes = _codes_of(x, _three_bits(x), 32, 4)
+    if importance is None:
+        d, own = _signed_integers(_three_bits(x), 32)
+    else:
+        weights = _by_importance(x, importance, 2.0)
+        scales, _ = _symmetric(x, 4, weights)
+        unit, found = _symmetric(scales[:, None], 32, weights.sum(2)[:, None])
+        d, own = _half(unit), torch.where(unit == 0, 0.0, found[:, 0])
+    codes = _codes_of(x, d, own, 4)
     places = torch.arange(8, dtype=torch.uint8)[:, None]
     high = ((codes >> 2).view(-1, 8, 32) << places).sum(1, dtype=torch.uint8)
     stored = (own + 32).to(torch.uint8)

@@ -106,7 +106,7 @@ class Table(Scheme):
         }
         return codes, scales, self._described(source, nested), measured
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...]) -> Tensor:
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """The nearest of the table, two per byte."""
         flat = x.reshape(-1)
         block = first * x.shape[1] // self.block
