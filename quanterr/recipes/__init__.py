@@ -8,6 +8,7 @@ microscaled.py    MXFP8, MXFP4, NVFP4
 tables.py         NF4 and FP4 of bitsandbytes
 blocks.py         legacy types of ggml
 superblocks.py    its K types
+searches.py       scales of ggml's types, searched
 lookup.py         the nearest numbers of a small table
 calibration.py    from which numbers scales are made
 candidate.py      an original as a checkpoint that is quantized while it is read

@@ -8,7 +8,10 @@
 
 In the low bits of the bytes are the first 16 codes. Division is multiplication with 1 / d in float32, 0 where d is 0.
 
-Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c quantize_row_q…_ref; gguf-py gguf/quants.py.
+Where the importance of the columns is known, scales are searched as with an importance matrix there (but of Q8_0).
+
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c quantize_row_q…_ref, with importance
+quantize_row_q…_impl; gguf-py gguf/quants.py.
 """
 
 from collections.abc import Callable
@@ -19,9 +22,9 @@ from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
+from quanterr.recipes.searches import FINE, symmetric, with_minimum
 
-Quantize = Callable[[Tensor], Tensor]  # (n, 32) float32 → uint8 (n, bytes of a block)
-Weigh = Callable[[Tensor, Tensor], Tensor]
+Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of the same shape → uint8 (n, bytes of a block)
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Blocks(Scheme):
 
     dtype: str
     quantize: Quantize
-    weigh: Weigh | None = None  # the same with the importance of each element
+    weighs: bool = True  # errors by the importance of columns
 
     def refusal(self, source: Source) -> str | None:
         """Rows are whole blocks."""
@@ -52,9 +55,14 @@ class Blocks(Scheme):
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Blocks of rows."""
         blocks = x.reshape(-1, BLOCKS[self.dtype][0])
-        if importance is None or self.weigh is None:
+        if importance is None or not self.weighs:
             return self.quantize(blocks).view(len(x), -1)
-        return self.weigh(blocks, importance.repeat(len(x)).view(blocks.shape)).view(len(x), -1)
+        if self.dtype in LEGACY:  # K types do the same with the mean square of a block
+            squares = x.square()
+            weights = importance * (squares + squares.mean(1, keepdim=True)).sqrt_()
+        else:
+            weights = importance.repeat(len(x))
+        return self.quantize(blocks, weights.view(blocks.shape)).view(len(x), -1)
 
 
 def q8_0(x: Tensor) -> Tensor:
@@ -71,6 +79,18 @@ def _signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
     d = _largest(x) / -half
     codes = (x * _inverse(d)).add_(half + 0.5).trunc_().clamp_(0, 2 * half - 1)
     return d, codes.to(torch.uint8)
+
+
+def _with_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """The scale of each block with the least weighted error, and its codes from 0 to 2 · half - 1."""
+    scale, codes = symmetric(x[:, None], half, weights[:, None])
+    return scale, codes[:, 0].add_(half).to(torch.uint8)
+
+
+def _with_least(x: Tensor, weights: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Scale and minimum of each block as stored, with the least weighted error, and its codes from 0 to ``most``."""
+    scale, least, codes = with_minimum(x[:, None], weights[:, None], most, FINE)
+    return torch.cat([_half(scale), _half(-least)], 1), codes[:, 0].to(torch.uint8)
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -92,27 +112,27 @@ def _from_least(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return torch.cat([_half(d), _half(low)], 1), codes.to(torch.uint8)
 
 
-def q4_0(x: Tensor) -> Tensor:
+def q4_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Blocks of Q4_0."""
-    d, codes = _signed(x, 8)
+    d, codes = _signed(x, 8) if weights is None else _with_scale(x, weights, 8)
     return torch.cat([_half(d), _nibbles(codes)], 1)
 
 
-def q4_1(x: Tensor) -> Tensor:
+def q4_1(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Blocks of Q4_1."""
-    scales, codes = _from_least(x, 15)
+    scales, codes = _from_least(x, 15) if weights is None else _with_least(x, weights, 15)
     return torch.cat([scales, _nibbles(codes)], 1)
 
 
-def q5_0(x: Tensor) -> Tensor:
+def q5_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Blocks of Q5_0."""
-    d, codes = _signed(x, 16)
+    d, codes = _signed(x, 16) if weights is None else _with_scale(x, weights, 16)
     return torch.cat([_half(d), _high_bits(codes), _nibbles(codes & 15)], 1)
 
 
-def q5_1(x: Tensor) -> Tensor:
+def q5_1(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Blocks of Q5_1."""
-    scales, codes = _from_least(x, 31)
+    scales, codes = _from_least(x, 31) if weights is None else _with_least(x, weights, 31)
     return torch.cat([scales, _high_bits(codes), _nibbles(codes & 15)], 1)
 
 
@@ -133,4 +153,4 @@ def _high_bits(codes: Tensor) -> Tensor:
     return ((codes >> 4).view(-1, 4, 8) << places).sum(2, dtype=torch.uint8)
 
 
-LEGACY = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1}
+LEGACY: dict[str, Quantize] = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1}

@@ -26,6 +26,7 @@ SCALED = re.compile(rf"(?P<codes>fp8|int8)_(?P<per>tensor|row|column|block(?P<hi
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
 TABLE = re.compile(r"(?P<kind>nf4|fp4)(?:_g(?P<block>32|64|128|256|512|1024|2048|4096))?")
 GGML = LEGACY | K_TYPES
+UNWEIGHED = ("Q8_0",)  # llama.cpp searches no scale for it
 EDGES = {"tensor": (0, 0), "row": (1, 0), "column": (0, 1)}  # rows and columns that share a scale; 0: all
 BLOCK = 128  # rows and columns, where none are given
 TABLE_BLOCK = 64  # of bitsandbytes, where none is given
@@ -131,7 +132,7 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
     elif base in ("mxfp8", "mxfp4", "nvfp4"):
         scheme = Microscaled(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
     elif (dtype := base.removeprefix("gguf_").upper()) in GGML and base.startswith("gguf_"):
-        scheme = Blocks(dtype, GGML[dtype], K_TYPES.get(dtype))
+        scheme = Blocks(dtype, GGML[dtype], dtype not in UNWEIGHED)
     if scheme is None:
         return None
     if flags - allowed:
