@@ -25,7 +25,7 @@ from quanterr.selection import Selection
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
-PIECE = 1 << 18  # elements that are measured or encoded at once: a core's cache holds them
+PIECE = 1 << 19  # elements that are measured or encoded at once: fewer cost more in Python than a cache saves
 MOST_KEPT = 4  # weights whose scales are kept
 PIECES_KEPT = 4  # of a thread
 

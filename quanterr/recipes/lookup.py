@@ -20,15 +20,16 @@ class Lookup:
         lower = torch.bucketize(edges, torch.tensor(bounds, dtype=torch.float64))
         own = torch.tensor(codes, dtype=torch.uint8)
         self._bound = torch.tensor([*bounds, inf])[lower]  # the one bound that may be in a cell
-        self._below, self._above = own[lower], own[(lower + 1).clamp_(max=len(codes) - 1)]
+        self._below = own[lower]
+        self._change = self._below ^ own[(lower + 1).clamp_(max=len(codes) - 1)]  # to the code above it
 
     def __call__(self, x: Tensor) -> Tensor:
         """Codes of float32 numbers, uint8 in the same shape; ``x`` is overwritten. Beyond the table: its ends."""
         flat = x.view(-1).clamp_(-self._most, self._most)
         cells = (flat * (CELLS / self._most)).add_(CELLS).int()
-        is_above = flat > self._bound.index_select(0, cells)
-        below, above = self._below.index_select(0, cells), self._above.index_select(0, cells)
-        return torch.where(is_above, above, below).view(x.shape)
+        above = self._bound.index_select(0, cells).sub_(flat).view(torch.int32) >> 31  # its sign: -1 where x is above
+        change = self._change.index_select(0, cells).bitwise_and_(above.to(torch.uint8))
+        return self._below.index_select(0, cells).bitwise_xor_(change).view(x.shape)
 
 
 def below(bound: float) -> float:
