@@ -15,6 +15,7 @@ import time
 
 import gguf
 import pytest
+from forked import call
 from gguf_stored import TEXT, Stored, key, write_gguf
 from making import legacy, numbers, store
 from small_models import ids, saved
@@ -61,7 +62,10 @@ def start(rank, world, port, *words, cwd, program=QUANTERR):
 
 
 def run(world, *words, cwd, program=QUANTERR):
-    """All ranks to their end: status, standard output and standard error of each."""
+    """All ranks to their end: status, standard output and standard error of each; of one, without a meeting."""
+    if world == 1:
+        done = call(*words, cwd=cwd)
+        return [(done.returncode, done.stdout, done.stderr)]
     port = free_port()
     processes = [start(rank, world, port, *words, cwd=cwd, program=program) for rank in range(world)]
     said = [process.communicate(timeout=LIMIT) for process in processes]
@@ -98,10 +102,10 @@ class TestEvaluate:
         pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
         folder = tmp_path_factory.mktemp("evaluate")
         mixtral, bert = saved("mixtral", folder / "mixtral"), saved("bert", folder / "bert")
-        more = ("--against", "fp8_row,int4_g32", "--tokens", ids(folder, 160), "--context", 16, "--batch", 2, "--json")
+        more = ("--against", "fp8_row,int4_g32", "--tokens", ids(folder), "--context", 16, "--batch", 2, "--json")
         return {"mixtral": (mixtral, *more), "bert": (bert, *more)}
 
-    @pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("mixtral", 3), ("mixtral", 7), ("bert", 3)])
+    @pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("mixtral", 4), ("bert", 3)])
     def test_the_result_is_that_of_one_process(self, words, tmp_path, name, world):
         one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
         output_errors = [each.pop("output errors") for each in (one, many)]
