@@ -12,6 +12,7 @@ searches.py       scales of ggml's types, searched
 lookup.py         the nearest numbers of a small table
 calibration.py    from which numbers scales are made
 candidate.py      an original as a checkpoint that is quantized while it is read
+scales.py         scales of the weights that are being quantized
 tensors.py        tensors in memory, for training and for tests of quantizers
 studies.py        what outliers cost, and how much scales matter
 sampling.py       recipes on a sample of rows, and how sure that is
