@@ -16,7 +16,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes import Source, listing, recipe_named, recipes_named
-from quanterr.recipes.candidate import PIECE, candidate, choose
+from quanterr.recipes.candidate import PIECE, choose, mixed, rows_of
 from quanterr.recipes.tensors import (
     calibrate,
     error_within_bounds,
@@ -24,6 +24,7 @@ from quanterr.recipes.tensors import (
     quantize_tensor,
     theoretical_max_error,
 )
+from quanterr.tensors.workspace import Workspace
 
 GOLDEN = Path(__file__).parent / "golden_recipes"
 WEIGHTS = load_file(GOLDEN / "weights.safetensors")
@@ -38,6 +39,10 @@ EVERY = [
     "int8_block64",
     "fp8_block1x64",
 ]
+
+
+def candidate(original, recipe, chosen):
+    return mixed(original, dict.fromkeys(chosen, recipe), recipe.name)
 
 
 def digest(values):
@@ -114,6 +119,32 @@ def test_rows_are_measured_and_encoded_without_being_changed(name):
     scheme.encode(rows, 0, scheme.settle(scheme.measure(rows, torch.ones(256)), source))
 
     assert torch.equal(x, rows)
+
+
+def test_whoever_asks_for_a_weight_that_holds_nan_is_told_so(tmp_path):
+    x = torch.ones(64, 64)
+    x[63, 63] = torch.nan
+    with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": x})) as checkpoint:
+        virtual, _ = mixed(checkpoint, {"a.weight": recipe_named("int8_row")}, "int8_row")
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match="holds NaN or infinity"):
+                virtual.entries["a.weight"].read()
+
+
+def test_rows_that_could_not_be_read_are_read_again(tmp_path, monkeypatch):
+    def cut(*_):
+        raise CheckpointError("the connection was cut")
+
+    path = store(tmp_path / "x.safetensors", {"a.weight": torch.full((8, 64), 3.0), "b.weight": torch.ones(8, 64)})
+    with open_checkpoint(path) as checkpoint:
+        a, b = (checkpoint.entries[name] for name in ("a.weight", "b.weight"))
+        rows_of(b)(0, 8)
+        with monkeypatch.context() as patched:
+            patched.setattr(Workspace, "read", cut)
+            with pytest.raises(CheckpointError):
+                rows_of(a)(0, 8)
+
+        assert torch.equal(torch.full((8, 64), 3.0), rows_of(a)(0, 8))
 
 
 def test_rows_that_are_no_whole_blocks_have_the_blocks_of_the_recipe():

@@ -189,9 +189,10 @@ def run(
             asked = CompareOptions(**options, on_progress=on_progress, stop=interrupt.stop, command=command_line())
             if more.share is not None:
                 with ended_by(interrupt):
-                    ranking, reports = estimate(original, recipes, more.share, keep, asked), []
+                    ranking, judged = estimate(original, recipes, more.share, keep, asked), {}
             else:
                 reports = [rules.judge(report) for report in compare_each(original, candidates, asked)]
+                judged = dict(zip(names, reports, strict=True))
                 ranking = ranked(names, reports, keep, [recipe.name for recipe in recipes])
         if more.study and ranking.complete:
             with ended_by(interrupt):
@@ -209,7 +210,7 @@ def run(
             lambda console, wrote: show(ranking, console, shown.top_layers, status, wrote),
             brief(ranking),
         )
-        for name, report in zip(names, reports, strict=False):  # of a sample there are none
+        for name, report in judged.items():
             gate.report_verdict(report, name)
     return status
 

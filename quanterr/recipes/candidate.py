@@ -41,6 +41,8 @@ ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # of a weight of
 class QuantizedFile(StoredFile):
     """What a recipe stores of one weight, one tensor after the other, made while it is read."""
 
+    is_certain = True
+
     def __init__(
         self,
         weight: str,
@@ -80,8 +82,6 @@ class QuantizedFile(StoredFile):
 
     def __str__(self) -> str:
         return f"{display(self.recipe.name)} of {display(self.weight)}"
-
-    is_certain = True
 
     @property
     def descriptor(self) -> int:
@@ -165,10 +165,11 @@ class _Reading(threading.local):
         shape, key = (stop - first, entry.shape[1]), (id(entry), first, stop)
         if key in self.kept:
             return self.workspace.buffer(self.kept[key][1], shape, torch.float32)
-        _, name = self.kept.popitem(last=False)[1] if len(self.kept) == PIECES_KEPT else (None, f"x{len(self.kept)}")
-        self.kept[key] = entry, name  # the entry too, so that no other has its id
         stored = self.workspace.read("stored", entry, first * shape[1], shape)
-        return self.workspace.buffer(name, shape, torch.float32).copy_(stored)
+        name = self.kept.popitem(last=False)[1][1] if len(self.kept) == PIECES_KEPT else f"x{len(self.kept)}"
+        found = self.workspace.buffer(name, shape, torch.float32).copy_(stored)
+        self.kept[key] = entry, name  # the entry too, so that no other has its id
+        return found
 
 
 _reading = _Reading()
@@ -240,11 +241,6 @@ def _noted(
     return virtual
 
 
-def candidate(original: Checkpoint, recipe: Recipe, chosen: list[str]) -> tuple[Checkpoint, list[Left]]:
-    """The original with ``chosen`` weights quantized by a recipe, and those of them that it cannot store."""
-    return mixed(original, dict.fromkeys(chosen, recipe), recipe.name)
-
-
 def mixed(
     original: Checkpoint,
     recipes: Mapping[str, Recipe],
@@ -252,7 +248,10 @@ def mixed(
     importance: ImportanceOf | None = None,
     kept: KeptScales | None = None,
 ) -> tuple[Checkpoint, list[Left]]:
-    """The same with a recipe for each weight; ``kept`` is what it has in common with other candidates."""
+    """The original with some weights quantized, each by its recipe, and those of them that cannot be stored so.
+
+    ``importance`` gives that of the columns of a weight; ``kept`` is what candidates have in common.
+    """
     entries: dict[str, Entry] = {}
     left: list[Left] = []
     kept = kept or KeptScales()

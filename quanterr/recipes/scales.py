@@ -67,6 +67,7 @@ class _Scales:
         with self._settling:
             if id(file) not in self._settled:
                 self._settled[id(file)] = self._settle(file)
+                del self._found[id(file)]  # not before: who asks for what cannot be settled is told so each time
         return self._settled[id(file)]
 
     def _claimed(self) -> int | None:
@@ -86,7 +87,7 @@ class _Scales:
                 self._ended.set()
 
     def _settle(self, file: "QuantizedFile") -> tuple[Tensor, ...]:
-        measured = self._found.pop(id(file)).whole()
+        measured = self._found[id(file)].whole()
         if not bool(measured.isfinite().all()):
             raise CheckpointError(
                 f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; -l '!{file.weight}' "
