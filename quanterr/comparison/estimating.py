@@ -18,13 +18,13 @@ from quanterr.comparison.scheduler import Progress, usable_cores
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import of_notes
 from quanterr.recipes import Recipe
-from quanterr.recipes.candidate import QuantizedFile, choose, quantized_by
+from quanterr.recipes.candidate import QuantizedFile, quantized_by
 from quanterr.recipes.sampling import Estimate, estimated, margin
 from quanterr.recipes.tensors import weight_of
 from quanterr.report.keeping import Budget
 from quanterr.report.model import RunInfo, Tool
 from quanterr.report.model import Selection as Selected
-from quanterr.report.ranking.making import Rankable, Stored, db, side_by_side
+from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.selection import CompareOptions, Selection
 from quanterr.util.processes import this_process
@@ -56,7 +56,7 @@ def estimate(
         selection.check(checkpoint.entries)
         virtuals = _virtuals(recipes, checkpoint, selection)
         files = [_files(virtual) for virtual in virtuals]
-        found = _estimates(checkpoint, selection, files, share, options)
+        found = _estimates(checkpoint, files, share, options)
         checkpoint.check_unchanged()
         others = {
             name: Stored(entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False)
@@ -130,15 +130,10 @@ def _files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
 
 
 def _estimates(
-    original: Checkpoint,
-    selection: Selection,
-    files: Sequence[dict[str, QuantizedFile]],
-    share: float,
-    options: CompareOptions,
+    original: Checkpoint, files: Sequence[dict[str, QuantizedFile]], share: float, options: CompareOptions
 ) -> dict[str, list[Estimate | None]]:
     """Each weight by each recipe, all cores at work."""
-    names, _ = choose(original, selection.takes)
-    entries = {name: original.entries[name] for name in names if any(name in own for own in files)}
+    entries = {name: original.entries[name] for own in files for name in own}
     progress = Progress(sum(entry.nbytes for entry in entries.values()), total_weights=len(entries))
 
     def one(name: str) -> list[Estimate | None]:
@@ -187,15 +182,8 @@ def _rankable(
         path=virtual.path,
         verdict="pass",
         reasons=["estimated from a sample of rows"],
-        rank=None,
         not_ranked=None,
-        on_front=False,
-        behind=None,
-        bytes=None,
-        bits_per_weight=None,
-        squared_error=None,
-        snr_db=None,
-        best_layers=0,
+        **UNPLACED,
         checkpoint_bytes=virtual.nbytes,
         overall_snr_db=db(total[0], total[1]),
         weighted_snr_db=None,

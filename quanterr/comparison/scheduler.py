@@ -169,18 +169,19 @@ class Scheduler:
 
     def _claimed(self, number: int, n: int) -> Iterator[tuple[int, int]]:
         """The pieces of a weight's chunks that this process does, the first and the one behind the last."""
-        key = str(self._tasks[number][0][:2])
-        step = max(PIECE // self.size // CHUNKS_AT_ONCE, 1) * CHUNKS_AT_ONCE
-        if self._claim is None or n <= step:
-            if self._claim is None or self._claim(key):
-                yield 0, n
+        if self._claim is None:
+            yield 0, n
             return
-        for first in range(0, n, step):
-            if self._claim(f"{key}/{first}"):
+        step = max(PIECE // self.size // CHUNKS_AT_ONCE, 1) * CHUNKS_AT_ONCE
+        for first in range(0, max(n, 1), step):
+            if self._claim(f"{self._tasks[number][0][:2]}/{first}"):
                 yield first, min(first + step, n)
 
     def _n_chunks(self, number: int) -> int:
         return len(Cut(*self._originals[number].matrix, self.size))
+
+    def _n_goes(self, number: int) -> int:
+        return -(-self._n_chunks(number) // CHUNKS_AT_ONCE)
 
     def _next_range(self, small_too: bool) -> ChunkRange | None:
         with self._lock:
@@ -259,8 +260,7 @@ class Scheduler:
 
     def _added(self, number: int, goes: int, sums: Sequence[Sums]) -> list[Sums]:
         """The sums of a whole task, once that many goes more are all of it; nothing before."""
-        n = -(-self._n_chunks(number) // CHUNKS_AT_ONCE)
-        state = self._open.setdefault(number, _Open(n, [Sums() for _ in sums]))
+        state = self._open.setdefault(number, _Open(self._n_goes(number), [Sums() for _ in sums]))
         for whole, part in zip(state.sums, sums, strict=True):
             whole.add(part)
         state.missing -= goes
@@ -268,11 +268,10 @@ class Scheduler:
 
     def parts(self) -> list[Part]:
         """After the run: what was done here of tasks that other processes have done the rest of."""
-        found = []
-        for number, state in self._open.items():
-            n = -(-self._n_chunks(number) // CHUNKS_AT_ONCE)
-            found.append(Part(self._tasks[number][0][:2], n - state.missing, state.sums))
-        return found
+        return [
+            Part(self._tasks[number][0][:2], self._n_goes(number) - state.missing, state.sums)
+            for number, state in self._open.items()
+        ]
 
     def add(self, parts: Iterable[Part]) -> None:
         """After the run: take in what others have of tasks, and finish those that are complete then."""

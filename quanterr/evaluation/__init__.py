@@ -142,8 +142,7 @@ def evaluate(
         ]
         sides = Sides(opened, prepared.architecture.device)
         found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]
-        if company is not None:
-            together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
+        together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
         pace = _pace(chosen, stop, company)
         with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace) as lockstep:
             together.run(lockstep, company)
@@ -188,8 +187,7 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None
         checkpoint = entered(stack, original, chosen.lenient)
         prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
-        if company is not None:
-            together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
+        together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
         if chosen.with_moments:
             pace = _pace(chosen, stop, company)
             with Lockstep(prepared.architecture, sides, [], prepared.chunks, pace) as lockstep:

@@ -40,14 +40,11 @@ def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
         yield ModelFolder(place or Path(original.path), str(place or original.path))
         return
     with TemporaryDirectory(prefix="quanterr-") as made:
-        absent = missing_in(place, list(FILES))
-        for name in FILES:
+        for name in set(FILES) - set(missing_in(place, list(FILES))):
             try:
-                content = b"" if name in absent else read_whole(place / name, LARGEST)
+                Path(made, name).write_bytes(read_whole(place / name, LARGEST))
             except FileNotFoundError:
                 continue
             except ValueError as error:
                 raise CheckpointError(f"{display(str(place / name))}: {error}") from error
-            if content:
-                Path(made, name).write_bytes(content)
         yield ModelFolder(Path(made), str(place))

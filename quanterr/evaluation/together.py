@@ -19,20 +19,21 @@ from quanterr.util.company import LOOK, Company
 from quanterr.version import __version__
 
 
-def agree(company: Company, checkpoints: Sequence[Checkpoint], chunks: Chunks, *settings: Any) -> None:
+def agree(company: Company | None, checkpoints: Sequence[Checkpoint], chunks: Chunks, *settings: Any) -> None:
     """See that all ranks evaluate the same.
 
     Raises:
         QuanterrError: one of them does not.
     """
-    company.agree(
-        {
-            "quanterr": __version__,
-            "inputs": [checkpoint.identity for checkpoint in checkpoints],
-            "tokens": [fingerprint(each) for each in chunks],
-            "settings": settings,
-        }
-    )
+    if company is not None:
+        company.agree(
+            {
+                "quanterr": __version__,
+                "inputs": [checkpoint.identity for checkpoint in checkpoints],
+                "tokens": [fingerprint(each) for each in chunks],
+                "settings": settings,
+            }
+        )
 
 
 def run(lockstep: Lockstep, company: Company | None) -> None:

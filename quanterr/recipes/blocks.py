@@ -22,7 +22,7 @@ from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
-from quanterr.recipes.searches import FINE, symmetric, with_minimum
+from quanterr.recipes.searches import FINE, by_importance, symmetric, with_minimum
 
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of the same shape → uint8 (n, bytes of a block)
 
@@ -58,8 +58,7 @@ class Blocks(Scheme):
         if importance is None or not self.weighs:
             return self.quantize(blocks).view(len(x), -1)
         if self.dtype in LEGACY:  # K types do the same with the mean square of a block
-            squares = x.square()
-            weights = importance * (squares + squares.mean(1, keepdim=True)).sqrt_()
+            weights = by_importance(x, importance, x.square().mean(1, keepdim=True))
         else:
             weights = importance.repeat(len(x))
         return self.quantize(blocks, weights.view(blocks.shape)).view(len(x), -1)

@@ -16,6 +16,11 @@ PASSES = 5  # of make_q3_quants and make_qp_quants
 FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
 
 
+def by_importance(x: Tensor, importance: Tensor, mean_square: Tensor) -> Tensor:
+    """Weights of errors: importance times the root of x² and of the mean square of what x is a part of."""
+    return importance * (x.square() + mean_square).sqrt_()
+
+
 def nearest(x: Tensor, low: int, high: int) -> Tensor:
     """Rounded to the nearest integer, to even at a tie."""
     return x.round().clamp_(low, high)
@@ -87,30 +92,8 @@ def positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         own = (0.1 * step + most) / largest
         error = (weights * ((x * own).round_().clamp_(max=most) / own - x).square_()).sum(1, keepdim=True)
         inverse, least = torch.where(error < least, own, inverse), torch.minimum(error, least)
-    codes = (x * inverse).round_().clamp_(max=most)
-    sum_lx, sum_l2 = (weights * x * codes).sum(1), (weights * codes * codes).sum(1)
-    for _ in range(PASSES):
-        changed = torch.zeros((), dtype=torch.bool)
-        for i in range(x.shape[1]):
-            better, new, new_lx, new_l2 = _refined(x[:, i], weights[:, i], codes[:, i], (sum_lx, sum_l2), (0, most))
-            codes[:, i] = torch.where(better, new, codes[:, i])
-            sum_lx, sum_l2 = torch.where(better, new_lx, sum_lx), torch.where(better, new_l2, sum_l2)
-            changed = changed | better.any()
-        if not bool(changed):
-            break
-    scale = torch.where(sum_l2 > 0, sum_lx / sum_l2, 0.0)[:, None]
-    return scale.masked_fill_(zero, 0), codes.masked_fill_(zero, 0)
-
-
-def _refined(
-    x: Tensor, weights: Tensor, codes: Tensor, sums: tuple[Tensor, Tensor], ends: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Whether another code of one element of each part is better, that code, and the sums with it."""
-    lx, l2 = sums[0] - weights * x * codes, sums[1] - weights * codes * codes
-    new = nearest(x * l2 / torch.where(lx > 0, lx, 1.0), *ends)
-    new_lx, new_l2 = lx + weights * x * new, l2 + weights * new * new
-    gains = new_lx * new_lx * sums[1] > sums[0] * sums[0] * new_l2
-    return (lx > 0) & (new != codes) & (new_l2 > 0) & gains, new, new_lx, new_l2
+    scale, codes = _refined(x, weights, (x * inverse).round_().clamp_(max=most), (0, most))
+    return scale[:, None].masked_fill_(zero, 0), codes.masked_fill_(zero, 0)
 
 
 def three_bits(x: Tensor) -> Tensor:
@@ -118,16 +101,24 @@ def three_bits(x: Tensor) -> Tensor:
     largest = x.gather(2, x.abs().argmax(2, keepdim=True))
     zero = largest.abs() < LEAST
     codes = nearest(x * (-4 / torch.where(zero, 1.0, largest)), -4, 3)
-    weights = x * x
-    sum_lx, sum_l2 = (weights * x * codes).sum(2), (weights * codes * codes).sum(2)
+    scale, _ = _refined(x, x * x, codes, (-4, 3))
+    return scale.masked_fill_(zero[..., 0], 0)
+
+
+def _refined(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Scales of parts, (...), and their codes, (..., elements), each of which is changed where that is better."""
+    sum_lx, sum_l2 = (weights * x * codes).sum(-1), (weights * codes * codes).sum(-1)
     for _ in range(PASSES):
         changed = torch.zeros((), dtype=torch.bool)
-        for i in range(x.shape[2]):
-            sums = sum_lx, sum_l2
-            better, new, new_lx, new_l2 = _refined(x[..., i], weights[..., i], codes[..., i], sums, (-4, 3))
-            codes[..., i] = torch.where(better, new, codes[..., i])
+        for i in range(x.shape[-1]):
+            w, own, code = weights[..., i], x[..., i], codes[..., i]
+            lx, l2 = sum_lx - w * own * code, sum_l2 - w * code * code
+            new = nearest(own * l2 / torch.where(lx > 0, lx, 1.0), *ends)
+            new_lx, new_l2 = lx + w * own * new, l2 + w * new * new
+            better = (lx > 0) & (new != code) & (new_l2 > 0) & (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2)
+            codes[..., i] = torch.where(better, new, code)
             sum_lx, sum_l2 = torch.where(better, new_lx, sum_lx), torch.where(better, new_l2, sum_l2)
             changed = changed | better.any()
         if not bool(changed):
             break
-    return torch.where(sum_l2 > 0, sum_lx / sum_l2, 0.0).masked_fill_(zero[..., 0], 0)
+    return torch.where(sum_l2 > 0, sum_lx / sum_l2, 0.0), codes

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quanterr.recipes.base import bytes_of
-from quanterr.recipes.searches import FINE, LEAST, nearest, positive, symmetric, three_bits, with_minimum
+from quanterr.recipes.searches import FINE, LEAST, by_importance, nearest, positive, symmetric, three_bits, with_minimum
 
 
 def _half(numbers: Tensor) -> Tensor:
@@ -58,8 +58,7 @@ def _weights(x: Tensor) -> Tensor:
 
 def _by_importance(x: Tensor, importance: Tensor, times: float) -> Tensor:
     """Importance times the root of x² and of ``times`` the mean square of the block."""
-    squares = x.square()
-    return importance.view(x.shape) * (squares + times * squares.mean((1, 2), keepdim=True)).sqrt_()
+    return by_importance(x, importance.view(x.shape), times * x.square().mean((1, 2), keepdim=True))
 
 
 def _six_bit_pairs(pairs: Tensor) -> Tensor:

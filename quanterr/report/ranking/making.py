@@ -32,6 +32,10 @@ from quanterr.util.addresses import without_credentials
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
+# Of a candidate that is not, or not yet, among others.
+UNPLACED: dict[str, Any] = {"rank": None, "on_front": False, "behind": None, "bytes": None, "bits_per_weight": None}
+UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
+
 WORTH = 0.5  # of an even share of the error, that a swap must gain: tiny layers are cheap and change nothing
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
@@ -228,15 +232,8 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
         path=report.quantized.path,
         verdict=report.verdict,
         reasons=report.reasons,
-        rank=None,
         not_ranked=why_not,
-        on_front=False,
-        behind=None,
-        bytes=None,
-        bits_per_weight=None,
-        squared_error=None,
-        snr_db=None,
-        best_layers=0,
+        **UNPLACED,
         checkpoint_bytes=report.quantized.bytes,
         overall_snr_db=report.aggregate.overall_snr_db,
         weighted_snr_db=report.aggregate.weighted_snr_db,
