@@ -21,7 +21,7 @@ from quanterr.checkpoints import Entry, open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import QuanterrError, UsageError
 from quanterr.recipes import recipe_named
-from quanterr.recipes.candidate import candidate, choose
+from quanterr.recipes.candidate import choose, mixed
 from quanterr.selection import Selection
 
 PIECE = 1 << 24  # bytes that are written at once
@@ -60,7 +60,7 @@ def write_quantized(source: Path, target: Path, recipe: str, layers: Iterable[st
     made_by = recipe_named(recipe)
     with open_checkpoint(source) as original:
         chosen, _ = choose(original, Selection(layers).takes)
-        made, left = candidate(original, made_by, chosen)
+        made, left = mixed(original, dict.fromkeys(chosen, made_by), recipe)
         done = [name for name in chosen if name not in {one.name for one in left}]
         if not done:
             raise UsageError(f"{source}: nothing to quantize (matrices of floats called *.weight)")

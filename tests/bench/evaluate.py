@@ -74,7 +74,7 @@ def train(folder: Path) -> None:
         optimizer.zero_grad()
         if step % 100 == 0 or step == STEPS - 1:
             print(f"step {step}: loss {float(loss.detach()):.3f}", file=sys.stderr, flush=True)
-    model.eval().save_pretrained(folder / "original")
+    model.train(False).save_pretrained(folder / "original")
     tokenizer.save(str(folder / "original/tokenizer.json"))
     (folder / "original/tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 

@@ -63,6 +63,7 @@ def streamed(folder: Path) -> dict[str, float]:
         folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=CONTEXT
     )
     scores = found.candidates[0].scores
+    assert scores is not None
     return {"ppl_original": scores.ppl_original, "ppl": scores.ppl, "kld": scores.kld_mean}
 
 
@@ -73,7 +74,7 @@ def plain(folder: Path) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     both = [
-        AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32).eval()
+        AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32).train(False)
         for kind in ("original", "values")
     ]
     chunks = load_file(folder / "ids.safetensors")["ids"].view(-1, CONTEXT)

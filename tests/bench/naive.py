@@ -11,11 +11,13 @@ import sys
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 PERCENTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
-def dequantize(quantized, name):
+def dequantize(quantized: dict[str, Tensor], name: str) -> Tensor:
+    """The values of one weight."""
     codes, scale = quantized[name].float(), quantized[name + "_scale"]
     if scale.dim() == 2:
         for dim in (0, 1):
@@ -23,7 +25,8 @@ def dequantize(quantized, name):
     return codes * scale
 
 
-def basic(x, y):
+def basic(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """What such scripts report."""
     e = y - x
     e_abs = e.abs()
     return {
@@ -42,7 +45,8 @@ def basic(x, y):
     }
 
 
-def the_rest(x, y):
+def the_rest(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """What they usually lack."""
     e, e_abs = y - x, (y - x).abs()
     nonzero = x != 0
     relative = e_abs[nonzero] / x[nonzero].abs()
@@ -62,7 +66,8 @@ def the_rest(x, y):
     }
 
 
-def main():
+def main() -> None:
+    """Compare the files that the command line names."""
     original, quantized = load_file(sys.argv[1]), load_file(sys.argv[2])
     report = {}
     for name, weight in original.items():
