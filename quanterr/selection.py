@@ -102,6 +102,7 @@ class CompareOptions:
         sensitivity: a file of ``evaluate --sensitivity``; gives predicted_kld.
         resume: a journal of finished weights, taken over and written on; see comparison/journal.py.
         lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
+        cache: a folder that keeps what is read from stores for the next run.
         on_progress: called ten times per second with the progress.
         on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
         stop: when it is set, the run ends after the current chunks and the report is incomplete.
@@ -115,6 +116,7 @@ class CompareOptions:
     sensitivity: str | os.PathLike[str] | None = None
     resume: str | os.PathLike[str] | None = None
     lenient: bool = False
+    cache: str | os.PathLike[str] | None = None
     on_progress: Callable[[Any], None] | None = None
     on_layer: Callable[[Any], None] | None = None
     stop: threading.Event | None = None

@@ -6,6 +6,7 @@ CUTS=200 python -m pytest tests/test_remote.py     as many runs with connections
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -129,6 +130,59 @@ class TestHttp:
     def test_nobody_there_is_given_up(self):
         with pytest.raises(ResourceError, match="attempts failed, the last: "):
             open_checkpoint("http://127.0.0.1:9/x.safetensors")
+
+
+class TestCache:
+    """--cache: what was read is there for the next run."""
+
+    @pytest.fixture
+    def own(self, folder, tmp_path):
+        """A server of copies, which a test may change."""
+        shutil.copytree(folder, tmp_path / "served")
+        with serving(tmp_path / "served") as server:
+            yield server
+
+    def compared(self, server, cache):
+        """The report, and the bytes of the answers that were longer than one."""
+        server.requests.clear()
+        index, fp8 = f"{server.url}/model.safetensors.index.json", f"{server.url}/fp8.safetensors"
+        report = quanterr.compare(index, fp8, device="cpu", cache=cache)
+        return plain(report), {span for _, span, _ in server.requests if span != "bytes=0-0"}
+
+    def test_a_second_run_asks_for_versions_alone(self, own, expected, tmp_path):
+        first, asked = self.compared(own, tmp_path / "cache")
+        second, again = self.compared(own, tmp_path / "cache")
+        assert expected == first == second
+        assert len(asked) > 5
+        assert set() == again
+
+    def test_what_is_damaged_or_short_is_fetched_again(self, own, expected, tmp_path):
+        self.compared(own, tmp_path / "cache")
+        damaged, short, empty, *_ = sorted(path for path in (tmp_path / "cache").rglob("*-*") if path.is_file())
+        damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
+        short.write_bytes(short.read_bytes()[:-1])
+        empty.write_bytes(b"")
+        found, asked = self.compared(own, tmp_path / "cache")
+        assert expected == found
+        assert {
+            f"bytes={a}-{int(b) - 1}" for a, b in (path.name.split("-") for path in (damaged, short, empty))
+        } == asked
+
+    def test_a_file_that_was_replaced_is_fetched_again(self, own, expected, tmp_path):
+        self.compared(own, tmp_path / "cache")
+        stored = own.folder / "fp8.safetensors"
+        before = stored.stat()
+        content = bytearray(stored.read_bytes())
+        content[-1] ^= 1
+        stored.write_bytes(content)
+        os.utime(stored, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+        found, _ = self.compared(own, tmp_path / "cache")
+        assert expected != found
+
+    def test_a_folder_that_cannot_be_written_to_is_told(self, own, tmp_path):
+        (tmp_path / "cache").write_text("a file")
+        with pytest.raises(ResourceError, match=r"cache: .*; what is read cannot be kept there: make room, choose"):
+            self.compared(own, tmp_path / "cache")
 
 
 class TestResume:

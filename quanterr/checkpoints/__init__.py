@@ -38,7 +38,9 @@ MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
 
 
-def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Checkpoint:
+def open_checkpoint(
+    path: str | os.PathLike[str], lenient: bool = False, cache: str | os.PathLike[str] | None = None
+) -> Checkpoint:
     """Read the headers of a checkpoint; no weight is read.
 
     ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of
@@ -47,6 +49,8 @@ def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Chec
 
     ``lenient`` accepts what is non-standard and yet means one thing only: bytes behind the last tensor, padding of the
     header with other than spaces, space in front of it, names of more than 4096 characters. It is noted.
+
+    ``cache``: a folder that keeps what is read from a store for the next run.
 
     Raises:
         CheckpointError: missing, unreadable, damaged or not a checkpoint.
@@ -57,9 +61,9 @@ def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Chec
     revision = None
     try:
         if is_address(given) and not given.startswith("hf://"):  # which may be in the local cache
-            where, revision = remote_path(given)
+            where, revision = remote_path(given, cache)
         elif given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(given)):
-            where, revision = _of_hub(given)
+            where, revision = _of_hub(given, cache)
         if is_folder(where):
             kind, paths, index = _in_folder(where)
         elif where.name.endswith(".index.json"):
@@ -73,12 +77,17 @@ def open_checkpoint(path: str | os.PathLike[str], lenient: bool = False) -> Chec
         raise CheckpointError(f"{display(given)}: not a file name") from error
 
 
-def entered(stack: ExitStack, side: str | os.PathLike[str] | Checkpoint, lenient: bool = False) -> Checkpoint:
+def entered(
+    stack: ExitStack,
+    side: str | os.PathLike[str] | Checkpoint,
+    lenient: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+) -> Checkpoint:
     """The checkpoint itself, or that of a path, which is closed with the stack; errors as of open_checkpoint."""
-    return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient))
+    return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient, cache))
 
 
-def _of_hub(given: str) -> tuple[Place, str | None]:
+def _of_hub(given: str, cache: str | os.PathLike[str] | None) -> tuple[Place, str | None]:
     """A model in the local cache; hf:// that is not there is read from the hub.
 
     Raises:
@@ -90,7 +99,7 @@ def _of_hub(given: str) -> tuple[Place, str | None]:
         if not given.startswith("hf://") or not hub_cache.names_a_model(given) or not hub_cache.may_ask_the_hub():
             raise
         try:
-            return remote_path(given)
+            return remote_path(given, cache)
         except UsageError as missing:
             raise CheckpointError(f"{error}; or read it from the hub: {missing}") from missing
 

@@ -5,6 +5,7 @@ of which version of the file. fsspec hides both.
 """
 
 import http.client
+import os
 import re
 import urllib.error
 import urllib.parse
@@ -16,7 +17,8 @@ from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Any
 
-from quanterr.checkpoints.remote import Again, NotThereError, RemotePath, Version, changed, retried
+from quanterr.checkpoints.block_cache import Cached
+from quanterr.checkpoints.remote import Again, NotThereError, RemotePath, Store, Version, changed, retried
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util.text import display, listed
 
@@ -279,20 +281,26 @@ def _near(store: Filesystem, path: str) -> str:
     return ""
 
 
-def remote_path(given: str) -> tuple[RemotePath, str | None]:
-    """The path of an address, and its commit.
+def remote_path(given: str, cache: str | os.PathLike[str] | None = None) -> tuple[RemotePath, str | None]:
+    """The path of an address, and its commit; ``cache``: the folder in which its ranges are kept.
 
     Raises:
         UsageError: what reads it is not installed.
         CheckpointError: it is not there.
     """
+    store, inner, commit = _store_of(given)
+    return RemotePath(store if cache is None else Cached(store, cache), inner), commit
+
+
+def _store_of(given: str) -> tuple[Store, str, str | None]:
+    """The store of an address, what is meant in it, and its commit."""
     scheme = given.partition("://")[0]
     if scheme == "hf":
         match = HUB.fullmatch(given)
         if match is None:
             raise CheckpointError(f"{display(given)}: not like hf://org/model or hf://org/model@revision/file")
         hub = Hub(match["model"], match["revision"])
-        return RemotePath(hub, match["inside"] or ""), hub.commit
+        return hub, match["inside"] or "", hub.commit
     if scheme in ("http", "https"):
         parts = urllib.parse.urlsplit(given)
         folder, _, name = parts.path.rpartition("/")
@@ -301,6 +309,6 @@ def remote_path(given: str) -> tuple[RemotePath, str | None]:
         if parts.username:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             headers["Authorization"] = "Basic " + b64encode(pair.encode()).decode()
-        return RemotePath(Http(base, headers, parts.query), urllib.parse.unquote(name)), None
+        return Http(base, headers, parts.query), urllib.parse.unquote(name), None
     store = Filesystem(given)
-    return RemotePath(store, store.root), None
+    return store, store.root, None

@@ -135,6 +135,16 @@ Lenient = Annotated[
         rich_help_panel="Inputs",
     ),
 ]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Keep what is read from stores (https://, hf://, s3:// …) there, for the next run; without it nothing is.",
+        rich_help_panel="Inputs",
+        show_default=False,
+    ),
+]
 Outputs = Annotated[
     list[str] | None,
     typer.Option(

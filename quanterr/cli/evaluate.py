@@ -10,6 +10,7 @@ from quanterr.cli.common import (
     Against,
     AllowPartial,
     AsJson,
+    Cache,
     Color,
     Colors,
     Device,
@@ -111,6 +112,7 @@ def evaluate(
         ),
     ] = None,
     lenient: Lenient = False,
+    cache: Cache = None,
     require: Annotated[
         list[str] | None,
         typer.Option(
@@ -235,6 +237,7 @@ def evaluate(
                 "saliency_out": saliency_out,
                 "saliency": saliency,
                 "lenient": lenient,
+                "cache": cache,
                 "on_progress": on_progress,
                 "stop": interrupt.stop,
                 "command": command_line(),

@@ -8,6 +8,7 @@ import typer
 
 from quanterr.cli.common import (
     AsJson,
+    Cache,
     Color,
     Colors,
     Device,
@@ -122,6 +123,7 @@ def plan(
         ),
     ] = None,
     lenient: Lenient = False,
+    cache: Cache = None,
     layers: Layers = None,
     sensitivity: Sensitivity = None,
     export: Annotated[
@@ -174,6 +176,7 @@ def plan(
                 layers=layers or [],
                 sensitivity=sensitivity,
                 lenient=lenient,
+                cache=cache,
                 device=device,
                 on_progress=on_progress,
                 stop=interrupt.stop,

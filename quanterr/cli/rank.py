@@ -9,6 +9,7 @@ from quanterr.cli import gate
 from quanterr.cli.common import (
     Against,
     AsJson,
+    Cache,
     Color,
     Colors,
     Device,
@@ -98,6 +99,7 @@ def rank(
     ],
     against: Against = None,
     lenient: Lenient = False,
+    cache: Cache = None,
     layers: Layers = None,
     allow_partial: PartialRanking = False,
     importance: Importance = None,
@@ -136,6 +138,7 @@ def rank(
         "sensitivity": sensitivity,
         "resume": resume,
         "lenient": lenient,
+        "cache": cache,
     }
     shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
     every: list[str | Recipe] = [*candidates, *recipes]

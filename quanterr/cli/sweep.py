@@ -8,6 +8,7 @@ import typer
 from quanterr.cli import gate
 from quanterr.cli.common import (
     AsJson,
+    Cache,
     Color,
     Colors,
     Device,
@@ -98,6 +99,7 @@ def sweep(
         ),
     ] = None,
     lenient: Lenient = False,
+    cache: Cache = None,
     layers: Layers = None,
     allow_partial: PartialRanking = False,
     importance: Importance = None,
@@ -142,6 +144,7 @@ def sweep(
         "sensitivity": sensitivity,
         "resume": resume,
         "lenient": lenient,
+        "cache": cache,
     }
     shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
     more = More(study, hardware, share)

@@ -90,13 +90,14 @@ def _compare_each(
     alphas = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
         selection = Selection(options.layers)
-        before = entered(stack, original, options.lenient)
+        before = entered(stack, original, options.lenient, options.cache)
         means = None if options.importance is None else read_importance(options.importance)
         weigh = _weighing(before, means)
         recipes = [side for side in candidates if isinstance(side, Recipe)]
         made = iter(quantized_by(recipes, before, selection, weigh))
         after = [
-            next(made) if isinstance(side, Recipe) else entered(stack, side, options.lenient) for side in candidates
+            next(made) if isinstance(side, Recipe) else entered(stack, side, options.lenient, options.cache)
+            for side in candidates
         ]
         recognized: Recognized | None = {} if len(after) > 1 else None
         plans = [choose_alternatives(pair(before, quantized, selection, recognized)) for quantized in after]
@@ -237,7 +238,7 @@ def with_studies(
 ) -> Ranking:
     """The ranking of recipes with what outliers and scales do to each."""
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, options.lenient)
+        checkpoint = entered(stack, original, options.lenient, options.cache)
         means = None if options.importance is None else read_importance(options.importance)
         weigh = _weighing(checkpoint, means)
         found = studied(checkpoint, recipes, Selection(options.layers), options.stop, weigh)

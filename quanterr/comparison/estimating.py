@@ -52,7 +52,7 @@ def estimate(
     started, clock = datetime.now(UTC), time.monotonic()
     selection = Selection(options.layers)
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, options.lenient)
+        checkpoint = entered(stack, original, options.lenient, options.cache)
         selection.check(checkpoint.entries)
         virtuals = _virtuals(recipes, checkpoint, selection)
         files = [_files(virtual) for virtual in virtuals]

@@ -74,6 +74,7 @@ class EvaluateOptions:
         saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
         saliency: how many of them, in per cent.
         lenient: as for :func:`quanterr.compare`.
+        cache: as for :func:`quanterr.compare`.
         on_progress: called with (units done, units, micro-batches done, micro-batches).
         stop: when it is set, the run ends; nothing is scored then.
         command: the command line, for ``run``.
@@ -95,6 +96,7 @@ class EvaluateOptions:
     saliency_out: str | os.PathLike[str] | None = None
     saliency: float = 1.0
     lenient: bool = False
+    cache: str | os.PathLike[str] | None = None
     on_progress: Callable[[int, int, int, int], None] | None = None
     stop: threading.Event | None = None
     command: Iterable[str] = ()
@@ -133,11 +135,11 @@ def evaluate(
     stop = chosen.stop or threading.Event()
     saliency, clock = _saliency(chosen), time.monotonic()
     with company_of_environment(stop) as company, ExitStack() as stack:
-        opened = entered(stack, original, chosen.lenient)
+        opened = entered(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, opened)
         every = [
             opened,
-            *(entered(stack, side, chosen.lenient) for side in candidates),
+            *(entered(stack, side, chosen.lenient, chosen.cache) for side in candidates),
             *quantized_by(recipes, opened, Selection(())),
         ]
         sides = Sides(opened, prepared.architecture.device)
@@ -184,7 +186,7 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None
     if chosen.sensitivity is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)
     with company_of_environment(stop) as company, ExitStack() as stack:
-        checkpoint = entered(stack, original, chosen.lenient)
+        checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)

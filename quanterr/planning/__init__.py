@@ -119,7 +119,7 @@ def plan(
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity, or give --max-kld")
     recipes = recipes_named(to, scales)
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, chosen.lenient)
+        checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
     for recipe, report in zip(recipes, reports, strict=True):
