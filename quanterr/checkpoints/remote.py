@@ -1,9 +1,9 @@
 """Files that are not on this machine, read by ranges; the stores that they are in: stores.py.
 
 Headers and weights are read by ranges, in blocks that are fetched a few at a time and ahead of those who need them. A
-few blocks are kept in memory, and on disk where block_cache.py is asked to. What the store says of a file's version (its ETag, a commit of the hub) is
-sent with every range, so that a file that changes while it is read is an error. Ranges that a server answers with other
-bytes than were asked for are errors too, or are asked for again.
+few blocks are kept in memory, and on disk where block_cache.py is asked to. What the store says of a file's version
+(its ETag, a commit of the hub) is sent with every range, so that a file that changes while it is read is an error.
+Ranges that a server answers with other bytes than were asked for are errors too, or are asked for again.
 
 Retried: 429, 5xx, timeouts, connections that are refused or cut, short answers. Never: 401, 403, 404, 412.
 """
