@@ -3,7 +3,9 @@
 The values are those that llama.cpp's own Python package decodes.
 """
 
+import json
 import re
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -122,3 +124,24 @@ def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
 
     assert pytest.approx(want, rel=1e-6) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert scores.kld_mean > 1e-6
+
+
+PERPLEXITY = Path(__file__).parent / "golden_evaluation"  # a model that llama.cpp converted and quantized: make.py
+PRINTED = json.loads((PERPLEXITY / "expected.json").read_text())
+NEAR = {"abs": 1e-5, "rel": 1e-6}  # digits are printed so far, and the original's logarithms are kept in 16 bits
+
+
+@pytest.fixture(scope="module")
+def scores():
+    found = quanterr.evaluate(
+        PERPLEXITY / "original", [PERPLEXITY / "q4_0.gguf"], tokens=PERPLEXITY / "ids.safetensors", context=64
+    )
+    return found.candidates[0].scores
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_has_the_numbers_of_llama_perplexity(scores, name):
+    value, *error = PRINTED[name]
+    assert value == pytest.approx(getattr(scores, name), **NEAR)
+    if error:
+        assert error[0] == pytest.approx(getattr(scores, f"{name}_se"), **NEAR)
