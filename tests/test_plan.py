@@ -160,7 +160,7 @@ class TestExports:
 
         assert len(LAYERS) == len(targets) + len(groups["ignore"]) - 1
         assert modules == configs.keys()
-        mlx = json.loads(exported(plan(original, bits=7, to=["int{4,8}_g64:asym"], device="cpu"), "mlx"))
+        mlx = json.loads(exported(plan(original, bits=7, to=["mlx_q{4,8}_g64"], device="cpu"), "mlx"))
         assert modules == mlx.keys()
         assert {64} == {how["group_size"] for how in mlx.values() if how}
 

@@ -34,6 +34,7 @@ EVERY = [
     "int4_g64:asym",
     "int3_g32",
     "int6_g32:asym",
+    "mlx_q3_g32",
     "nf4:double",
     "fp4_g128",
     "int8_block64",

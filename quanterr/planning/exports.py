@@ -44,6 +44,7 @@ CONVERT_TO_QUANT: dict[str, dict[str, Any]] = {
     "int8_block128": {"format": "int8_blockwise", "scaling_mode": "block", "block_size": 128},
 }
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
+MLX = re.compile(r"mlx_q(?P<bits>\d)_g(?P<group>\d+)")
 
 
 def exported(plan: Plan, consumer: str) -> str:
@@ -197,7 +198,7 @@ def _convert_to_quant(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
 def _mlx(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     found: dict[str, Any] = {}
     for recipe, names in modules.items():
-        match = INTEGER.fullmatch(recipe)
+        match = MLX.fullmatch(recipe)
         how = {"group_size": int(match["group"]), "bits": int(match["bits"])} if match else False
         found |= dict.fromkeys(names, how)
     return json.dumps(found, indent=1) + "\n"
@@ -205,11 +206,6 @@ def _mlx(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
 
 def _is_ct(recipe: str) -> bool:
     return bool(INTEGER.fullmatch(recipe)) or recipe in ("fp8_row", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8")
-
-
-def _is_mlx(recipe: str) -> bool:
-    found = INTEGER.fullmatch(recipe)
-    return bool(found and found["asym"] and found["group"] in ("32", "64", "128") and found["bits"] != "7")
 
 
 # What each program writes, and how it is told.
@@ -220,7 +216,7 @@ KNOWN: dict[str, Callable[[str], bool]] = {
     "modelopt": _is_modelopt,
     "bitsandbytes": lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
     "convert_to_quant": lambda recipe: recipe in CONVERT_TO_QUANT,
-    "mlx": _is_mlx,
+    "mlx": lambda recipe: bool(MLX.fullmatch(recipe)),
 }
 EXPORTS: dict[str, Callable[[Plan, Mapping[str, Sequence[str]]], str]] = {
     "llama-quantize": _llama_quantize,

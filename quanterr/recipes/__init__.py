@@ -4,6 +4,7 @@ base.py           what a recipe is
 names.py          from a name to a recipe, and all names
 scaled.py         FP8 and INT8 with a scale per tensor, row or block
 integers.py       2 to 8 bits in groups
+mlx.py            integers of MLX
 microscaled.py    MXFP8, MXFP4, NVFP4
 tables.py         NF4 and FP4 of bitsandbytes
 blocks.py         legacy types of ggml

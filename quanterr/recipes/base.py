@@ -24,7 +24,7 @@ class Source(NamedTuple):
 class Stored(NamedTuple):
     """A tensor that a recipe stores of a weight X.weight."""
 
-    name: str  # {weight} stands for X.weight
+    name: str  # {weight} stands for X.weight, {module} for X
     dtype: str  # as a safetensors header or ggml names it
     shape: tuple[int, ...]
 

@@ -62,7 +62,7 @@ class QuantizedFile(StoredFile):
         self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
         self.entries = list(self._entries(recipe.scheme.stored(source)))
         self.size = self.entries[-1].offset + self.entries[-1].nbytes
-        self._known = {name.replace("{weight}", weight): tensor for name, tensor in recipe.scheme.known(source).items()}
+        self._known = {self._named(name): tensor for name, tensor in recipe.scheme.known(source).items()}
         self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
         together = min(recipe.scheme.together(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes
@@ -73,10 +73,13 @@ class QuantizedFile(StoredFile):
         """Recipes in which it is the same can be measured together."""
         return self.weight, self._together
 
+    def _named(self, name: str) -> str:
+        return name.format(weight=self.weight, module=self.weight.removesuffix(".weight"))
+
     def _entries(self, stored: tuple[Stored, ...]) -> Iterator[Entry]:
         offset = 0
         for name, dtype, shape in stored:
-            entry = Entry(name.replace("{weight}", self.weight), dtype, shape, self, offset, _bytes(dtype, shape))
+            entry = Entry(self._named(name), dtype, shape, self, offset, _bytes(dtype, shape))
             offset += entry.nbytes
             yield entry
 

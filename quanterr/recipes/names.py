@@ -1,7 +1,7 @@
 """From a name to a recipe: ``format[_gGROUP][:asym][:double][:scales=CALIBRATOR]``.
 
 fp8_tensor  fp8_row  fp8_column  fp8_block128  fp8_block1x128  int8_tensor  int8_row  int8_column  int8_block128
-int2_g32 … int8_g128  int4_channel  int4_g64:asym
+int2_g32 … int8_g128  int4_channel  int4_g64:asym  mlx_q4_g64
 mxfp8  mxfp4  nvfp4  nf4  nf4_g128  nf4:double  fp4
 gguf_q8_0  gguf_q5_1  gguf_q5_0  gguf_q4_1  gguf_q4_0  gguf_q6_k  gguf_q5_k  gguf_q4_k  gguf_q3_k  gguf_q2_k
 """
@@ -16,6 +16,7 @@ from quanterr.recipes.blocks import LEGACY, Blocks
 from quanterr.recipes.calibration import ABSMAX, Calibrator, calibrator_named
 from quanterr.recipes.integers import Integers
 from quanterr.recipes.microscaled import Microscaled
+from quanterr.recipes.mlx import Affine
 from quanterr.recipes.scaled import FP8, INT8, Scaled
 from quanterr.recipes.superblocks import K_TYPES
 from quanterr.recipes.tables import Table
@@ -25,6 +26,7 @@ EDGE = r"[1-9]\d{0,3}"
 SCALED = re.compile(rf"(?P<codes>fp8|int8)_(?P<per>tensor|row|column|block(?P<high>{EDGE})?(?:x(?P<wide>{EDGE}))?)")
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
 TABLE = re.compile(r"(?P<kind>nf4|fp4)(?:_g(?P<block>32|64|128|256|512|1024|2048|4096))?")
+MLX = re.compile(r"mlx_q(?P<bits>[2-68])_g(?P<group>32|64|128)")
 GGML = LEGACY | K_TYPES
 UNWEIGHED = ("Q8_0",)  # llama.cpp searches no scale for it
 EDGES = {"tensor": (0, 0), "row": (1, 0), "column": (0, 1)}  # rows and columns that share a scale; 0: all
@@ -44,6 +46,7 @@ LISTING = {
     "int8_block128": "8-bit integers, a scale per block of 128 × 128; int8_block1x128",
     "int4_g128": "2- to 8-bit integers, a scale per 128 columns; :asym with zero points (compressed-tensors)",
     "int8_channel": "2- to 8-bit integers, a scale per row; :asym with zero points (compressed-tensors)",
+    "mlx_q4_g64": "2- to 6- and 8-bit integers, a scale and a bias per 32, 64 or 128 columns (MLX)",
     "mxfp8": "E4M3 codes, a power of two per 32 columns",
     "mxfp4": "E2M1 codes, a power of two per 32 columns",
     "nvfp4": "E2M1 codes, an E4M3 scale per 16 columns, and one of the tensor",
@@ -126,6 +129,8 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
         allowed = {"asym"}
         scheme = Integers(int(found["bits"]), int(found["group"] or 0), "asym" not in flags, calibrator)
         calibrates = not calibrator.averages
+    elif found := MLX.fullmatch(base):
+        scheme = Affine(int(found["bits"]), int(found["group"]))
     elif found := TABLE.fullmatch(base):
         allowed = {"double"}
         scheme = Table(found["kind"], int(found["block"] or TABLE_BLOCK), "double" in flags)

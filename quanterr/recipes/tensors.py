@@ -19,6 +19,7 @@ from quanterr.tensors.workspace import TORCH_DTYPES, FilledWorkspace, Workspace
 
 NAME = "tensor.weight"
 ROUNDINGS = 1e-6  # of float32, in scales and products
+OWN_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "U32": torch.uint32}  # where readers need the bits alone
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
 
 
@@ -35,7 +36,7 @@ def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
     found = {}
     for entry in file.entries:
         raw = torch.frombuffer(bytearray(entry.read()) or bytearray(1), dtype=torch.uint8)[: entry.nbytes]
-        dtype = {"F8_E4M3": torch.float8_e4m3fn}.get(entry.dtype, TORCH_DTYPES.get(entry.dtype))
+        dtype = OWN_DTYPES.get(entry.dtype, TORCH_DTYPES.get(entry.dtype))
         name = entry.name.removeprefix("tensor.")
         found[name] = raw.view(len(tensor), -1) if dtype is None else raw.view(dtype).view(entry.shape)
     return found

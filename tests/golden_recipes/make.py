@@ -1,6 +1,7 @@
 """Writes what the libraries that recipes follow make of a few weights: tests/test_recipes.py holds the recipes to it.
 
-    pip install compressed-tensors==0.20.0 bitsandbytes==0.50.2 torchao==0.18.0 gguf==0.19.0 ml_dtypes==0.6.0
+    pip install compressed-tensors==0.20.0 bitsandbytes==0.50.2 torchao==0.18.0 gguf==0.19.0 ml_dtypes==0.6.0 \
+        'mlx[cpu]==0.32.4'
     python tests/golden_recipes/make.py weights                          the weights
     python tests/golden_recipes/make.py values IN.safetensors OUT.json   a SHA-256 of the values of each recipe
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import gguf
 import ml_dtypes
+import mlx.core as mx
 import numpy as np
 import torch
 from bitsandbytes import functional as bnb
@@ -71,9 +73,9 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
     yield "compressed-tensors", "fp8_row", of_compressed_tensors(x, cols, num_bits=8, strategy="channel", **floats)
     tensor = QuantizationArgs(num_bits=8, strategy="tensor", **floats)
     yield "compressed-tensors", "fp8_tensor", fake_quantize(x, *calculate_qparams(x.amin(), x.amax(), tensor), tensor)
-    mx = {"strategy": "group", "group_size": 32, "scale_dtype": U8, "zp_dtype": U8, **floats}
-    yield "compressed-tensors", "mxfp4", of_compressed_tensors(x, 32, num_bits=4, **mx)
-    yield "compressed-tensors", "mxfp8", of_compressed_tensors(x, 32, num_bits=8, **mx)
+    micro = {"strategy": "group", "group_size": 32, "scale_dtype": U8, "zp_dtype": U8, **floats}
+    yield "compressed-tensors", "mxfp4", of_compressed_tensors(x, 32, num_bits=4, **micro)
+    yield "compressed-tensors", "mxfp8", of_compressed_tensors(x, 32, num_bits=8, **micro)
     nv = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": E4M3, "zp_dtype": E4M3, **floats}
     yield "compressed-tensors", "nvfp4", of_compressed_tensors(x, 16, num_bits=4, **nv)
     for kind in ("nf4", "fp4"):
@@ -89,6 +91,10 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
     yield "torchao", "fp8_row", linear[0].weight.dequantize().detach()
     scale = np.abs(x.numpy()).max() / np.float32(448) or np.float32(1)
     codes = np.clip(x.numpy() / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    for bits in (2, 3, 4, 5, 6, 8):
+        for group in (32, 64, 128):
+            found = mx.dequantize(*mx.quantize(mx.array(x.numpy()), group, bits), group, bits)
+            yield "mlx", f"mlx_q{bits}_g{group}", torch.from_numpy(np.array(found))
     yield "ml_dtypes", "fp8_tensor", torch.from_numpy(codes.astype(np.float32) * scale)
 
 

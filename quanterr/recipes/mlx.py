@@ -1,0 +1,75 @@
+"""Integers of MLX, with a scale and a bias for each group of columns: ``mlx_q4_g64``.
+
+    X.weight    U32                   (rows, words): dense, the lowest bits first
+    X.scales    the weight's dtype    (rows, groups)
+    X.biases    the weight's dtype    (rows, groups)
+
+    edge = the end of the group's range, min x or max x, that is further from zero
+    scale = (max x - min x) / (2^b - 1), at least 1e-7, negative where edge is max x
+    scale = edge / round(edge / scale), bias = edge, unless that is 0 / 0: then bias = 0
+    code = round((x - bias) / scale) in [0, 2^b - 1]
+
+So zero and the edge are exact before scales are rounded.
+
+Reference: ml-explore/mlx@v0.32.4 mlx/backend/cpu/quantized.cpp quantize.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quanterr.recipes.base import FLOATS, Scheme, Source, Stored
+from quanterr.recipes.integers import WORD, packed
+
+LEAST = 1e-7  # of scales
+
+
+@dataclass(frozen=True)
+class Affine(Scheme):
+    """``group`` columns share a scale and a bias."""
+
+    bits: int
+    group: int
+
+    def refusal(self, source: Source) -> str | None:
+        """Groups are whole."""
+        if source.cols % self.group:
+            return f"its {source.cols} columns are not a multiple of {self.group}"
+        return None
+
+    def stored(self, source: Source) -> tuple[Stored, ...]:
+        """Codes, scales, biases."""
+        shape = (source.rows, source.cols // self.group)
+        return (
+            Stored("{weight}", "U32", (source.rows, source.cols * self.bits // WORD)),
+            Stored("{module}.scales", source.dtype, shape),
+            Stored("{module}.biases", source.dtype, shape),
+        )
+
+    @property
+    def _most(self) -> int:
+        return (1 << self.bits) - 1
+
+    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+        """Both ends of each group, (r, groups, 2)."""
+        return torch.stack(torch.aminmax(x.view(len(x), -1, self.group), dim=2), 2)
+
+    def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
+        """Scales and biases as they are stored; and before they are rounded, as encode needs them."""
+        low, high = measured.unbind(2)
+        is_low = low.abs() > high.abs()
+        edge = torch.where(is_low, low, high)
+        scale = ((high - low) / self._most).clamp_(min=LEAST)
+        scale = torch.where(is_low, scale, -scale)
+        steps = (edge / scale).round_()
+        scale = torch.where(steps == 0, scale, edge / steps)
+        bias = edge.masked_fill(steps == 0, 0.0)
+        dtype = FLOATS[source.dtype]
+        return scale.to(dtype), bias.to(dtype), scale, bias
+
+    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
+        """Codes, packed."""
+        scale, bias = (each[first : first + len(x), :, None] for each in settled[2:])
+        codes = (x.view(len(x), -1, self.group) - bias).div_(scale).round_().clamp_(0, self._most).to(torch.uint8)
+        return packed(codes.view(len(x), -1), self.bits).view(torch.uint8)
