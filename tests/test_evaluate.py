@@ -14,7 +14,7 @@ from small_models import MODELS, auto_of, ids, quantized_by, saved, stored, with
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation import states, study
+from quanterr.evaluation import gram, states, study
 from quanterr.evaluation.models import Unit
 from quanterr.pairing.importance import read_importance
 
@@ -168,7 +168,7 @@ class TestOutputErrors:
         assert pytest.approx(want, rel=1e-5) == found.output_error
         assert (96, "model.layers.1") == (found.inputs, found.block)
 
-    def test_are_the_same_by_the_matrix_of_inputs_and_by_the_outputs(self, monkeypatch):
+    def test_are_the_same_by_the_matrix_of_inputs_in_blocks_or_whole_and_by_the_outputs(self, monkeypatch):
         """Two weights share their inputs; one of them is used once more with others."""
         module = torch.nn.ModuleDict({name: torch.nn.Linear(16, 64, bias=False) for name in "ab"})
         unit = Unit("u", module)
@@ -176,8 +176,9 @@ class TestOutputErrors:
         others = [{slot.name: slot.there.detach() + errors[slot.name] for slot in unit.slots}]
         batches = [(numbers(256, 16, seed=n).float(), numbers(256, 16, seed=10 + n).float()) for n in (2, 3)]
         found = []
-        for most in (0, 1 << 24):
-            monkeypatch.setattr(states, "MOST_GRAM", most)
+        for most, edge in ((0, 0), (gram.MOST, gram.EDGE), (gram.MOST, 5)):
+            monkeypatch.setattr(gram, "MOST", most)
+            monkeypatch.setattr(gram, "EDGE", edge)
             products = {}
             watching = states.OutputErrors(products, 512, with_moments=False)
             with torch.inference_mode():
@@ -191,9 +192,9 @@ class TestOutputErrors:
         own = {name: [x for x, _ in batches] + [more for _, more in batches if name == "u.a.weight"] for name in errors}
         want = {n: sum(float((x @ errors[n].t()).square().sum()) for x in inputs) for n, inputs in own.items()}
 
-        assert pytest.approx(want, rel=1e-5) == found[0]
-        assert pytest.approx(want, rel=1e-5) == found[1]
-        assert found[0] != found[1]  # both ways were taken
+        for ways in found:
+            assert pytest.approx(want, rel=1e-5) == ways
+        assert 3 == len({str(ways) for ways in found})  # all ways were taken
 
     def test_shares_of_a_block_are_one_together(self, evaluation):
         weights = evaluation.candidates[0].weights

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
+from quanterr.evaluation.gram import Gram
 from quanterr.evaluation.models import Unit
 
-MOST_GRAM = 1 << 24  # elements of an XᵀX: larger ones take too much memory
 SLAB = 1 << 22  # elements of an output whose error is added up at once
 
 
@@ -164,8 +164,8 @@ class OutputErrors(TorchFunctionMode):
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
         self._calls: list[Call] = []  # with x, whose errors are not added up yet
-        self._gram: dict[tuple[Part, ...], Tensor] = {}  # XᵀX by the parts of weights that have these inputs
-        self._later: list[tuple[Call, Tensor]] = []  # errors that are multiplied by XᵀX in the end
+        self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that have these inputs
+        self._later: list[tuple[Call, Gram]] = []  # errors that are multiplied by XᵀX in the end
 
     def watch(self, unit: Unit, others: Sequence[Mapping[str, Tensor]]) -> None:
         """A unit that is loaded, with the same weights of the candidates."""
@@ -216,9 +216,8 @@ class OutputErrors(TorchFunctionMode):
         self._x, self._calls = None, []
         if x is None or not any(error is not None for call in calls for error in call.watched.errors):
             return
-        columns, outputs = x.shape[1], sum(call.outputs for call in calls)
-        is_cheaper = (self._inputs + outputs) * columns < self._inputs * outputs
-        if calls[0].product.is_stack or columns**2 > MOST_GRAM or not is_cheaper:
+        outputs = sum(call.outputs for call in calls)
+        if calls[0].product.is_stack or not Gram.is_cheaper(x.shape[1], self._inputs, outputs):
             for call in calls:
                 for n, error in call.errors():
                     slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
@@ -227,16 +226,15 @@ class OutputErrors(TorchFunctionMode):
         keys = tuple(call.key for call in calls)
         gram = self._gram.get(keys)
         if gram is None:
-            gram = self._gram[keys] = torch.zeros(columns, columns, dtype=torch.float64, device=x.device)
+            gram = self._gram[keys] = Gram(x.shape[1], x.device)
             self._later += [(call, gram) for call in calls]
-        gram += x.float().t() @ x.float()
+        gram.add(x)
 
     def finish(self) -> None:
         """All micro-batches have passed the unit."""
         for call, gram in self._later:
             for n, error in call.errors():
-                rows = error.float().t()
-                call.product.noise[n] += float(((rows @ gram.float()) * rows).sum(dtype=torch.float64))
+                call.product.noise[n] += gram.energy(error.t())
         self._later = []
 
 
