@@ -8,11 +8,15 @@ MOST = 1 << 24  # elements: larger ones take too much memory
 
 
 class Gram:
-    """XᵀX, of which blocks below the diagonal are left out, as it is symmetric: half of the products."""
+    """XᵀX without blocks below the diagonal, as it is symmetric: half of the products, and half of the memory."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         """Of no inputs yet."""
-        self._sums = torch.zeros(columns, columns, dtype=torch.float64, device=device)
+        self._starts = range(0, columns, EDGE)
+        self._blocks = [
+            torch.zeros(min(EDGE, columns - first), columns - first, dtype=torch.float64, device=device)
+            for first in self._starts
+        ]  # from the diagonal on
 
     @staticmethod
     def is_cheaper(columns: int, inputs: int, outputs: int) -> bool:
@@ -25,15 +29,15 @@ class Gram:
     def add(self, x: Tensor) -> None:
         """Inputs, (n, columns)."""
         x = x.float()
-        for first in range(0, x.shape[1], EDGE):
-            self._sums[first : first + EDGE, first:] += x[:, first : first + EDGE].t() @ x[:, first:]
+        for first, block in zip(self._starts, self._blocks, strict=True):
+            block += x[:, first : first + len(block)].t() @ x[:, first:]
 
     def energy(self, error: Tensor) -> float:
         """‖X Eᵀ‖² of an error, (outputs, columns), as Σ (E XᵀX) ∘ E."""
         error, total = error.float(), 0.0
-        for first in range(0, error.shape[1], EDGE):
-            own, above = error[:, first : first + EDGE], self._sums[: first + EDGE, first : first + EDGE].float()
-            products = own @ above[first:]
-            products.addmm_(error[:, :first], above[:first], alpha=2)
-            total += float(products.mul_(own).sum(dtype=torch.float64))
+        for first, block in zip(self._starts, self._blocks, strict=True):
+            n, both = len(block), block.float()
+            both[:, n:] *= 2  # what is above the diagonal is below it as well
+            products = error[:, first : first + n] @ both
+            total += float(torch.linalg.vecdot(products, error[:, first:]).sum(dtype=torch.float64))
         return total

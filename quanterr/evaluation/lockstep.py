@@ -12,15 +12,17 @@ from torch import Tensor
 
 from quanterr.errors import CheckpointError, Interrupted
 from quanterr.evaluation.embeddings import Embedded
+from quanterr.evaluation.memory import keep_memory_for_activations
 from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Architecture, Unit, inputs_of, takes
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.scores import Scores
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Product, Visit, hidden_of
-from quanterr.evaluation.stepping import Stream, keep_memory_for_activations, return_memory
+from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import Chunks
 from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
+from quanterr.util.memory import give_back
 from quanterr.util.text import display, listed
 
 MAX_NAMED = 3
@@ -171,7 +173,7 @@ class Lockstep:
         tensors = self._original.tensors(unit)
         unit.load(tensors)
         units = [side.stream.units[unit.name] for side in self._others]
-        others = [side.stream.tensors(unit) for side in self._others]
+        others = [_shared(side.stream.tensors(unit), tensors) for side in self._others]
         tokens = sum(batch.given.numel() for batch in self._batches)
         watching = OutputErrors(self._products, tokens, self._pace.with_moments)
         watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
@@ -188,7 +190,7 @@ class Lockstep:
         watching.finish()
         for each in (unit, *units):
             each.free()
-        return_memory()
+        give_back()
 
     def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors) -> None:
         with watching:
@@ -297,6 +299,11 @@ class Lockstep:
                 self._products[name] = product
         for side, other in zip(self._others, found["sides"], strict=True):
             side.add(other)
+
+
+def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a candidate, with the original's where they are the same: half the memory, of embeddings often."""
+    return {name: tensors[name] if torch.equal(tensor, tensors[name]) else tensor for name, tensor in own.items()}
 
 
 def _plain(error: HiddenError) -> dict[Visit, tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, FormatMismatch
+from quanterr.evaluation.memory import room_for_weight
 from quanterr.formats import Weight
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
@@ -58,7 +59,7 @@ class Sides:
         """A weight, dequantized chunk by chunk into one float32 tensor of its shape."""
         self.read_bytes += weight.nbytes
         rows, cols = weight.matrix
-        out = torch.empty((rows, cols), dtype=torch.float32, device=self._workspace.device)
+        out = room_for_weight((rows, cols), self._workspace.device)
         with torch.inference_mode():
             for chunk in Cut(rows, cols, self._chunk):
                 values = weight.dequantize(chunk, self._workspace).weight

@@ -107,11 +107,11 @@ class Product:
 
 @dataclass
 class Watched:
-    """A weight of a unit that is loaded: the original's, and the errors of the candidates."""
+    """A weight of a unit that is loaded: the original's, and the candidates' in the same layout."""
 
     name: str
     weight: Tensor
-    errors: list[Tensor | None]  # None: there is none
+    others: list[Tensor | None]  # None: it is the same
 
 
 Part = tuple[str, int, tuple[int, ...]]  # a weight's name, where the part begins in it, its shape
@@ -131,12 +131,18 @@ class Call:
         """Of the part of the weight."""
         return self.watched.name, int(self.weight.storage_offset()), tuple(self.weight.shape)
 
+    def others(self) -> Iterator[tuple[int, Tensor]]:
+        """The candidates whose weight differs, and what they have in its place."""
+        begin = self.weight.storage_offset() - self.watched.weight.storage_offset()
+        for n, other in enumerate(self.watched.others):
+            if other is not None:
+                yield n, other.as_strided(self.weight.size(), self.weight.stride(), other.storage_offset() + begin)
+
     def errors(self) -> Iterator[tuple[int, Tensor]]:
-        """The candidates whose weight differs, and how, as the model multiplies by it."""
-        for n, error in enumerate(self.watched.errors):
-            if error is not None:
-                view = error.as_strided(self.weight.size(), self.weight.stride(), self.weight.storage_offset())
-                yield n, view if self.transposed else view.t()
+        """How they differ, as the model multiplies by it; made when asked for: all of a unit take much memory."""
+        for n, other in self.others():
+            error = other - self.weight
+            yield n, error if self.transposed else error.t()
 
     @property
     def outputs(self) -> int:
@@ -174,8 +180,8 @@ class OutputErrors(TorchFunctionMode):
             weight = slot.there
             if weight.dim() < 2 or slot.is_buffer:
                 continue
-            errors = [_difference(other[slot.name], weight) for other in others]
-            self._watched[storage_of(weight)] = Watched(slot.name, weight, errors)
+            same_layout = [_differing(other[slot.name], weight) for other in others]
+            self._watched[storage_of(weight)] = Watched(slot.name, weight, same_layout)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
@@ -189,7 +195,7 @@ class OutputErrors(TorchFunctionMode):
     def _add(self, watched: Watched, values: Tensor, weight: Tensor, transposed: bool, output: Tensor) -> None:
         product = self._products.get(watched.name)
         if product is None:
-            product = Product(0.0, [0.0] * len(watched.errors), watched.weight.dim() > 2, transposed=transposed)
+            product = Product(0.0, [0.0] * len(watched.others), watched.weight.dim() > 2, transposed=transposed)
             self._products[watched.name] = product
         call = Call(watched, product, weight, transposed)
         if values.is_floating_point():
@@ -205,8 +211,9 @@ class OutputErrors(TorchFunctionMode):
             self._calls.append(call)
         else:
             rows = values.numel()
-            for n, error in call.errors():
-                product.noise[n] += _energy(error.t()[values.reshape(-1)])
+            looked_up = values.reshape(-1)
+            for n, other in call.others():
+                product.noise[n] += _energy(other[looked_up] - weight[looked_up])
         product.inputs += rows
         product.signal += _energy(output)
 
@@ -214,7 +221,7 @@ class OutputErrors(TorchFunctionMode):
         """Add up the errors of the products with x; also when a micro-batch has passed the unit."""
         x, calls = self._x, self._calls
         self._x, self._calls = None, []
-        if x is None or not any(error is not None for call in calls for error in call.watched.errors):
+        if x is None or not any(other is not None for call in calls for other in call.watched.others):
             return
         outputs = sum(call.outputs for call in calls)
         if calls[0].product.is_stack or not Gram.is_cheaper(x.shape[1], self._inputs, outputs):
@@ -238,10 +245,12 @@ class OutputErrors(TorchFunctionMode):
         self._later = []
 
 
-def _difference(other: Tensor, weight: Tensor) -> Tensor | None:
-    """The error of a weight; None where it has none."""
+def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
+    """A candidate's weight, in dtype and layout of the original's; None where it is the same."""
     own = other.to(weight.dtype)
-    return None if torch.equal(own, weight) else own - weight
+    if torch.equal(own, weight):
+        return None
+    return own if own.stride() == weight.stride() else torch.empty_strided(own.shape, weight.stride()).copy_(own)
 
 
 def _energy(values: Tensor) -> float:

@@ -5,11 +5,9 @@ masks, rotary tables, caches between blocks and soft caps stay the business of t
 of a unit once for all micro-batches.
 """
 
-import ctypes
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,27 +17,6 @@ from quanterr.errors import CheckpointError, QuanterrError, is_out_of_memory
 from quanterr.evaluation.models import Unit, fitting, kept_slots, units_of
 from quanterr.evaluation.names import Get, Names
 from quanterr.util.text import display
-
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
-LARGE = 16 << 20  # bytes
-
-
-@cache
-def _libc() -> Any:
-    return ctypes.CDLL("libc.so.6")
-
-
-def keep_memory_for_activations() -> None:
-    """What is freed is used again, as fresh pages cost a third of the time; threads share one heap."""
-    with suppress(OSError, AttributeError):
-        _libc().mallopt(M_MMAP_THRESHOLD, LARGE)
-        _libc().mallopt(M_ARENA_MAX, 1)
-
-
-def return_memory() -> None:
-    """What a unit has freed goes back to the system, before the next one is loaded."""
-    with suppress(OSError, AttributeError):
-        _libc().malloc_trim(0)
 
 
 class _Abandoned(BaseException):
