@@ -59,6 +59,8 @@ def test_error_is_weighted_by_columns(tmp_path, kind, odd):
 
     assert pytest.approx(want, rel=1e-6) == report.layers[0].weighted_nmse == report.aggregate.weighted_nmse
     assert pytest.approx(-10 * np.log10(want), rel=1e-6) == report.layers[0].weighted_snr_db
+    energy = ((y - x).double().square().numpy() * np.asarray(means)).sum()
+    assert pytest.approx(np.sqrt(energy), rel=1e-6) == report.layers[0].weighted_error_norm
     assert str(tmp_path / f"m.{kind}") == report.settings.importance
 
 

@@ -83,6 +83,7 @@ BY_HAND = {
     "snr_db": 12.041199826559248,  # 10·log10(21 / 1.3125) = 10·log10(16)
     "nmse": 1 / 16,
     "weighted_nmse": None,
+    "weighted_error_norm": None,
     "weighted_snr_db": None,
     "relative_l2_error": 1 / 4,
     "cosine_similarity": 17.5 / sqrt(21 * 15.3125),
@@ -195,6 +196,7 @@ BY_NUMPY = {
     "snr_db": lambda x, y: 20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)),
     "nmse": lambda x, y: ((y - x) ** 2).sum() / (x * x).sum(),
     "weighted_nmse": lambda x, y: None,
+    "weighted_error_norm": lambda x, y: None,
     "weighted_snr_db": lambda x, y: None,
     "relative_l2_error": lambda x, y: np.linalg.norm(y - x) / np.linalg.norm(x),
     "cosine_similarity": lambda x, y: (x * y).sum() / (np.linalg.norm(x) * np.linalg.norm(y)),
@@ -305,6 +307,7 @@ NONE_OF_THEM = {
     "off_code_pct",
     "clipped_pct",
     "weighted_nmse",
+    "weighted_error_norm",
     "weighted_snr_db",
     "predicted_kld",
 }  # sums of nothing are zero; the others are reported otherwise
@@ -401,6 +404,7 @@ class TestUndefined:
         values, _ = measured(x, y)
         # null for formats that have none, without an importance matrix, and without a sensitivity
         told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", "predicted_kld"}
+        told_otherwise |= {"weighted_error_norm"}
         told_otherwise |= {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}
 
         assert expected.keys() | told_otherwise == {name for name, value in values.items() if value is None}

@@ -9,6 +9,7 @@ import torch
 from forked import call
 from making import numbers, store
 from safetensors.torch import save_file
+from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -18,6 +19,7 @@ from quanterr.planning import plan
 from quanterr.planning.exports import exported
 from quanterr.recipes import recipe_named
 from quanterr.recipes.candidate import mixed
+from quanterr.recipes.tensors import fake_quantize
 from quanterr.report.plan.model import ORIGINAL
 
 LAYERS = [
@@ -126,9 +128,46 @@ class TestChoice:
             plan(original, to=["int4_g32"], device="cpu", **options)
 
 
-def test_an_importance_matrix_is_refused_not_ignored(tmp_path):
-    with pytest.raises(UsageError, match="weighs errors by --sensitivity"):
-        plan(tmp_path, size=1, importance="i.gguf")
+class TestImportance:
+    """An importance matrix weighs errors where no sensitivity says what they cost; and it decides scales."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def importance(cls, tmp_path_factory):
+        blocks = {"mlp.up_proj": "ffn_up", "mlp.gate_proj": "ffn_gate", "mlp.down_proj": "ffn_down"}
+        means = {}
+        for n, name in enumerate(LAYERS):
+            _, _, block, module = name.removesuffix(".weight").split(".", 3)
+            means[f"blk.{block}.{blocks[module]}.weight"] = numbers(1, 128, seed=20 + n).float().square() * 5**-n
+        path = tmp_path_factory.mktemp("importance") / "i.gguf"
+        return list(means.values()), importance_file(path, {name: (row, [1.0]) for name, row in means.items()})
+
+    def test_the_cost_is_the_weighted_error(self, original, importance):
+        means, path = importance
+        found = plan(original, bits=6, to=TO, importance=path, device="cpu")
+        of_layer = {layer.layer_name: layer for layer in found.layers}
+        for name, row in zip(LAYERS, means, strict=True):
+            x = torch.frombuffer(bytearray(original.entries[name].read()), dtype=torch.float32).view(32, 128)
+            recipe = of_layer[name].recipe
+            y = x if recipe == ORIGINAL else fake_quantize(x, recipe)
+            assert pytest.approx(float(((y - x).square() * row).sum()), rel=1e-5) == of_layer[name].cost
+        assert "weighted squared error" == found.measure
+        assert "errors of all outputs count the same: a guess" in found.notes[0]
+
+    def test_beside_a_sensitivity_it_decides_scales_alone(self, original, importance, tmp_path):
+        path = sensitivity(tmp_path, dict.fromkeys(LAYERS, 1.0))
+        found = [
+            plan(original, bits=6, to=["gguf_q4_0"], sensitivity=path, importance=own, device="cpu")
+            for own in (None, importance[1])
+        ]
+        quantized = [[layer.snr_db for layer in one.layers if layer.recipe != ORIGINAL] for one in found]
+
+        assert {"predicted KLD"} == {one.measure for one in found}
+        assert quantized[0] != quantized[1]
+
+    def test_a_limit_of_squared_error_is_refused(self, original, importance):
+        with pytest.raises(UsageError, match="--min-snr is a limit of squared error"):
+            plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
 
 
 class TestExports:

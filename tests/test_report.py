@@ -117,6 +117,7 @@ class TestEveryReport:
             "saturated_pct",
             "theoretical_sqnr_db",
             "weighted_nmse",
+            "weighted_error_norm",
             "weighted_snr_db",
             "predicted_kld",
         } | OF_SCALES

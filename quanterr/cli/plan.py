@@ -13,6 +13,7 @@ from quanterr.cli.common import (
     Colors,
     Device,
     Display,
+    Importance,
     Interrupt,
     Layers,
     Lenient,
@@ -125,6 +126,7 @@ def plan(
     lenient: Lenient = False,
     cache: Cache = None,
     layers: Layers = None,
+    importance: Importance = None,
     sensitivity: Sensitivity = None,
     export: Annotated[
         str | None,
@@ -152,7 +154,7 @@ def plan(
     from quanterr.report.plan.as_table import conclusion, show
 
     gc.disable()  # many layers, and there are no cycles to find
-    inputs = [original, *([] if sensitivity is None else [sensitivity])]
+    inputs = [original, *(path for path in (importance, sensitivity) if path is not None)]
     where = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=OUTPUTS)
     nbytes = None if size is None else _bytes(size)
     announce([original], quiet)
@@ -174,6 +176,7 @@ def plan(
                 scales=scales,
                 same_in=same_in.value,
                 layers=layers or [],
+                importance=importance,
                 sensitivity=sensitivity,
                 lenient=lenient,
                 cache=cache,

@@ -137,6 +137,11 @@ def weighted_nmse(m: Measured) -> float | None:
     return ratio(m.sums.weighted_e_sq, m.sums.weighted_x_sq) if m.sums.weighted_x_sq else None
 
 
+def weighted_error_norm(m: Measured) -> float | None:
+    """None where no importance is known."""
+    return sqrt(as_float(m.sums.weighted_e_sq)) if m.sums.weighted_x_sq else None
+
+
 def cosine_similarity(m: Measured) -> float:
     s = m.sums
     norms = sqrt(as_float(s.x_sq)) * sqrt(as_float(s.y_sq))
@@ -248,6 +253,13 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "Σ a·e² / Σ a·x², a the mean square of the activation of the column; null without an importance matrix",
         weighted_nmse,
+    ),
+    Metric(
+        "weighted_error_norm",
+        "",
+        "lower",
+        "√(Σ a·e²): the error of the output, for inputs that are not correlated; null without an importance matrix",
+        weighted_error_norm,
     ),
     Metric(
         "weighted_snr_db",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import fsum, log10
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison import compare_each
@@ -22,7 +22,7 @@ from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import PRESETS, recipes_named
 from quanterr.report.keeping import original_bytes, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report, Tool
-from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer, Point, Uniform
+from quanterr.report.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.roles import block_of, role_of
 from quanterr.selection import CompareOptions
 from quanterr.util.text import count, display, listed, size
@@ -30,10 +30,18 @@ from quanterr.version import __version__
 
 SameIn = Literal["fused", "block", "role"]
 POINTS = 40  # of the curve
-GUESS = (
-    "without --sensitivity every squared error counts the same: a guess, which can be worse than one format for all. "
+SQUARED: Final = "squared error"
+WEIGHTED: Final = "weighted squared error"
+KLD: Final = "predicted KLD"
+SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", KLD: "sensitivity"}  # of what a layer's error costs
+BETTER = (
+    ": a guess, which can be worse than one format for all. "
     "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures what matters"
 )
+GUESSES = {
+    SQUARED: "without --sensitivity every squared error counts the same" + BETTER,
+    WEIGHTED: "without --sensitivity the errors of all outputs count the same" + BETTER,
+}
 
 # Projections that runtimes make one matrix of: by what stands for them.
 FUSED = tuple(
@@ -100,7 +108,8 @@ def plan(
     ``max_kld`` (predicted, with ``sensitivity``) and ``min_snr`` (dB over these layers) is given. ``to`` and ``scales``
     are those of :func:`quanterr.sweep`; every layer may stay as it is, too. ``same_in``: layers of which group have one
     recipe: those that runtimes fuse, a block, a role. ``options`` are the fields of :class:`quanterr.CompareOptions`;
-    with ``sensitivity`` the cost is predicted KLD, without it squared error.
+    with ``sensitivity`` the cost is predicted KLD, with ``importance`` alone squared error weighted by it, otherwise
+    squared error.
 
     Raises:
         UsageError: no or several goals, a goal that cannot be met (says the least possible), or as ``sweep``.
@@ -109,14 +118,12 @@ def plan(
     given = {"size": size, "bits": bits, "kld": max_kld, "snr": min_snr}
     goals = [Goal(kind, amount) for kind, amount in given.items() if amount is not None]  # type: ignore[arg-type]
     chosen = CompareOptions(**options)
-    if chosen.importance is not None:
-        raise UsageError("a plan weighs errors by --sensitivity, not by an importance matrix: give that instead")
     if len(goals) != 1:
         raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
     if goals[0].kind == "kld" and chosen.sensitivity is None:
         raise UsageError("--max-kld needs --sensitivity FILE, which quanterr evaluate --sensitivity writes")
-    if goals[0].kind == "snr" and chosen.sensitivity is not None:
-        raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity, or give --max-kld")
+    if goals[0].kind == "snr" and _measure(chosen) != SQUARED:
+        raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
     recipes = recipes_named(to, scales)
     with ExitStack() as stack:
         checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
@@ -126,15 +133,15 @@ def plan(
         if report.verdict == "inconclusive":
             raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
     by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
-    return _planned(goals[0], by_recipe, nbytes, architecture, same_in, chosen.sensitivity is not None)
+    return _planned(goals[0], by_recipe, nbytes, architecture, same_in, _measure(chosen))
 
 
 def _planned(
-    goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn, by_kld: bool
+    goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn, measure: Measure
 ) -> Plan:
-    rows, left_out = _rows(reports, by_kld)
+    rows, left_out = _rows(reports, measure)
     if not rows:
-        raise UsageError("no layer can be planned: the sensitivity names none of them")
+        raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names none of them")
     groups = _groups(rows, same_in)
     names = [_shared(group) for group in groups]
     choices = [
@@ -161,10 +168,10 @@ def _planned(
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
     curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
-    notes = [] if by_kld else [GUESS]
+    notes = [GUESSES[measure]] if measure in GUESSES else []
     if left_out:
         notes.append(
-            f"the sensitivity does not name {count(len(left_out), 'layer')}, which stay: {listed(left_out, 3)}"
+            f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, which stay: {listed(left_out, 3)}"
         )
     return Plan.model_construct(
         tool=Tool(name="quanterr", version=__version__),
@@ -173,7 +180,7 @@ def _planned(
         architecture=architecture,
         selection=first.selection,
         goal=str(goal),
-        measure="predicted KLD" if by_kld else "squared error",
+        measure=measure,
         notes=notes,
         recipes=[*reports, ORIGINAL],
         bytes=fixed + planned_bytes,
@@ -191,7 +198,14 @@ def _planned(
     )
 
 
-def _rows(reports: Mapping[str, Report], by_kld: bool) -> tuple[list[_Row], list[str]]:
+def _measure(options: CompareOptions) -> Measure:
+    """What an error costs: with both, the importance still decides the scales of recipes that search them."""
+    if options.sensitivity is not None:
+        return KLD
+    return SQUARED if options.importance is None else WEIGHTED
+
+
+def _rows(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_Row], list[str]]:
     """What each layer may be; names of those whose cost is not known."""
     found: dict[str, dict[str, Layer | LosslessLayer]] = defaultdict(dict)
     for recipe, report in reports.items():
@@ -203,7 +217,7 @@ def _rows(reports: Mapping[str, Report], by_kld: bool) -> tuple[list[_Row], list
     for name, stored in found.items():
         any_layer = next(iter(stored.values()))
         signal = (any_layer.original_norm or 0.0) ** 2
-        options = {recipe: _option(layer, by_kld) for recipe, layer in stored.items()}
+        options = {recipe: _option(layer, measure) for recipe, layer in stored.items()}
         known = {recipe: option for recipe, option in options.items() if option is not None}
         if len(known) < len(options):
             left_out.append(name)
@@ -214,13 +228,15 @@ def _rows(reports: Mapping[str, Report], by_kld: bool) -> tuple[list[_Row], list
     return rows, left_out
 
 
-def _option(layer: Layer | LosslessLayer, by_kld: bool) -> _Option | None:
+def _option(layer: Layer | LosslessLayer, measure: Measure) -> _Option | None:
     """A layer as a recipe stores it; None where its cost is not known."""
     nbytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
     if isinstance(layer, LosslessLayer):
         return _Option(nbytes, 0.0, 0.0, layer)
     error = layer.error_norm**2
-    cost = layer.predicted_kld if by_kld else error
+    weighted = layer.weighted_error_norm
+    costs = {KLD: layer.predicted_kld, SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
+    cost = costs[measure]
     return None if cost is None else _Option(nbytes, cost, error, layer)
 
 

@@ -19,7 +19,7 @@ from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
-SCHEMA_VERSION = "1.3"  # 1.3 adds predicted_kld and settings.sensitivity
+SCHEMA_VERSION = "1.4"  # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 

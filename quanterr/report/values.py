@@ -41,7 +41,10 @@ def _names(rows: tuple[Metric, ...]) -> dict[str, Metric]:
 LAYER_METRICS = _names(METRICS)
 MODEL_METRICS = _names(AGGREGATES)
 # Metric → the setting without which it is undefined.
-NEEDS = {"weighted_nmse": "importance", "weighted_snr_db": "importance", "predicted_kld": "sensitivity"}
+NEEDS = {
+    **dict.fromkeys(("weighted_nmse", "weighted_error_norm", "weighted_snr_db"), "importance"),
+    "predicted_kld": "sensitivity",
+}
 
 
 class ReportMetric(NamedTuple):

@@ -10,7 +10,8 @@ from quanterr.report import notebook
 from quanterr.report.model import Model, RunInfo, Selection, Tool, dumps
 
 SCHEMA = "quanterr.plan"
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"  # 1.1 adds a measure, weighted squared error
+Measure = Literal["squared error", "weighted squared error", "predicted KLD"]
 ORIGINAL = "original"  # in the place of a recipe: the layer stays as it is
 
 Number = FiniteFloat | None
@@ -64,7 +65,7 @@ class Plan(Model):
     architecture: str = Field(description="as llama.cpp calls it, for its names of tensors")
     selection: Selection
     goal: str = Field(description="the option that asked for it")
-    measure: Literal["squared error", "predicted KLD"]
+    measure: Measure
     notes: list[str] = Field(description="what should be known before the plan is believed")
     recipes: list[str]
     bytes: int = Field(description="of all tensors, planned or not")
