@@ -24,6 +24,8 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, as_float, worst_rows
+from quanterr.recipes.microscaled import _e2m1
+from quanterr.recipes.tables import _lookup
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import decoder_of
 from quanterr.tensors.workspace import Workspace
@@ -331,6 +333,19 @@ class TestBuild:
         assert 4 * int(found["LIMBS"]) == native.SUM_BYTES
         assert int(found["ROOM"]) == native.ROOM
         assert int(found["VERSION"]) == native.VERSION
+
+
+@every_kernel
+@pytest.mark.parametrize("name", ["e2m1", "nf4", "fp4"])
+def test_the_nearest_of_a_table_are_those_of_torch(kernel, name):
+    """Bounds, what is next to them, zeros, what is beyond the table; a number of elements that fills no vector."""
+    table = _e2m1() if name == "e2m1" else _lookup(name)
+    bounds = table._bounds
+    ends = torch.tensor([0.0, -0.0, 1e-45, 1e30, -1e30, torch.inf, -torch.inf])
+    near = [torch.nextafter(bounds, torch.full_like(bounds, way)) for way in (torch.inf, -torch.inf)]
+    x = torch.cat([bounds, *near, ends, torch.linspace(-7, 7, 10_007), torch.linspace(-1, 1, 10_007)])
+
+    assert torch.equal(table._in_torch(x.clone()), table._by_kernel(x, kernel))
 
 
 def words(declaration):

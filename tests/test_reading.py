@@ -248,7 +248,7 @@ BAD = {
     "another document": (lambda text: '{"schema": "other"}', "is not a report of quanterr"),
     "a newer schema": (edited(schema_version="2.0"), "report schema 2.0, this version reads 1.x"),
     "a newer schema in its own layout": (
-        lambda text: text.replace('"schema_version": "1.3"', '"schema_version": "2.0"'),
+        lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text),
         "report schema 2.0, this version reads 1.x",
     ),
     "no number of a version": (edited(schema_version="1.garbage"), "report schema 1.garbage"),

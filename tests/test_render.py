@@ -129,7 +129,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("spoil", "told"),
         [
-            (lambda text: text.replace('"schema_version": "1.4"', '"schema_version": "2.0"'), "report schema 2.0"),
+            (lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text), "report schema 2.0"),
             (lambda text: text[: len(text) // 2], "truncated"),
             (lambda text: text.replace('"snr_db": 3', '"snr_db": NaN, "x": 3', 1), "NaN"),
             (lambda text: text.replace('"verdict":', '"verdict": "pass", "verdict":', 1), "duplicate key"),

@@ -17,7 +17,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # as quanterr_instructions counts them
-VERSION = 1
+VERSION = 2
 ROOM = 1 << 15  # bins of a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # of a sum, a signed integer in units of 2^-1074
@@ -128,6 +128,15 @@ class Kernel(NamedTuple):
         """Put the values of (rows, cols) where ``side.values`` says; False where a file could not be read."""
         sizes = map(ctypes.c_int64, (*shape, rows_at_once))
         return int(self.library.quanterr_decode(ctypes.byref(side), *sizes)) == DONE
+
+    def nearest(self, x: int, n: int, bounds: int, changes: int, n_bounds: int, first: int, codes: int) -> None:
+        """Codes, uint8 (n,), of the numbers of a table that are nearest to ``x``, float32 (n,); all are addresses.
+
+        ``first`` is the code up to the first of the ``bounds``, float32; beyond each it is another one, by exclusive or
+        with ``changes``, int32.
+        """
+        of_x, of_table = (ctypes.c_void_p(x), ctypes.c_int64(n)), (ctypes.c_void_p(bounds), ctypes.c_void_p(changes))
+        self.library.quanterr_nearest(*of_x, *of_table, n_bounds, first, ctypes.c_void_p(codes))
 
 
 class Choice(NamedTuple):

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define VERSION 1
+#define VERSION 2
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane that are added in float32 */
@@ -42,6 +42,7 @@
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 
 enum { X, Y, E, X_ABS, E_ABS, X_SQ, Y_SQ, E_SQ, XY, RELATIVE, WEIGHTED_X_SQ, WEIGHTED_E_SQ, N_SUMS };
 enum { F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K };            /* elements */
@@ -619,6 +620,26 @@ int quanterr_compare(Side *x, Side *y, Run *run) {
     take_counts(run);
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
     return status;
+}
+
+/* Codes of the nearest numbers of a table: `first` up to bounds[0], beyond each bound what `changes` makes of the code
+ * before (exclusive or). The specification is recipes/lookup.py. */
+void quanterr_nearest(const float *x, int64_t n, const float *bounds, const int32_t *changes, int32_t n_bounds,
+                      int32_t first, uint8_t *codes) {
+    int64_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) {
+        floats v;
+        memcpy(&v, x + i, sizeof v);
+        ints code = (ints){0} + first;
+        for (int b = 0; b < n_bounds; b++) code ^= (ints)(v > bounds[b]) & changes[b];
+        bytes found = __builtin_convertvector(code, bytes);
+        memcpy(codes + i, &found, sizeof found);
+    }
+    for (; i < n; i++) {
+        int32_t code = first;
+        for (int b = 0; b < n_bounds; b++) code ^= x[i] > bounds[b] ? changes[b] : 0;
+        codes[i] = (uint8_t)code;
+    }
 }
 
 /* Version, and the sizes that quanterr/native/__init__.py must have as well. */
