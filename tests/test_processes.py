@@ -1,7 +1,7 @@
 import pytest
 
 from quanterr.errors import UsageError
-from quanterr.util.processes import Process, this_process
+from quanterr.util.processes import Process, tasks_apart, this_process
 
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
 
@@ -18,6 +18,20 @@ SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
 )
 def test_what_the_starter_says(environment, expected):
     assert expected == this_process(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 0),
+        (SLURM | {"SLURM_PROCID": "0"}, 8),
+        (SLURM, 0),  # one of them is enough to say so
+        (SLURM | {"SLURM_PROCID": "0", "MASTER_ADDR": "node0"}, 0),
+        (SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0),
+    ],
+)
+def test_tasks_that_do_not_meet_are_counted_by_the_first(environment, expected):
+    assert expected == tasks_apart(environment)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from quanterr.errors import Interrupted, ResourceError, Status, UsageError
 from quanterr.util.addresses import host_of, without_credentials
-from quanterr.util.processes import this_process
+from quanterr.util.processes import tasks_apart, this_process
 from quanterr.util.text import size, unicode
 
 if TYPE_CHECKING:
@@ -326,7 +326,13 @@ def is_other_rank() -> bool:
 
 
 def announce(paths: Iterable[str], quiet: bool) -> None:
-    """Say on stderr which hosts are read from."""
+    """Say on stderr which hosts are read from, and that tasks of srun do the same work several times."""
+    if tasks := tasks_apart():
+        print(
+            f"quanterr: srun started {tasks} tasks, and each does all the work and writes all outputs: export "
+            "MASTER_ADDR and MASTER_PORT, and they share it (quanterr guide scale)",
+            file=sys.stderr,
+        )
     hosts = sorted({host for path in paths if (host := host_of(path)) is not None})
     if hosts and not quiet and not is_other_rank():
         print(f"quanterr: reads from {', '.join(hosts)}", file=sys.stderr)

@@ -38,3 +38,11 @@ def this_process(environment: Mapping[str, str] = os.environ) -> Process:
     if not 0 <= found.rank < found.world:
         raise UsageError(f"{names[0]} {found.rank} is not below {names[1]} {found.world}")
     return found
+
+
+def tasks_apart(environment: Mapping[str, str] = os.environ) -> int:
+    """How many tasks srun started that do not know where to meet, as the first of them sees it; otherwise 0."""
+    if {"WORLD_SIZE", "MASTER_ADDR"} & environment.keys() or environment.get("SLURM_PROCID") != "0":
+        return 0
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    return int(tasks) if tasks.isdecimal() and int(tasks) > 1 else 0
