@@ -174,6 +174,7 @@ class TestOutputErrors:
         unit = Unit("u", module)
         errors = {slot.name: 0.01 * numbers(64, 16, seed=n).float() for n, slot in enumerate(unit.slots)}
         others = [{slot.name: slot.there.detach() + errors[slot.name] for slot in unit.slots}]
+        others.append({name: weight.t().contiguous().t() for name, weight in others[0].items()})  # in another layout
         batches = [(numbers(256, 16, seed=n).float(), numbers(256, 16, seed=10 + n).float()) for n in (2, 3)]
         found = []
         for most, edge in ((0, 0), (gram.MOST, gram.EDGE), (gram.MOST, 5)):
@@ -189,6 +190,7 @@ class TestOutputErrors:
                     watching.settle()
                 watching.finish()
             found.append({name: product.noise[0] for name, product in products.items()})
+            assert {name: product.noise[1] for name, product in products.items()} == found[-1]
         own = {name: [x for x, _ in batches] + [more for _, more in batches if name == "u.a.weight"] for name in errors}
         want = {n: sum(float((x @ errors[n].t()).square().sum()) for x in inputs) for n, inputs in own.items()}
 

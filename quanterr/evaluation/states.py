@@ -250,7 +250,9 @@ def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
     own = other.to(weight.dtype)
     if torch.equal(own, weight):
         return None
-    return own if own.stride() == weight.stride() else torch.empty_strided(own.shape, weight.stride()).copy_(own)
+    if own.stride() == weight.stride():
+        return own
+    return torch.empty_strided(own.shape, weight.stride(), dtype=own.dtype, device=own.device).copy_(own)
 
 
 def _energy(values: Tensor) -> float:
