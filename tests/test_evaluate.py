@@ -424,6 +424,10 @@ class TestWhatIsWrong:
             quanterr.evaluate(bare, [quantized], tokens=tokens)
         with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing; give token ids with --tokens"):
             quanterr.evaluate(original, [quantized], text=str(tmp_path / "t.txt"))
+        empty = shutil.copytree(original, tmp_path / "empty")
+        (empty / "tokenizer.json").touch()
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json: transformers cannot read it: .*; give token ids"):
+            quanterr.evaluate(empty, [quantized], text=str(tmp_path / "t.txt"))
         with pytest.raises(UsageError, match="not UTF-8 at byte 1"):
             quanterr.evaluate(original, [quantized], text=str(tmp_path / "latin.txt"))
         with pytest.raises(UsageError, match="40 tokens; at least 64 are needed for a context of 32"):

@@ -72,7 +72,10 @@ def tokenizer_of(folder: ModelFolder) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise CheckpointError(f"{shown}: {display(str(error), 300)}") from error
+        reason = display(str(error), 300)
+        raise CheckpointError(
+            f"{shown}: transformers cannot read it: {reason}; give token ids with --tokens instead of a text"
+        ) from error
 
 
 def _bos(tokenizer: Any) -> int | None:
