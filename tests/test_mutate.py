@@ -21,6 +21,7 @@ def test_every_accident_is_noticed(name):
     assert [] == [outcome for outcome in outcomes if outcome.outcome == "UNNOTICED"]
 
 
+@pytest.mark.slow  # a file of each format
 @pytest.mark.parametrize("case", ONE_EACH, ids=mutate.named)
 def test_a_sound_file_raises_no_error(case):
     _, findings = mutate.judged(case, [])
