@@ -5,13 +5,12 @@ found by the address and the version of what they belong to, so a file that was 
 """
 
 import os
-import tempfile
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 from quanterr.checkpoints.remote import Store, Version
 from quanterr.errors import ResourceError
+from quanterr.util.replacing import replacing
 from quanterr.util.text import display
 
 DIGEST = 16  # bytes
@@ -76,13 +75,6 @@ def _kept(place: Path) -> bytes | None:
 def _keep(place: Path, content: bytes) -> None:
     """Whole or not at all: others may look for it meanwhile."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.write(_digest(content))
-        os.replace(temporary, place)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with replacing(place) as file:
+        file.write(content)
+        file.write(_digest(content))

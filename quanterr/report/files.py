@@ -5,7 +5,6 @@ import io
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.report import OUTPUTS, Output
+from quanterr.util.replacing import replacing
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -207,20 +207,13 @@ def replaced(path: str, option: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A new file beside the path, which it replaces in the end."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode(path))  # mkstemp makes it private
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    """A file that takes the place of another, and is on the disk then."""
+    with replacing(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), _mode(path))
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
