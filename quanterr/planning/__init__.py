@@ -122,7 +122,8 @@ def plan(
         raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
     if goals[0].kind == "kld" and chosen.sensitivity is None:
         raise UsageError("--max-kld needs --sensitivity FILE, which quanterr evaluate --sensitivity writes")
-    if goals[0].kind == "snr" and _measure(chosen) != SQUARED:
+    measure = _measure(chosen)
+    if goals[0].kind == "snr" and measure != SQUARED:
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
     recipes = recipes_named(to, scales)
     with ExitStack() as stack:
@@ -133,7 +134,7 @@ def plan(
         if report.verdict == "inconclusive":
             raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
     by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
-    return _planned(goals[0], by_recipe, nbytes, architecture, same_in, _measure(chosen))
+    return _planned(goals[0], by_recipe, nbytes, architecture, same_in, measure)
 
 
 def _planned(

@@ -20,6 +20,7 @@ from typing import Any
 from quanterr.errors import UsageError
 from quanterr.pairing.gguf import llama_name
 from quanterr.pairing.names import canonical
+from quanterr.recipes.names import MLX
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.util.text import display, listed
 
@@ -44,7 +45,6 @@ CONVERT_TO_QUANT: dict[str, dict[str, Any]] = {
     "int8_block128": {"format": "int8_blockwise", "scaling_mode": "block", "block_size": 128},
 }
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
-MLX = re.compile(r"mlx_q(?P<bits>\d)_g(?P<group>\d+)")
 
 
 def exported(plan: Plan, consumer: str) -> str:

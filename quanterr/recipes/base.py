@@ -29,6 +29,11 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
+def not_whole(source: Source, group: int) -> str | None:
+    """Why columns cannot be stored in groups of so many; None if they can."""
+    return f"its {source.cols} columns are not a multiple of {group}" if source.cols % group else None
+
+
 class Scheme(Protocol):
     """A way to store weights; one object for all weights."""
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
+from quanterr.recipes.base import Scheme, Source, Stored, bytes_of, not_whole
 from quanterr.recipes.searches import FINE, by_importance, symmetric, with_minimum
 
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of the same shape → uint8 (n, bytes of a block)
@@ -37,8 +37,7 @@ class Blocks(Scheme):
 
     def refusal(self, source: Source) -> str | None:
         """Rows are whole blocks."""
-        elements = BLOCKS[self.dtype][0]
-        return f"its {source.cols} columns are not a multiple of {elements}" if source.cols % elements else None
+        return not_whole(source, BLOCKS[self.dtype][0])
 
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Blocks, with their scales in them."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, Stored
+from quanterr.recipes.base import FLOATS, Scheme, Source, Stored, not_whole
 from quanterr.recipes.calibration import RATIOS, Calibrator, weighted
 
 WORD = 32
@@ -55,9 +55,7 @@ class Integers(Scheme):
 
     def refusal(self, source: Source) -> str | None:
         """Groups are whole."""
-        if self.group and source.cols % self.group:
-            return f"its {source.cols} columns are not a multiple of {self.group}"
-        return None
+        return not_whole(source, self.group) if self.group else None
 
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Codes, scales, zero points, shape."""

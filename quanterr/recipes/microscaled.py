@@ -24,7 +24,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import Scheme, Source, Stored, bytes_of
+from quanterr.recipes.base import Scheme, Source, Stored, bytes_of, not_whole
 from quanterr.recipes.lookup import Lookup, below
 from quanterr.recipes.scaled import FP8
 from quanterr.tensors.levels import E2M1
@@ -49,7 +49,7 @@ class Microscaled(Scheme):
 
     def refusal(self, source: Source) -> str | None:
         """Groups are whole."""
-        return f"its {source.cols} columns are not a multiple of {self._group}" if source.cols % self._group else None
+        return not_whole(source, self._group)
 
     @property
     def is_local(self) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, Stored
+from quanterr.recipes.base import FLOATS, Scheme, Source, Stored, not_whole
 from quanterr.recipes.integers import WORD, packed
 
 LEAST = 1e-7  # of scales
@@ -34,9 +34,7 @@ class Affine(Scheme):
 
     def refusal(self, source: Source) -> str | None:
         """Groups are whole."""
-        if source.cols % self.group:
-            return f"its {source.cols} columns are not a multiple of {self.group}"
-        return None
+        return not_whole(source, self.group)
 
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Codes, scales, biases."""
