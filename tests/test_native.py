@@ -197,6 +197,20 @@ class TestSums:
         assert_near(found, exact)
         assert 2 in (found.nonfinite_original, found.nonfinite_quantized)
 
+    @pytest.mark.parametrize("way", [{}, {"wide": True}, {"kernel": BUILT}], ids=["fast", "exact", "native"])
+    @pytest.mark.parametrize("size", [CPU_CHUNK, 512], ids=["whole rows", "pieces of rows"])
+    def test_a_row_is_dead_where_all_of_it_is_zero_and_the_original_is_not(self, way, size):
+        """Energies do not tell: those of e are those of x where y is twice x, and where y drowns in roundings of x."""
+        x = normal(40, 1024)
+        y = quantized(x, 6)
+        x[7] = 0
+        y[3], y[5], y[7], y[9], y[11] = 0, 2 * x[5], 0, 1e-9, 0
+        y[11, 1000] = 1e-6
+        found = summed(x, y, size, **way)
+
+        assert [3] == [number for number, row in found.rows.items() if row.dead]
+        assert found.dead_rows == (size == CPU_CHUNK)
+
     @given(st.data())
     @settings(deadline=None, max_examples=60)
     def test_of_any_numbers_are_those_of_float64(self, data):

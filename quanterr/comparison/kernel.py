@@ -39,6 +39,8 @@ LARGE = 1 << 17  # elements of chunks for whose products a matrix product is wor
 SEGMENT = 128  # elements of a row that are added one after the other
 GEMM_ERROR = 3e-7  # relative: no worse than a sum in pairs; factors that are rounded to TF32 give 2e-4
 
+NO_ENERGY = 1e-5  # of y as a share of that of x: more than float32 sums of x² and of xe differ where y is zero
+
 FEW_ROWS = 1 << 12  # that are sorted as a whole sooner than searched
 
 # What fast_sums keeps of every row, as rows of a (fields, rows) matrix, beside Σx², Σxe, Σex and Σe², (rows, 4).
@@ -91,7 +93,7 @@ def fast_sums(
     rows = _add_up(sums, stats, products, weighted=importance is not None)
     if rows is None:
         return None
-    rows = rows.cpu()
+    rows = torch.vstack((rows, _zeroed_rows(load, chunks, rows))).cpu()
     _add_rows(sums, chunks, matrix[1], rows)
     if matrix_rows:
         add_matrices(sums, chunks, matrix_rows, rows)
@@ -255,6 +257,21 @@ def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tens
     return rows
 
 
+def _zeroed_rows(load: Load, chunks: Sequence[Chunk], rows: Tensor) -> Tensor:
+    """Which rows of y are zero, (1, r) of 0 and 1, for the ``rows`` of :func:`_add_up`.
+
+    Sums cannot prove it: a y that drowns in the roundings of x looks the same. So the few chunks in which y has next to
+    no energy are loaded again.
+    """
+    x_sq, e_sq, _, xe = rows
+    y_sq = x_sq + 2 * xe + e_sq
+    zeroed = y_sq <= NO_ENERGY * x_sq
+    for chunk, own, in_x in zip(chunks, *(v.split([c.shape[0] for c in chunks]) for v in (zeroed, x_sq)), strict=True):
+        if bool((own & (in_x > 0)).any()):
+            own &= (load(chunk)[1] == 0).all(1)
+    return zeroed[None].double()
+
+
 def _fits_float32(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool:
     """Whether float32 could hold the squares in all rows: Σx², Σe², max |e|, …, (4, r); Σ|x|, (r,)."""
     if not (largest[0] <= HIGH and largest[1] <= HIGH):
@@ -314,7 +331,8 @@ def _exact_chunk(
     nonzero = x != 0
     relative = (e_abs / x_abs).where(nonzero, 0.0)
     magnitudes = e_abs[both]
-    rows = torch.stack([(x * x).sum(1), (e * e).sum(1), e_abs.amax(1)]).cpu()
+    zeroed = (y == 0).all(1).double()
+    rows = torch.stack([(x * x).sum(1), (e * e).sum(1), e_abs.amax(1), (x * e).sum(1), zeroed]).cpu()
     sums = Sums(
         elements=chunk.n,
         n=len(magnitudes),
@@ -353,20 +371,20 @@ def _exact_chunk(
 def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> None:
     """The row with the largest |e|, and the few with the lowest SNR; pieces of rows are all kept.
 
-    ``rows``, (3 or more, r) float64 on the CPU, are Σx², Σe² and max |e| of each row of the chunks, in order.
+    ``rows``, (5, r) float64 on the CPU, are Σx², Σe², max |e|, Σxe and whether y is zero, of each row, in order.
     """
     whole = chunks[0].stop_col - chunks[0].col == cols
     if whole and not sums.e_max:
         return
     if whole:
-        sums.dead_rows = int(((rows[0] == rows[1]) & (rows[0] > 0)).sum())
+        sums.dead_rows = int(((rows[4] > 0) & (rows[0] > 0)).sum())
     numbers = [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
     if sums.e_max:
         worst = int(rows[2].argmax())
         sums.worst = WorstRow(sums.e_max, numbers[worst], 0 if whole else chunks[worst].col)
     picked = _worst_places(rows) if whole else torch.arange(len(numbers))
-    for place, (x_sq, e_sq, e_max) in zip(picked.tolist(), rows[:3, picked].t().tolist(), strict=True):
-        row = RowSums(exact(x_sq), exact(e_sq), e_max, whole)
+    for place, (x_sq, e_sq, e_max, _, zeroed) in zip(picked.tolist(), rows[:, picked].t().tolist(), strict=True):
+        row = RowSums(exact(x_sq), exact(e_sq), e_max, whole, bool(zeroed))
         before = sums.rows.get(numbers[place])
         sums.rows[numbers[place]] = before.joined(row) if before else row
 

@@ -180,7 +180,8 @@ def _add_rows(sums: Sums, run: Run, chunk: Chunk, cols: int) -> None:
     sums.dead_rows = run.dead_rows if whole else 0
     for place in range(run.n_kept):
         energies = exact(run.kept_x_sq[place]), exact(run.kept_e_sq[place])
-        sums.rows[chunk.row + run.kept_rows[place]] = RowSums(*energies, run.kept_e_max[place], whole)
+        extremes = run.kept_e_max[place], whole, bool(run.kept_zeroed[place])
+        sums.rows[chunk.row + run.kept_rows[place]] = RowSums(*energies, *extremes)
 
 
 def _direct(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:

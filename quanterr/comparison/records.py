@@ -78,12 +78,12 @@ def unpacked(number: int, text: str) -> ComparedWeight:
 
 
 def _row(row: RowSums) -> list[Any]:
-    return [f"{row.x_sq:x}", f"{row.e_sq:x}", row.e_max.hex(), row.whole]
+    return [f"{row.x_sq:x}", f"{row.e_sq:x}", row.e_max.hex(), row.whole, row.zeroed]
 
 
 def _row_of(row: list[Any]) -> RowSums:
-    x_sq, e_sq, e_max, whole = row
-    return RowSums(int(x_sq, 16), int(e_sq, 16), float.fromhex(e_max), bool(whole))
+    x_sq, e_sq, e_max, whole, zeroed = row
+    return RowSums(int(x_sq, 16), int(e_sq, 16), float.fromhex(e_max), bool(whole), bool(zeroed))
 
 
 def _plain(value: Any) -> Any:

@@ -132,13 +132,13 @@ class Worker:
         return x, y
 
     def _torch_sums(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
-        saturated: list[torch.Tensor] = []
+        saturated: dict[Chunk, torch.Tensor] = {}  # a chunk may be loaded more than once
 
         def load(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
             x = load_original(chunk)
             y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized[place])
             if at_end is not None:
-                saturated.append(at_end)
+                saturated[chunk] = at_end
             if _is_kept(pair, chunk):
                 keys = f"kept_x{place}", f"kept_y{place}"
                 buffers = (
@@ -151,10 +151,9 @@ class Worker:
         if not pair.original.needs_float64 and not pair.quantized.needs_float64:
             sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, pair.importance, matrix_rows)
         if sums is None:
-            saturated.clear()
             sums = exact_sums(load, chunks, matrix[1], self.outlier, pair.importance, matrix_rows)
         if saturated:
-            sums.saturated = int(torch.stack(saturated).sum())
+            sums.saturated = int(torch.stack(list(saturated.values())).sum())
         return sums
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:

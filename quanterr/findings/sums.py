@@ -204,7 +204,7 @@ def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
         return
     strong = [(n, row) for n, row in worst_rows(sums.rows.items()) if row.x_sq * rows * WEAK > sums.x_sq]
-    dead = [n for n, row in strong if row.e_sq == row.x_sq]
+    dead = [n for n, row in strong if row.dead]
     bits = bits_of(pair)
     below, below_level = (ROW_DB_FEW, BELOW_LEVEL_FEW) if bits <= 4 else (ROW_DB, BELOW_LEVEL)
     if _rows_share_scales(pair, done):

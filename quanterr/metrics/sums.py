@@ -55,10 +55,17 @@ class RowSums(NamedTuple):
     e_sq: int
     e_max: float
     whole: bool
+    zeroed: bool = False  # all of y is zero
+
+    @property
+    def dead(self) -> bool:
+        """Whether y is a row of zeros where x is not."""
+        return self.zeroed and self.x_sq > 0
 
     def joined(self, other: RowSums) -> RowSums:
         """Two pieces of a row."""
-        return RowSums(self.x_sq + other.x_sq, self.e_sq + other.e_sq, max(self.e_max, other.e_max), False)
+        energies, e_max = (self.x_sq + other.x_sq, self.e_sq + other.e_sq), max(self.e_max, other.e_max)
+        return RowSums(*energies, e_max, False, self.zeroed and other.zeroed)
 
 
 class WorstRow(NamedTuple):

@@ -17,7 +17,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # as quanterr_instructions counts them
-VERSION = 2
+VERSION = 3
 ROOM = 1 << 15  # bins of a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # of a sum, a signed integer in units of 2^-1074
@@ -110,6 +110,7 @@ class Run(ctypes.Structure):
         ("kept_x_sq", ctypes.c_double * KEPT_ROWS),
         ("kept_e_sq", ctypes.c_double * KEPT_ROWS),
         ("kept_e_max", ctypes.c_double * KEPT_ROWS),
+        ("kept_zeroed", ctypes.c_int64 * KEPT_ROWS),
     )
 
 

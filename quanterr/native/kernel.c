@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define VERSION 2
+#define VERSION 3
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane that are added in float32 */
@@ -92,6 +92,7 @@ typedef struct {
     int64_t n_kept;            /* of the rows with the largest e² / x², the worst first */
     int64_t kept_rows[KEPT];
     double kept_x_sq[KEPT], kept_e_sq[KEPT], kept_e_max[KEPT];
+    int64_t kept_zeroed[KEPT];
 } Run;
 
 typedef struct { /* counts and extremes, by lane: comparisons give -1, so counts are negative */
@@ -104,6 +105,7 @@ typedef struct {
     Counts counts; /* of a strip */
     double strip[N_SUMS];
     double x_sq, e_sq, e_max; /* of a row */
+    int zeroed;               /* all of its y are zero */
     uint16_t bins[SEGMENT];
 } State;
 
@@ -530,16 +532,19 @@ static void keep_row(Run *run, const State *s, int64_t row) {
     memmove(run->kept_x_sq + at + 1, run->kept_x_sq + at, (size_t)behind * sizeof *run->kept_x_sq);
     memmove(run->kept_e_sq + at + 1, run->kept_e_sq + at, (size_t)behind * sizeof *run->kept_e_sq);
     memmove(run->kept_e_max + at + 1, run->kept_e_max + at, (size_t)behind * sizeof *run->kept_e_max);
+    memmove(run->kept_zeroed + at + 1, run->kept_zeroed + at, (size_t)behind * sizeof *run->kept_zeroed);
     run->kept_rows[at] = row;
     run->kept_x_sq[at] = s->x_sq;
     run->kept_e_sq[at] = s->e_sq;
     run->kept_e_max[at] = s->e_max;
+    run->kept_zeroed[at] = s->zeroed;
     run->n_kept += run->n_kept < KEPT;
 }
 
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
     const float *weights = run->importance ? run->importance + row * run->importance_step : 0;
+    int64_t n_before = run->n, y_zero_before = run->y_zero;
     s->x_sq = s->e_sq = s->e_max = 0;
     for (int64_t col = 0; col < run->cols; col += SEGMENT) {
         int n = run->cols - col < SEGMENT ? (int)(run->cols - col) : SEGMENT;
@@ -554,7 +559,8 @@ static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_c
         run->row_sums[run->rows + row] = s->e_sq;
         run->row_sums[2 * run->rows + row] = s->e_max;
     }
-    run->dead_rows += s->x_sq > 0 && s->x_sq == s->e_sq;
+    s->zeroed = run->y_zero - y_zero_before == run->n - n_before;
+    run->dead_rows += s->zeroed && s->x_sq > 0;
     if (s->e_max > run->e_max) {
         run->e_max = s->e_max;
         run->worst_row = row;
