@@ -11,7 +11,7 @@ from gguf_stored import LLAMA as LLAMA_KEYS
 from gguf_stored import Stored, write_gguf
 from safetensors.torch import load_file, save_file
 from small_models import ids, saved, stored
-from test_evaluate import CONTEXT, expected, plain
+from test_evaluate import CONTEXT, FLOAT64, expected, plain
 from test_evaluate_gguf import LLAMA, convert, named
 
 import quanterr
@@ -58,12 +58,14 @@ def same_as_plain(folder, quantized):
     """Hold the evaluation of a candidate against plain transformers with its values."""
     tokens = ids(folder, 2 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(folder / "original", [quantized], tokens=tokens, context=CONTEXT)
+    found = quanterr.evaluate(
+        folder / "original", [quantized], tokens=tokens, context=CONTEXT, dtype="float64", batch=2
+    )
     scores = found.candidates[0].scores
     want = expected("llama", *(plain("llama", folder / side, chunks) for side in ("original", "plain")), chunks)
 
     assert "pass" == found.verdict, found.reasons
-    assert pytest.approx(want, rel=1e-6) == (scores.ppl_original, scores.ppl, scores.kld_mean)
+    assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert scores.kld_mean > 1e-9
     assert [UP + ".weight"] == [each.layer_name for each in found.candidates[0].weights if each.output_error]
 

@@ -14,7 +14,7 @@ import torch
 from gguf_stored import F32, U32, Stored, architecture, key, write_gguf
 from safetensors.torch import load_file, save_file
 from small_models import ids, saved, stored
-from test_evaluate import CONTEXT, expected, plain
+from test_evaluate import CONTEXT, EXACTLY, FLOAT64, expected, plain
 from test_pairing_gguf import paired
 
 import quanterr
@@ -93,12 +93,12 @@ def test_a_gguf_file_predicts_what_its_values_predict(kind, name, blocks, tmp_pa
     (tmp_path / "plain/config.json").write_text((original / "config.json").read_text())
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT)
+    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY)
     scores = found.candidates[0].scores
     want = expected(name, *(plain(name, folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
 
     assert ("pass", []) == (found.verdict, found.candidates[0].missing), found.reasons
-    assert pytest.approx(want, rel=1e-5) == (scores.ppl_original, scores.ppl, scores.kld_mean)
+    assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert 0 < scores.kld_mean < 0.01
     assert all(weight.output_error < 1e-3 for weight in found.candidates[0].weights)
 
@@ -116,13 +116,13 @@ def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
     path, _ = written("llama", original, LLAMA, tmp_path / "model.gguf", keys)
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    scores = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT).candidates[0].scores
+    scores = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0].scores
     with torch.inference_mode():
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float64).eval()
         own = model(input_ids=chunks, use_cache=False).logits
     want = expected("llama", plain("llama", original, chunks), own, chunks)
 
-    assert pytest.approx(want, rel=1e-6) == (scores.ppl_original, scores.ppl, scores.kld_mean)
+    assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert scores.kld_mean > 1e-6
 
 

@@ -181,7 +181,7 @@ def evaluate(
         typer.Option(
             "--dtype",
             metavar="NAME",
-            help="In which both sides compute: float32 or bfloat16.",
+            help="In which both sides compute: float32, bfloat16 or float64.",
             rich_help_panel="Performance",
         ),
     ] = "float32",

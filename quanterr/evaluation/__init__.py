@@ -47,7 +47,7 @@ from quanterr.util.company import Company, company_of_environment
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 NOTHING_TO_DO = "no candidate is given: evaluate needs one, or --sensitivity, --importance-out or --saliency-out alone"
@@ -63,7 +63,7 @@ class EvaluateOptions:
         context: tokens of a chunk; predictions of its second half are scored.
         chunks: how many chunks at most; all of them where it is None.
         batch: chunks that run through a unit together.
-        dtype: in which both sides compute: float32 or bfloat16.
+        dtype: in which both sides compute: float32, bfloat16 or float64.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         tasks: files of questions with choices; see tasks.py.
         sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.

@@ -28,16 +28,21 @@ class Gram:
 
     def add(self, x: Tensor) -> None:
         """Inputs, (n, columns)."""
-        x = x.float()
+        x = at_least_float32(x)
         for first, block in zip(self._starts, self._blocks, strict=True):
             block += x[:, first : first + len(block)].t() @ x[:, first:]
 
     def energy(self, error: Tensor) -> float:
         """‖X Eᵀ‖² of an error, (outputs, columns), as Σ (E XᵀX) ∘ E."""
-        error, total = error.float(), 0.0
+        error, total = at_least_float32(error), 0.0
         for first, block in zip(self._starts, self._blocks, strict=True):
-            n, both = len(block), block.float()
+            n, both = len(block), block.to(error.dtype, copy=True)
             both[:, n:] *= 2  # what is above the diagonal is below it as well
             products = error[:, first : first + n] @ both
             total += float(torch.linalg.vecdot(products, error[:, first:]).sum(dtype=torch.float64))
         return total
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """The same in float64 where they are, in float32 else."""
+    return values if values.dtype == torch.float64 else values.float()

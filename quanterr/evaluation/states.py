@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
-from quanterr.evaluation.gram import Gram
+from quanterr.evaluation.gram import Gram, at_least_float32
 from quanterr.evaluation.models import Unit
 
 SLAB = 1 << 22  # elements of an output whose error is added up at once
@@ -39,7 +39,7 @@ class HiddenError:
 
     def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
         """The hidden states (…, d) of both sides for a micro-batch; whether all are finite."""
-        x, y = x.flatten(0, -2).float(), y.flatten(0, -2).float()
+        x, y = (at_least_float32(each.flatten(0, -2)) for each in (x, y))
         noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
         dot = torch.linalg.vecdot(x, y).double()
         relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)  # of what is not zero
