@@ -8,7 +8,7 @@ DEMO = .demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale clean
+.PHONY: help install demo test test-fast test-slow test-matrix lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-fast: install ## the tests of the inner loop (45 s)
 test-slow: install ## tests marked slow, which CI runs as well
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow
 
+test-matrix: install ## the tests under other instruction sets, threads, kernels, oldest and newest libraries (an hour)
+	$(BIN)/python tests/matrix.py --torch "$(TORCH)" -n $(WORKERS)
+
 mutate: install ## damage every golden file in known ways and count what is noticed; unusual sound weights (minutes)
 	$(BIN)/python tests/unusual.py
 	$(BIN)/python tests/mutate.py
@@ -77,4 +80,4 @@ bench-evaluate: install ## evaluate: a model trained for it, quantized in many w
 	$(BIN)/python tests/bench/evaluate_memory.py
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(DEMO) .bench .bench-evaluate .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-newest $(DEMO) .bench .bench-evaluate .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis

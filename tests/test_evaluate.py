@@ -21,8 +21,8 @@ from quanterr.pairing.importance import read_importance
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
 
-# Two runs of one function in float64, with batches of the same size: some thousand roundings of 2^-53 apart. Parts that
-# are float32 whatever the dtype (norms, rotary tables, Mamba's scan) have the same inputs in the same places of vectors.
+# Two runs of one function in float64, with batches of the same size: some thousand roundings of 2^-53 apart. What is
+# float32 whatever the dtype (norms, rotary tables, Mamba's scan) has the same inputs in the same places of vectors.
 EXACTLY = {"dtype": "float64", "batch": 3}
 FLOAT64 = 1e-9
 
