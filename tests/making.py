@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import torch as safetensors_torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -167,6 +168,10 @@ def summed_by_chunk(
     pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
     with torch.inference_mode():
         return [worker.compare([pair], [chunk])[0] for chunk in Cut(*pair.original.matrix, size)]
+
+
+# safetensors before 0.8 neither writes nor reads some dtypes, F8_E4M3FNUZ among them.
+NEW_LIBRARY = torch.float8_e4m3fnuz in safetensors_torch._SIZE
 
 
 def summed(

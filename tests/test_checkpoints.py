@@ -10,6 +10,7 @@ import safetensors
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from making import NEW_LIBRARY
 from stored import as_header, entry, original, raw_header, shards, write, write_index
 
 from quanterr.checkpoints import open_checkpoint
@@ -140,6 +141,7 @@ def test_a_header_may_be_padded_with_spaces(tmp_path):
     assert ["w"] == names_of(path)
 
 
+@pytest.mark.skipif(not NEW_LIBRARY, reason="this safetensors knows fewer dtypes")
 def test_every_dtype_of_the_library_is_known(tmp_path):
     for dtype, bits in DTYPE_BITS.items():
         path = tmp_path / dtype

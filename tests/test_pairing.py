@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from making import (
     FP8,
+    NEW_LIBRARY,
     compared,
     fp8_codes,
     header,
@@ -378,7 +379,7 @@ class TestUnsupportedLayouts:
         assert {Bucket.UNSUPPORTED} == {*_buckets(extra).values()}
         assert all(name in left["a.weight"][1] for name in list(quantized)[:2])
 
-    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.float8_e4m3fnuz])
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, *[torch.float8_e4m3fnuz] * NEW_LIBRARY])
     def test_of_one_shape_with_the_original_are_never_compared_as_numbers(self, tmp_path, dtype):
         codes = torch.randint(0, 100, (8, 32), dtype=torch.uint8)
         x, y = numbers(8, 32), codes.view(dtype) if dtype.itemsize == 1 else codes.to(dtype)
