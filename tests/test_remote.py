@@ -21,6 +21,7 @@ from stored import write, write_index
 import quanterr
 from quanterr.checkpoints import open_checkpoint, remote
 from quanterr.errors import CheckpointError, ResourceError, Status, UsageError
+from quanterr.util import waiting
 
 NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
 
@@ -29,8 +30,8 @@ NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
 def quick(monkeypatch):
     """Small blocks, short waits: many requests in little time."""
     monkeypatch.setattr(remote, "BLOCK", 1 << 16)
-    monkeypatch.setattr(remote, "WAIT", 0.001)
-    monkeypatch.setattr(remote, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(waiting, "WAIT", 0.001)
+    monkeypatch.setattr(waiting, "LONGEST_WAIT", 0.01)
 
 
 @pytest.fixture(scope="module")
