@@ -7,6 +7,7 @@ another server, for a while, and it counts who asks for them.
 import hmac
 import json
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(401)
         if match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(\w+))?(?:\?.*)?", self.path):
             return self.model(match[1])
-        path = server.folder / re.sub(r"^/[^/]+/[^/]+/resolve/\w+/|^/", "", self.path.partition("?")[0])
+        path = server.folder / re.sub(r"^/[^/]+/[^/]+/resolve/\w+/|^/", "", urlsplit(self.path).path)
         if not path.is_file():
             return self.refuse(404)
         if server.files is not None:
@@ -57,9 +58,31 @@ class Handler(BaseHTTPRequestHandler):
         size = path.stat().st_size
         span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         first, last = (int(span[1]), min(int(span[2]), size - 1)) if span else (0, size - 1)
+        if span and first >= size:
+            return self.refuse(416, Content_Range=f"bytes */{size}")
         if any(fault(self, first, last) for fault in server.faults):
             return None
         return self.send(path, first, last, size, None, 206 if span else 200)
+
+    def do_CONNECT(self) -> None:
+        """As a proxy of a server with TLS: it is this one."""
+        assert self.server.tunnelled is not None
+        self.server.tunnels.append(f"CONNECT {self.path} {self.headers.get('Proxy-Authorization')}")
+        self.begin(200)
+        try:
+            self.connection = self.request = self.server.tunnelled.wrap_socket(self.connection, server_side=True)
+        except OSError:  # who does not trust it leaves
+            self.close_connection = True
+            return
+        self.rfile = self.connection.makefile("rb")
+        self.wfile = self.connection.makefile("wb", 0)
+        self.close_connection = False  # whatever HTTP the client spoke to the proxy
+
+    def finish(self) -> None:
+        """Close what do_CONNECT put in the place of the connection."""
+        super().finish()
+        if isinstance(self.connection, ssl.SSLSocket):
+            self.connection.close()
 
     do_HEAD = do_GET  # noqa: N815 - as the base class calls it
 
@@ -123,6 +146,8 @@ class Server(ThreadingHTTPServer):
         self.versions: tuple[str, ...] = ("ETag",)  # what it states: ETag, weak ETag, Last-Modified
         self.files: Server | None = None  # that a hub leads to
         self.limit, self.window, self.led, self.resets = 0, 0.0, 0, 0.0  # requests in so many seconds; 0: any number
+        self.tunnelled: ssl.SSLContext | None = None  # of the server of https that it is the proxy of
+        self.tunnels: list[str] = []
         self.secret: bytes | None = None  # by which addresses are signed, for so many seconds
         self.lifetime = 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}"

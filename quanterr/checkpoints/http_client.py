@@ -96,6 +96,7 @@ class Answer:
         """Of that address."""
         self.url, self.status, self.headers = url, response.status, response.headers
         self._place, self._connection, self._response = place, connection, response
+        self._is_sound = True
 
     def content(self, n: int) -> bytes:
         """Its body, which has ``n`` bytes.
@@ -103,6 +104,7 @@ class Answer:
         Raises:
             Again: it has not, or hardly anything comes.
         """
+        self._is_sound = False
         stated = self.headers.get("Content-Length", str(n))
         if stated != str(n):
             raise Again(f"Content-Length is {display(stated)}, of a range of {n:,} bytes")
@@ -120,6 +122,7 @@ class Answer:
                 if done - seen < SLOWEST:
                     raise Again(f"{done - seen:,} bytes in {now - since:.0f} s")
                 seen, since = done, now
+        self._is_sound = True
         return b"".join(pieces)
 
     def __enter__(self) -> "Answer":
@@ -135,7 +138,7 @@ class Answer:
     def _whole(self) -> bool:
         """Whether all of it is read, and the server goes on listening."""
         response = self._response
-        if response.will_close or (response.length or 0) > DRAINED:
+        if not self._is_sound or response.will_close or (response.length or 0) > DRAINED:
             return False
         try:
             response.read(DRAINED)

@@ -19,7 +19,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from quanterr.checkpoints.http_client import Answer, Client, lasts, seconds_between
+from quanterr.checkpoints.http_client import Answer, Client, host_and_port, lasts, seconds_between
 from quanterr.checkpoints.store import Kind, NotThereError, Version, changed
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
@@ -114,8 +114,8 @@ class Http:
 
     def _check_status(self, answer: Answer, where: str, version: Version | None) -> None:
         status = answer.status
-        host = urllib.parse.urlsplit(answer.url).hostname or ""
-        away = f" by {display(host)}" if host != urllib.parse.urlsplit(self._base).hostname else ""
+        host = host_and_port(answer.url)
+        away = f" by {display(host)}" if host != host_and_port(self._base) else ""
         match status:
             case 200 | 206:
                 encoding = answer.headers.get("Content-Encoding", "identity")
