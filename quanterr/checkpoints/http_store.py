@@ -96,7 +96,7 @@ class Http:
         with self._finding:
             found = self._found.get(path, own)
             if found.url != own.url and (found is refused or found.until < time.monotonic()):
-                Http.version(self, path)
+                self.version(path)
                 found = self._found[path]
         return found
 

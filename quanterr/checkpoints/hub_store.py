@@ -10,7 +10,6 @@ from typing import Any
 
 from quanterr.checkpoints.http_client import TIMEOUT, TOO_MANY, host_and_port, seconds_to_wait
 from quanterr.checkpoints.http_store import Http
-from quanterr.checkpoints.store import Version
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util.text import display
 from quanterr.util.waiting import Again, busy, retried, wait_for
@@ -59,7 +58,6 @@ class Hub(Http):
         self.commit: str = info.sha
         self._files = sorted(sibling.rfilename for sibling in info.siblings)
         self._model = model
-        self._versions: dict[str, Version] = {}
         base = hf_hub_url(model, "x", revision=info.sha).removesuffix("/x")
         super().__init__(base, {k: v for k, v in build_hf_headers().items() if isinstance(v, str)})
 
@@ -68,12 +66,6 @@ class Hub(Http):
         prefix = f"{folder}/" if folder else ""
         inside = (name.removeprefix(prefix) for name in self._files if name.startswith(prefix))
         return [name for name in inside if "/" not in name]
-
-    def version(self, path: str) -> Version:
-        """That of the commit, which is asked for once: it does not change."""
-        if path not in self._versions:
-            self._versions[path] = super().version(path)
-        return self._versions[path]
 
     def shown(self, path: str) -> str:
         """``hf://org/model@commit/path``."""

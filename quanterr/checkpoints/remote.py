@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from quanterr.checkpoints.base import StoredFile
-from quanterr.checkpoints.store import RemotePath, Version, changed
+from quanterr.checkpoints.store import Kind, RemotePath, Version, changed
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
 
@@ -69,7 +69,9 @@ class RemoteFile(StoredFile):
             _blocks().ask(self, number)
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError when the store has another version now."""
+        """Raise CheckpointError when the store has another version now, unless each range was stated to be of ours."""
+        if self._version.kind is not Kind.OTHER:
+            return
         now = self.remote.version()
         if now != self._version:
             raise changed(str(self), self._version, now)

@@ -19,7 +19,7 @@ class Kind(StrEnum):
     STRONG = "strong ETag"  # the server: If-Match
     WEAK = "weak ETag"  # only who reads: If-Match never holds for it
     DATE = "Last-Modified"  # the server: If-Unmodified-Since
-    OTHER = "other"  # of another kind of store
+    OTHER = "other"  # who knows: of another kind of store, or there is none
 
 
 class Version(NamedTuple):
