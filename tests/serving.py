@@ -47,10 +47,10 @@ class Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(\w+))?(?:\?.*)?", self.path):
             return self.model(match[1])
         path = server.folder / re.sub(r"^/[^/]+/[^/]+/resolve/\w+/|^/", "", urlsplit(self.path).path)
-        if not path.is_file():
-            return self.refuse(404)
         if server.files is not None:
             return self.lead(path)
+        if not path.is_file():
+            return self.refuse(404)
         if server.secret is not None and not server.is_signed(self.path):
             return self.refuse(403)
         if not server.holds(path, self.headers):
@@ -115,10 +115,12 @@ class Handler(BaseHTTPRequestHandler):
         self.begin(status, **{"Content_Length": "0"} | headers)
 
     def lead(self, path: Path) -> None:
-        """To where the file is, unless that was asked for too often."""
+        """To where the file is, if there is one, unless that was asked for too often."""
         seconds = self.server.refused_for()
         if seconds is not None:
             return self.refuse(429, RateLimit=f'"resolvers";r=0;t={seconds}')
+        if not path.is_file():
+            return self.refuse(404)
         assert self.server.files is not None
         return self.refuse(302, Location=self.server.files.signed(f"/{path.relative_to(self.server.folder)}"))
 

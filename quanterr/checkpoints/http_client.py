@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from functools import cache
+from io import BytesIO
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -108,22 +109,21 @@ class Answer:
         stated = self.headers.get("Content-Length", str(n))
         if stated != str(n):
             raise Again(f"Content-Length is {display(stated)}, of a range of {n:,} bytes")
-        pieces, done, seen, since = [], 0, 0, time.monotonic()
-        while done < n:
+        found, seen, since = BytesIO(), 0, time.monotonic()  # which hands out its bytes without another copy
+        while (done := found.tell()) < n:
             try:
                 piece = self._response.read1(min(n - done, PIECE))
             except (http.client.HTTPException, OSError) as error:
                 raise Again(_reason(error)) from error
             if not piece:
                 raise Again(f"{done:,} of {n:,} bytes came")
-            pieces.append(piece)
-            done += len(piece)
+            done += found.write(piece)
             if (now := time.monotonic()) > since + TIMEOUT:
                 if done - seen < SLOWEST:
                     raise Again(f"{done - seen:,} bytes in {now - since:.0f} s")
                 seen, since = done, now
         self._is_sound = True
-        return b"".join(pieces)
+        return found.getvalue()
 
     def __enter__(self) -> "Answer":
         return self
