@@ -358,10 +358,13 @@ class TestRedirections:
             self.led(server, "old").version()
         assert 11 == len(server.requests)
 
-    @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://host/w", "http://[::1", "http://a:b/"])
+    @pytest.mark.parametrize(
+        "target", ["file:///etc/passwd", "ftp://host/w", "http://[::1", "http://a:b/", "http://me:secret@a:b/?secret"]
+    )
     def test_what_is_no_address_of_http_is_told(self, server, target):
-        with pytest.raises(CheckpointError, match=r"/old: leads to .*, which is no address of http"):
+        with pytest.raises(CheckpointError, match=r"/old: leads to .*, which is no address of http") as error:
             self.led(server, target).version()
+        assert "secret" not in str(error.value)
 
     def test_another_host_is_not_told_what_is_private(self, server, folder):
         with serving(folder) as other:

@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlspl
 from urllib.request import getproxies, proxy_bypass
 
 from quanterr.errors import CheckpointError, ResourceError
+from quanterr.util.addresses import without_credentials
 from quanterr.util.text import display
 from quanterr.util.waiting import Again, busy, wait_for
 from quanterr.version import __version__
@@ -38,7 +39,6 @@ PIECE = 1 << 20  # bytes that are read at a time
 DRAINED = 1 << 16  # bytes of an answer that nobody wants: with more of them the connection is closed
 EPOCH = 10**9  # a time to wait until, and not seconds to wait
 STAMP = "%Y%m%dT%H%M%SZ"  # of signed addresses
-
 
 Headers = Message | Mapping[str, str]
 
@@ -118,7 +118,7 @@ class Answer:
             if not piece:
                 raise Again(f"{done:,} of {n:,} bytes came")
             done += found.write(piece)
-            if (now := time.monotonic()) > since + TIMEOUT:
+            if done < n and (now := time.monotonic()) > since + TIMEOUT:
                 if done - seen < SLOWEST:
                     raise Again(f"{done - seen:,} bytes in {now - since:.0f} s")
                 seen, since = done, now
@@ -302,7 +302,8 @@ def _joined(url: str, target: str, where: str) -> str:
     except ValueError:
         scheme = host = ""
     if scheme not in ("http", "https") or not host:
-        raise CheckpointError(f"{where}: leads to {display(target.partition('?')[0])}, which is no address of http")
+        shown = display(without_credentials(target).partition("?")[0])
+        raise CheckpointError(f"{where}: leads to {shown}, which is no address of http")
     return url
 
 
