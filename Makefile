@@ -74,6 +74,7 @@ bench: install ## weights/s of each format; speed and memory next to a plain scr
 
 bench-scale: install ## several processes, journals and stores beside one process and files that are here
 	$(BIN)/python tests/bench/scale.py
+	$(BIN)/python tests/bench/stores.py
 
 bench-evaluate: install ## evaluate: a model trained for it, quantized in many ways; memory next to plain transformers
 	$(BIN)/python tests/bench/evaluate.py

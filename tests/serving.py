@@ -1,26 +1,42 @@
-"""A server of files on the loopback that understands ranges, and makes the faults that it is told to make."""
+"""A server of files on the loopback that understands ranges, and makes the faults that it is told to make.
 
+It states versions and holds conditions as RFC 9110 has them. ``serving_hub`` is a hub: its addresses of files lead to
+another server, for a while, and it counts who asks for them.
+"""
+
+import hmac
 import json
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from email.utils import formatdate, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 Fault = Callable[["Handler", int, int], bool]  # the answer to a range was given
+STAMP = "%Y%m%dT%H%M%SZ"
 
 
 class Handler(BaseHTTPRequestHandler):
     """Files of a folder; and what huggingface_hub asks of the hub."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: "Server"
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
+
+    def setup(self) -> None:
+        """Count connections."""
+        super().setup()
+        self.server.connections += 1
 
     def do_GET(self) -> None:
         """A range of a file, or what the hub says of a model."""
@@ -30,52 +46,89 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(401)
         if match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(\w+))?(?:\?.*)?", self.path):
             return self.model(match[1])
-        path = server.folder / re.sub(r"^/[^/]+/[^/]+/resolve/\w+/|^/", "", self.path.partition("?")[0])
+        path = server.folder / re.sub(r"^/[^/]+/[^/]+/resolve/\w+/|^/", "", urlsplit(self.path).path)
+        if server.files is not None:
+            return self.lead(path)
         if not path.is_file():
             return self.refuse(404)
-        size = path.stat().st_size
-        tag = f'"{path.stat().st_mtime_ns:x}"'
-        if self.headers.get("If-Match", tag) != tag:
+        if server.secret is not None and not server.is_signed(self.path):
+            return self.refuse(403)
+        if not server.holds(path, self.headers):
             return self.refuse(412)
+        size = path.stat().st_size
         span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         first, last = (int(span[1]), min(int(span[2]), size - 1)) if span else (0, size - 1)
+        if span and first >= size:
+            return self.refuse(416, Content_Range=f"bytes */{size}")
         if any(fault(self, first, last) for fault in server.faults):
             return None
-        return self.send(path, first, last, size, tag, 206 if span else 200)
+        return self.send(path, first, last, size, None, 206 if span else 200)
+
+    def do_CONNECT(self) -> None:
+        """As a proxy of a server with TLS: it is this one."""
+        assert self.server.tunnelled is not None
+        self.server.tunnels.append(f"CONNECT {self.path} {self.headers.get('Proxy-Authorization')}")
+        self.begin(200)
+        try:
+            self.connection = self.request = self.server.tunnelled.wrap_socket(self.connection, server_side=True)
+        except OSError:  # who does not trust it leaves
+            self.close_connection = True
+            return
+        self.rfile = self.connection.makefile("rb")
+        self.wfile = self.connection.makefile("wb", 0)
+        self.close_connection = False  # whatever HTTP the client spoke to the proxy
+
+    def finish(self) -> None:
+        """Close what do_CONNECT put in the place of the connection."""
+        super().finish()
+        if isinstance(self.connection, ssl.SSLSocket):
+            self.connection.close()
 
     do_HEAD = do_GET  # noqa: N815 - as the base class calls it
 
-    def send(self, path: Path, first: int, last: int, size: int, tag: str, status: int = 206) -> None:
-        """A range."""
+    def send(
+        self, path: Path, first: int, last: int, size: int, tag: str | None = None, status: int = 206, **stated: str
+    ) -> None:
+        """A range; ``stated``: headers other than the true ones."""
         with path.open("rb") as file:
             file.seek(first)
             body = file.read(last - first + 1)
         self.server.sent += len(body)
         self.server.pace(len(body))
-        self.send_response(status)
+        headers = {"Content_Length": str(len(body))} | self.server.version(path)
         if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", tag)
-        self.end_headers()
+            headers["Content_Range"] = f"bytes {first}-{last}/{size}"
+        if tag is not None:
+            headers["ETag"] = tag
+        self.begin(status, **headers | stated)
         self.wfile.write(body)
 
-    def refuse(self, status: int, **headers: str) -> None:
-        """An answer without a body."""
+    def begin(self, status: int, **headers: str) -> None:
+        """An answer up to its body."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", "0")
         self.end_headers()
+
+    def refuse(self, status: int, **headers: str) -> None:
+        """An answer without a body."""
+        self.begin(status, **{"Content_Length": "0"} | headers)
+
+    def lead(self, path: Path) -> None:
+        """To where the file is, if there is one, unless that was asked for too often."""
+        seconds = self.server.refused_for()
+        if seconds is not None:
+            return self.refuse(429, RateLimit=f'"resolvers";r=0;t={seconds}')
+        if not path.is_file():
+            return self.refuse(404)
+        assert self.server.files is not None
+        return self.refuse(302, Location=self.server.files.signed(f"/{path.relative_to(self.server.folder)}"))
 
     def model(self, name: str) -> None:
         """What the hub says of a model."""
         files = [{"rfilename": str(path.relative_to(self.server.folder))} for path in self.server.folder.rglob("*.*")]
         body = json.dumps({"id": name, "modelId": name, "sha": self.server.commit, "siblings": files}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        self.begin(200, Content_Type="application/json", Content_Length=str(len(body)))
         self.wfile.write(body)
 
 
@@ -83,14 +136,71 @@ class Server(ThreadingHTTPServer):
     """The server of a folder."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, folder: Path, rate: float = 0) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.faults, self.token = folder, [], ""
+        self.folder, self.token = folder, ""
+        self.faults: list[Fault] = []
         self.requests: list[tuple[str, str | None, str | None]] = []
-        self.sent, self.commit = 0, "c0ffee" * 6 + "abcd"
+        self.connections, self.sent, self.commit = 0, 0, "c0ffee" * 6 + "abcd"
         self.rate, self.free_at, self.lock = rate, 0.0, threading.Lock()
+        self.versions: tuple[str, ...] = ("ETag",)  # what it states: ETag, weak ETag, Last-Modified
+        self.files: Server | None = None  # that a hub leads to
+        self.limit, self.window, self.led, self.resets = 0, 0.0, 0, 0.0  # requests in so many seconds; 0: any number
+        self.tunnelled: ssl.SSLContext | None = None  # of the server of https that it is the proxy of
+        self.tunnels: list[str] = []
+        self.secret: bytes | None = None  # by which addresses are signed, for so many seconds
+        self.lifetime = 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def version(self, path: Path) -> dict[str, str]:
+        """Headers that say which one of the file it is."""
+        written = path.stat().st_mtime_ns
+        known = {
+            "ETag": ("ETag", f'"{written:x}"'),
+            "weak ETag": ("ETag", f'W/"{written:x}"'),
+            "Last-Modified": ("Last_Modified", formatdate(written // 10**9, usegmt=True)),
+        }
+        return dict(known[name] for name in self.versions)
+
+    def holds(self, path: Path, asked: Any) -> bool:
+        """Whether conditions of a request do, by RFC 9110 13.2.2: weak ETags match nothing, and a date is of a file."""
+        stated = self.version(path)
+        if (wanted := asked.get("If-Match")) is not None:
+            return wanted == stated.get("ETag") and not wanted.startswith("W/")
+        if (since := asked.get("If-Unmodified-Since")) is not None and "Last_Modified" in stated:
+            return parsedate_to_datetime(stated["Last_Modified"]) <= parsedate_to_datetime(since)
+        return True
+
+    def refused_for(self) -> int | None:
+        """Whole seconds until it may be asked where files are; None if it may now."""
+        with self.lock:
+            now = time.monotonic()
+            if now >= self.resets:
+                self.resets, self.led = now + self.window, 0
+            self.led += 1
+            return None if not self.limit or self.led <= self.limit else int(self.resets - now)
+
+    def signed(self, path: str) -> str:
+        """An address of a file that is taken for a while."""
+        assert self.secret is not None
+        query = f"X-Amz-Date={datetime.now(UTC).strftime(STAMP)}&X-Amz-Expires={self.lifetime}"
+        return f"{self.url}{path}?{query}&X-Amz-Signature={self.signature(path, query)}"
+
+    def signature(self, path: str, query: str) -> str:
+        """That nobody else can make."""
+        assert self.secret is not None
+        return hmac.new(self.secret, f"{path}?{query}".encode(), "sha256").hexdigest()
+
+    def is_signed(self, address: str) -> bool:
+        """Whether it is one of ours, and its time is not over."""
+        parts, (query, _, signature) = urlsplit(address), urlsplit(address).query.partition("&X-Amz-Signature=")
+        if not hmac.compare_digest(signature, self.signature(parts.path, query)):
+            return False
+        given = parse_qs(query)
+        since = datetime.now(UTC) - datetime.strptime(given["X-Amz-Date"][0], STAMP).replace(tzinfo=UTC)
+        return since.total_seconds() <= int(given["X-Amz-Expires"][0])
 
     def pace(self, n_bytes: int) -> None:
         """Wait, as if all clients shared a network of ``rate`` bytes a second."""
@@ -117,3 +227,18 @@ def serving(folder: Path, rate: float = 0) -> Iterator[Server]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def serving_hub(
+    folder: Path, limit: int = 0, window: float = 0.0, lifetime: int = 3600, rate: float = 0
+) -> Iterator[Server]:
+    """A hub that says where files are ``limit`` times in ``window`` seconds, each time for ``lifetime`` seconds.
+
+    Its ``files`` is the server to which it leads.
+    """
+    with ExitStack() as stack:
+        hub, files = stack.enter_context(serving(folder)), stack.enter_context(serving(folder, rate))
+        files.secret, files.lifetime = b"of the hub", lifetime
+        hub.files, hub.limit, hub.window = files, limit, window
+        yield hub

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,13 +15,14 @@ import tempfile
 import pytest
 from forked import call
 from making import numbers, quantized_fp8, store
-from serving import serving
+from serving import serving, serving_hub
 from small_models import quantized_by, saved, stored, with_words
 from stored import write, write_index
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint, remote
 from quanterr.errors import CheckpointError, ResourceError, Status, UsageError
+from quanterr.util import waiting
 
 NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
 
@@ -29,8 +31,8 @@ NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
 def quick(monkeypatch):
     """Small blocks, short waits: many requests in little time."""
     monkeypatch.setattr(remote, "BLOCK", 1 << 16)
-    monkeypatch.setattr(remote, "WAIT", 0.001)
-    monkeypatch.setattr(remote, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(waiting, "WAIT", 0.001)
+    monkeypatch.setattr(waiting, "LONGEST_WAIT", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -335,13 +337,60 @@ class TestCredentials:
             assert all(authorization for _, _, authorization in server.requests)
 
 
+class TestWaits:
+    """A server that asks to wait; what is patched runs in the child that runs the command."""
+
+    @pytest.mark.parametrize("quiet", [False, True])
+    def test_are_told_unless_it_is_to_be_quiet(self, server, folder, quiet):
+        refused = iter([True])
+        server.faults.append(lambda h, *_: next(refused, False) and (h.refuse(429, Retry_After="0") or True))
+        before = "from quanterr.util import waiting; waiting.WORTH_TELLING, waiting.WAIT = 0, 0.001"
+        words = ["compare", folder, f"{server.url}/fp8.safetensors", "--device", "cpu", *(["-q"] if quiet else [])]
+        done = call(*words, before=before)
+
+        assert Status.OK == done.returncode, done.stderr
+        told = [line for line in done.stderr.splitlines() if "429" in line]
+        assert bool(told) is not quiet
+        assert all(line.startswith(f"quanterr: {server.url[7:]}: HTTP 429: waits 0 s, until ") for line in told)
+
+    @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+    @pytest.mark.parametrize("opened", [False, True])
+    def test_end_when_the_run_is_interrupted(self, server, folder, tmp_path, number, opened):
+        def busy(handler, first, last):
+            return (
+                first >= (opened << 16) and "fp8" in handler.path and (handler.refuse(429, Retry_After="300") or True)
+            )
+
+        server.faults.append(busy)
+        before = (
+            "import os, signal\nfrom quanterr.checkpoints import remote\nfrom quanterr.util import waiting\n"
+            "remote.BLOCK, busy = 1 << 16, waiting.busy\n"
+            f"once = iter([signal.{number}])\n"
+            "def interrupted(*words):\n"
+            "    found = busy(*words)\n"
+            "    [os.kill(os.getpid(), number) for number in once]\n"
+            "    return found\n"
+            "from quanterr.checkpoints import http_client\n"
+            "http_client.busy = interrupted"
+        )
+        report = tmp_path / "r.json"
+        done = call("compare", folder, f"{server.url}/fp8.safetensors", "--device", "cpu", "-o", report, before=before)
+
+        assert 128 + getattr(signal, number) == done.returncode, done.stderr
+        assert "HTTP 429: waits 300 s, until " in done.stderr
+        if opened:
+            assert not quanterr.read_report(report).complete
+        else:
+            assert "interrupted while waiting for 127.0.0.1" in done.stderr
+
+
 @pytest.mark.slow
 class TestHub:
     """huggingface_hub itself asks a stand-in of the hub."""
 
     def test_a_model_is_read_at_the_commit_that_it_had_at_the_start(self, folder, expected, tmp_path):
         pytest.importorskip("huggingface_hub", reason='pip install "quanterr[remote]"')
-        with serving(folder) as server:
+        with serving_hub(folder) as server:
             environment = {
                 "HF_ENDPOINT": server.url,
                 "HF_HUB_CACHE": str(tmp_path),
@@ -354,12 +403,14 @@ class TestHub:
                 cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True,
             )  # fmt: skip
             requests = [path for path, _, _ in server.requests if "/resolve/" in path]
+            private = {authorization for _, _, authorization in server.files.requests}
 
         assert Status.OK == done.returncode, done.stderr
         report = quanterr.read_report(tmp_path / "r.json")
         assert expected == plain(report)
         assert [server.commit] * 2 == [report.original.revision, report.quantized.revision]
-        assert requests
+        assert 4 == sum(path.endswith((".safetensors", ".index.json")) for path in requests)  # each file once
+        assert {None} == private
         assert all(f"/org/model/resolve/{server.commit}/" in path for path in requests)
         assert "hf_secret" not in (tmp_path / "r.json").read_text() + done.stdout + done.stderr
 

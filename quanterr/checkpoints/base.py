@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.checkpoints.store import RemotePath
 from quanterr.errors import CheckpointError, ResourceError
 from quanterr.util.text import count, display
-
-if TYPE_CHECKING:
-    from quanterr.checkpoints.remote import RemotePath
 
 # Bits of one element, by the dtype's name in a safetensors header.
 DTYPE_BITS = {
@@ -267,7 +265,7 @@ class Checkpoint:
     revision: str | None = None
     notes: tuple[str, ...] = ()
     gguf: GgufMetadata | None = None
-    folder: "Path | RemotePath | None" = None
+    folder: Path | RemotePath | None = None
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 
-from quanterr.checkpoints.remote import Store, Version
+from quanterr.checkpoints.store import Store, Version
 from quanterr.errors import ResourceError
 from quanterr.util.replacing import replacing
 from quanterr.util.text import display
@@ -43,7 +43,9 @@ class Cached:
         """
         if version.tag is None:
             return self._store.fetch(path, begin, end, version)
-        key = blake2b(repr((self._store.shown(path), *version)).encode(), digest_size=DIGEST).hexdigest()
+        key = blake2b(
+            repr((self._store.shown(path), version.size, version.tag)).encode(), digest_size=DIGEST
+        ).hexdigest()
         place = self._folder / key / f"{begin}-{end}"
         found = _kept(place)
         if found is None:

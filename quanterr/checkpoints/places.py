@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from quanterr.checkpoints.base import StoredFile
-from quanterr.checkpoints.remote import RemotePath
+from quanterr.checkpoints.remote import RemoteFile
+from quanterr.checkpoints.store import RemotePath
 from quanterr.util.small_file import read_small
 
 Place = Path | RemotePath
@@ -37,7 +38,7 @@ def opened(place: Place) -> StoredFile:
         CheckpointError: it is missing, or cannot be read.
         ResourceError: too many open files, a store that does not answer.
     """
-    return place.open() if isinstance(place, RemotePath) else StoredFile(place)
+    return RemoteFile(place) if isinstance(place, RemotePath) else StoredFile(place)
 
 
 def read_whole(place: Place, limit: int) -> bytes:

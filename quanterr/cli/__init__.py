@@ -43,6 +43,7 @@ from quanterr.cli.common import (
     color_of,
     command_line,
     deliver,
+    ended_by,
     help_of,
     is_other_rank,
     printing,
@@ -213,7 +214,7 @@ def compare(
     rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast, planned)
     announce(sides, quiet)
     shown = Display(top_layers, color_of(color, no_color), quiet, sort_by, verbose, not no_plot)
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, ended_by(interrupt):
         options = CompareOptions(
             layers=layers or [],
             device=device,

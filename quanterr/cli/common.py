@@ -1,6 +1,7 @@
 """What the commands that read checkpoints share: signals, progress, standard output."""
 
 import importlib
+import logging
 import mmap
 import os
 import resource
@@ -20,6 +21,7 @@ from quanterr.errors import Interrupted, ResourceError, Status, UsageError
 from quanterr.util.addresses import host_of, without_credentials
 from quanterr.util.processes import tasks_apart, this_process
 from quanterr.util.text import size, unicode
+from quanterr.util.waiting import notices, stoppable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -249,9 +251,12 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._waits = stoppable(self.stop.is_set)
+        self._waits.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._waits.__exit__(None, None, None)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -325,8 +330,18 @@ def is_other_rank() -> bool:
     return False
 
 
+class _Notices(logging.Handler):
+    """Prints what happens on the way, above the bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line."""
+        from tqdm import tqdm
+
+        tqdm.write(f"quanterr: {record.getMessage()}", file=sys.stderr)
+
+
 def announce(paths: Iterable[str], quiet: bool) -> None:
-    """Say on stderr which hosts are read from, and that tasks of srun do the same work several times."""
+    """Say on stderr which hosts are read from, when they let wait, and that tasks of srun do the same work again."""
     if tasks := tasks_apart():
         print(
             f"quanterr: srun started {tasks} tasks, and each does all the work and writes all outputs: export "
@@ -334,7 +349,10 @@ def announce(paths: Iterable[str], quiet: bool) -> None:
             file=sys.stderr,
         )
     hosts = sorted({host for path in paths if (host := host_of(path)) is not None})
-    if hosts and not quiet and not is_other_rank():
+    quiet = quiet or is_other_rank()
+    notices.handlers = [_Notices()]
+    notices.setLevel(logging.ERROR if quiet else logging.WARNING)
+    if hosts and not quiet:
         print(f"quanterr: reads from {', '.join(hosts)}", file=sys.stderr)
 
 

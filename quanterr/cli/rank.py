@@ -181,7 +181,7 @@ def run(
 
     keep = None if keep_original is None else budget(keep_original)
     announce([original, *(one for one in candidates if isinstance(one, str))], shown.quiet)
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, ended_by(interrupt):
         require_memory()
         from quanterr.comparison import compare_each, with_studies
         from quanterr.comparison.estimating import estimate
@@ -191,15 +191,13 @@ def run(
         with watching(shown.quiet) as on_progress:
             asked = CompareOptions(**options, on_progress=on_progress, stop=interrupt.stop, command=command_line())
             if more.share is not None:
-                with ended_by(interrupt):
-                    ranking, judged = estimate(original, recipes, more.share, keep, asked), {}
+                ranking, judged = estimate(original, recipes, more.share, keep, asked), {}
             else:
                 reports = [rules.judge(report) for report in compare_each(original, candidates, asked)]
                 judged = dict(zip(names, reports, strict=True))
                 ranking = ranked(names, reports, keep, [recipe.name for recipe in recipes])
         if more.study and ranking.complete:
-            with ended_by(interrupt):
-                ranking = with_studies(ranking, original, recipes, asked)
+            ranking = with_studies(ranking, original, recipes, asked)
         if more.hardware is not None:
             from quanterr.comparison.bounds import with_bounds
 

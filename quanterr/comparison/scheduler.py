@@ -19,7 +19,7 @@ import torch
 
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
-from quanterr.errors import ResourceError, is_out_of_memory
+from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
@@ -27,6 +27,7 @@ from quanterr.pairing.plan import ComparedWeight
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
+from quanterr.util.waiting import stoppable
 
 CPU = torch.device("cpu")
 Result = TypeVar("Result")
@@ -137,21 +138,22 @@ class Scheduler:
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
         helper = threading.Thread(target=self._read_ahead if self._claim is None else int, daemon=True)
         started: list[threading.Thread] = []
-        try:
-            for thread in (*workers, helper):
-                thread.start()
-                started.append(thread)
-            for worker in workers:
-                while worker.is_alive():
-                    on_progress(self.progress)
-                    worker.join(TICK)
-        finally:
-            # Also when this thread is interrupted: the workers stop after their chunk.
-            complete = not self._stop.is_set() and self._error is None
-            self._ended.set()
-            for thread in started:
-                thread.join()
-            torch.set_num_threads(threads_before)
+        with stoppable(lambda: self._stop.is_set() or self._ended.is_set()):
+            try:
+                for thread in (*workers, helper):
+                    thread.start()
+                    started.append(thread)
+                for worker in workers:
+                    while worker.is_alive():
+                        on_progress(self.progress)
+                        worker.join(TICK)
+            finally:
+                # Also when this thread is interrupted: the workers stop after their chunk.
+                complete = not self._stop.is_set() and self._error is None
+                self._ended.set()
+                for thread in started:
+                    thread.join()
+                torch.set_num_threads(threads_before)
         if self._error is not None:
             raise self._error
         on_progress(self.progress)
@@ -204,6 +206,8 @@ class Scheduler:
             with torch.inference_mode(), worker.stream():
                 while (chunk_range := self._next_range(small_too)) is not None:
                     self._do(worker, chunk_range)
+        except Interrupted:  # while it waited for a store
+            self._ended.set()
         except BaseException as error:  # raised again by run()
             self._error = self._error or _named(error, self.progress.name)
             self._ended.set()

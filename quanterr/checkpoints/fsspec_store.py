@@ -1,0 +1,109 @@
+"""Stores that fsspec reads: ``s3://``, ``gs://``, ``abfs://`` …"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import PurePosixPath
+from typing import Any
+
+from quanterr.checkpoints.store import NotThereError, Version, changed
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.util.text import display, listed
+from quanterr.util.waiting import Again
+
+TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")  # by which stores tell versions apart
+
+
+class Filesystem:
+    """A store of fsspec: s3, gs, abfs …"""
+
+    def __init__(self, url: str) -> None:
+        """Find the program that reads it.
+
+        Raises:
+            UsageError: it is not installed, or there is none.
+        """
+        scheme = url.partition("://")[0]
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            self._fs, self.root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        except (ImportError, ValueError) as error:
+            reason = display(str(error).partition("\n")[0], 200)
+            raise UsageError(f'{scheme}://: {reason}; pip install "quanterr[remote]" brings s3 and hf') from error
+        self._scheme = scheme
+
+    def shown(self, path: str) -> str:
+        """The scheme and the path."""
+        return f"{self._scheme}://{path}"
+
+    def names(self, folder: str) -> list[str] | None:
+        """Names in a folder."""
+        found = self._told(folder, lambda: self._fs.ls(folder, detail=False))
+        names = {PurePosixPath(one).name for one in found if PurePosixPath(one) != PurePosixPath(folder)}
+        return sorted(names)
+
+    def version(self, path: str) -> Version:
+        """Size and ETag, or what else changes with the content."""
+        info = self._told(path, lambda: self._fs.info(path))
+        if info.get("type") == "directory" or info.get("size") is None:
+            raise CheckpointError(f"{display(self.shown(path))}: no such file")
+        tag = next((str(info[key]) for key in TAGS if info.get(key)), None)
+        return Version(int(info["size"]), tag)
+
+    def fetch(self, path: str, begin: int, end: int, version: Version) -> bytes:
+        """A range; of S3 only if the file still has that ETag."""
+        if begin == end:
+            return b""
+
+        def ask() -> bytes:
+            if self._scheme == "s3" and version.tag:
+                return self._s3_range(path, begin, end, version.tag)
+            found: bytes = self._fs.cat_file(path, start=begin, end=end)
+            return found
+
+        found: bytes = self._told(path, ask, version)
+        if len(found) != end - begin:
+            raise Again(f"{len(found):,} of {end - begin:,} bytes came")
+        return found
+
+    def _s3_range(self, path: str, begin: int, end: int, tag: str) -> bytes:
+        from fsspec.asyn import sync  # type: ignore[import-untyped]
+
+        bucket, _, key = path.partition("/")
+
+        async def get() -> bytes:
+            span = f"bytes={begin}-{end - 1}"
+            answer = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span, IfMatch=tag)
+            found: bytes = await answer["Body"].read()
+            return found
+
+        found: bytes = sync(self._fs.loop, get)
+        return found
+
+    def _told(self, path: str, ask: Callable[[], Any], version: Version | None = None) -> Any:
+        where = display(self.shown(path))
+        try:
+            return ask()
+        except FileNotFoundError as error:
+            raise NotThereError(f"{where}: no such file{_near(self, path)}") from error
+        except PermissionError as error:
+            raise CheckpointError(f"{where}: not permitted; are the credentials of {self._scheme} set?") from error
+        except CheckpointError:
+            raise
+        except Exception as error:  # each store has its own
+            text = display(str(error), 300)
+            if version is not None and ("PreconditionFailed" in text or "pre-conditions" in text or "412" in text):
+                raise changed(where, version) from error
+            if "NoCredentials" in type(error).__name__ or "credentials" in text.lower():
+                raise CheckpointError(f"{where}: {text}; are the credentials of {self._scheme} set?") from error
+            raise Again(f"{type(error).__name__}: {text}") from error
+
+
+def _near(store: Filesystem, path: str) -> str:
+    """The nearest names in the same folder, as the end of a sentence."""
+    own = PurePosixPath(path)
+    with suppress(Exception):
+        near = get_close_matches(own.name, store.names(str(own.parent)) or [], n=3, cutoff=0.6)
+        return f"; did you mean {listed(near)}?" if near else ""
+    return ""
