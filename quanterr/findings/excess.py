@@ -5,6 +5,7 @@ from math import isfinite, sqrt
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
+from quanterr.formats import rows_of
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.plan import ComparedWeight, Pair
@@ -32,8 +33,6 @@ ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
 ZERO = 1e-3  # of a factor: all is lost
 CLOSE = 0.02  # of a factor to 1: it says nothing
 
-OTHER_SCALES = ("gguf_mxfp4", "gguf_nvfp4")  # not float16
-SUBNORMAL = 2.0**-24  # the smallest float16
 OVERSHOOT = 0.15  # of a value: powers of two as scales clip 12.5 %, and so do ggml's signed codes of 4 bits
 FINE_DB = 60.0  # of SNR, at which nothing is worth a word
 EXACT_DB = 50.0  # that nothing was lost by clipping
@@ -220,7 +219,8 @@ def _clipping(pair: Pair, found: Attainable) -> Finding:
 
 def underflows(pair: Pair, sums: Sums) -> bool:
     """Whether the original's values are too small for the scales of its format, which are float16 in GGUF."""
-    format_name, levels = pair.quantized.format, pair.quantized.levels
-    if not format_name.startswith("gguf_") or format_name in OTHER_SCALES or not sums.n or not sums.x_sq:
+    least = min((row.least_scale for row in rows_of(pair.quantized.format)), default=0.0)
+    levels = pair.quantized.levels
+    if not sums.n or not sums.x_sq:
         return False
-    return sqrt(as_float(sums.x_sq) / sums.n) < SUBNORMAL * (levels.highest - levels.lowest if levels else 1)
+    return sqrt(as_float(sums.x_sq) / sums.n) < least * (levels.highest - levels.lowest if levels else 1)
