@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 import quanterr
 from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sampled
-from quanterr.findings import excess
+from quanterr.findings import finding
+from quanterr.findings.merging import merge_excess
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -258,19 +259,18 @@ def test_a_report_tells_the_new_numbers_in_every_layer(tmp_path, x):
 
 
 def test_many_findings_of_one_kind_are_one():
-    many = [excess.finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
-    (found,) = excess.once(many, set())
+    many = [finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
+    (found,) = merge_excess(many)
 
     assert ("clipped", None, 9) == (found.code, found.layer, len(found.evidence["layers"]))
-    assert [] == excess.once(many, {f"w{n}" for n in range(9)})
 
 
 @pytest.mark.parametrize("code", ["excess_error", "excess_rows"])
 def test_what_is_infinite_is_the_worst_of_many(code):
     numbers = [1.0, None, 3.0, 2.0]
-    many = [excess.finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
+    many = [finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
 
-    assert "4 weights, the worst is w1" == excess.once(many, set())[0].message
+    assert "4 weights, the worst is w1" == merge_excess(many)[0].message
 
 
 class TestTooGood:

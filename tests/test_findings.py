@@ -85,7 +85,8 @@ class TestCodes:
         assert made <= CODES.keys()
 
     def test_every_code_is_used(self):
-        paths = [path for path in Path(quanterr.__file__).parent.rglob("*.py") if path.name != "finding_codes.py"]
+        but = ("finding_codes.py", "explanations.py")
+        paths = [path for path in Path(quanterr.__file__).parent.rglob("*.py") if path.name not in but]
         nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
         used = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 

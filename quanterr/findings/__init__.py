@@ -7,10 +7,12 @@ structure   what a checkpoint says of its model: blocks, sizes, which layers are
 planned     headers, labels and what was tried before the run
 activations the few stored numbers that scale activations
 sums        the scales and sums of one weight
-excess      a sample of it beside the nearest codes, which also clears it
+excess      a sample of it beside the nearest codes
 layers      all weights together
 samples     repairs, tried on the first rows of the few weights that are worst off
 vectors     norms and biases that differ much, read again
+
+Each says all that it sees; ``explanations`` is the table of what explains what, ``merging`` says once what many show.
 
 A finding of severity error makes the result inconclusive: it says that the numbers do not measure
 rounding. So errors need proof, a repair that works or a level that no correct weight has.
@@ -18,16 +20,8 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import (
-    CLEARED,
-    CODES,
-    allows_signs,
-    is_near,
-    is_too_good,
-    of_attainable,
-    once,
-    underflows,
-)
+from quanterr.findings.excess import allows_signs, is_near, is_too_good, of_attainable, underflows
+from quanterr.findings.explanations import NEAR, SIGNED, drop_explained
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -38,10 +32,9 @@ from quanterr.findings.layers import (
     lossless,
     norm_offset,
     offset_of,
-    rows_together,
-    subjects,
     unquantized_changed,
 )
+from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
@@ -50,15 +43,18 @@ from quanterr.findings.vectors import of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
 from quanterr.report.model import Finding
 
-__all__ = ["Noticed", "finding", "of_activations", "of_folding", "of_importance", "of_plan", "of_sensitivity"]
+__all__ = [
+    "FindingCollector",
+    "finding",
+    "of_activations",
+    "of_folding",
+    "of_importance",
+    "of_plan",
+    "of_sensitivity",
+]
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # codes of weights that are read again
 PROOFS = 3  # weights that are read again, until one shows that a factor corrects it
-
-
-def _broken(found: list[Finding]) -> set[str | None]:
-    """Weights that an error names for another reason than that their scales allow more."""
-    return {one.layer for one in found if one.severity == "error" and one.code not in CODES}
 
 
 class FindingCollector:
@@ -74,6 +70,7 @@ class FindingCollector:
         self._seen: dict[int, WeightSummary] = {}
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
+        self._facts: dict[str, set[str]] = {NEAR: set(), SIGNED: set()}
 
     def add(self, done: ComparedWeight) -> None:
         """Take in a compared weight; its sums are not kept."""
@@ -81,11 +78,12 @@ class FindingCollector:
         if done.sums.exact:
             self._equal[done.number] = pair
             return
-        lost = underflows(pair, done.sums)
-        near = lost or is_near(pair, done)
-        cleared = {*(CLEARED if near else ()), *(("scale_negative",) if allows_signs(done) else ())}
-        standing = (one for one in of_weight(pair, done) if one.code not in cleared)
-        if found := [*standing, *(() if lost else of_attainable(pair, done))]:
+        near = is_near(pair, done)
+        if near:
+            self._facts[NEAR].add(pair.name)
+        if allows_signs(done):
+            self._facts[SIGNED].add(pair.name)
+        if found := [*of_weight(pair, done), *of_attainable(pair, done)]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(
@@ -95,7 +93,7 @@ class FindingCollector:
             done.scales,
             offset_of(pair, done.sums),
             not done.sums.y_sq,
-            near,
+            near or underflows(pair, done.sums),
             is_too_good(pair, done),
             done.attainable.snr_db if done.attainable and not near else None,
         )
@@ -110,30 +108,27 @@ class FindingCollector:
         seen = [self._seen[number] for number in sorted(self._seen)]
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
-            return single
-        doubted = [one for one in seen if not one.near]
-        common, alike = self._common(doubted)
+            return drop_explained(single, self._facts)
+        whole, alike = self._of_all(seen)
         below = list(group_outlier(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
-        others = [one for one in doubted if one.number not in alike]
-        repairs = list(diagnoses(others, doubtful, self._plan.pairs))
         others = [one for one in seen if one.number not in alike]
+        repairs = list(diagnoses([one for one in others if not one.near], doubtful, self._plan.pairs))
         vectors = list(of_vectors(others, self._folded, self._corrected, self._plan.pairs))
-        explained = {found.layer for found in repairs if found.severity == "error"}
-        if any(found.severity == "error" for found in common):
-            explained |= {self._seen[number].pair.name for number in alike}
-        single = [found for found in single if found.code != "implausible_error" or found.layer not in explained]
-        whole = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
-        selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
-        whole += lossless(seen, self._same, not selected)
-        whole += outlier_columns(seen)
-        whole += rounded_before([one.pair for one in seen if one.too_good], self._same if seen else ())
-        single = rows_together(once(single, explained | _broken(single)), len(seen))
-        explained |= {found.layer for found in single if found.code == "excess_error" and found.severity == "error"}
-        below = [found for found in below if found.layer not in explained]
-        found = [*whole, *single, *repairs, *vectors, *below]
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
-        return [*found, *unquantized_changed(seen, self._same, self._explained, subjects(found), coded)]
+        changed = unquantized_changed(seen, self._same, self._explained, coded)
+        found = drop_explained([*whole, *single, *repairs, *vectors, *below, *changed], self._facts)
+        return merge_bad_rows(merge_excess(found), len(seen))
+
+    def _of_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
+        """What all weights together show; the numbers of those with one factor in common."""
+        common, alike = self._common([one for one in seen if not one.near])
+        found = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
+        selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
+        found += lossless(seen, self._same, not selected)
+        found += outlier_columns(seen)
+        found += rounded_before([one.pair for one in seen if one.too_good], self._same if seen else ())
+        return found, alike
 
     def _common(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """The factor that many weights have in common, if it corrects one of them; the numbers of those weights."""

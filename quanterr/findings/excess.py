@@ -1,10 +1,11 @@
 """What a weight loses beyond what its stored scales allow, and what it loses because of them."""
 
-from collections.abc import Collection, Iterator, Sequence
-from math import inf, isfinite, sqrt
+from collections.abc import Iterator
+from math import isfinite, sqrt
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
+from quanterr.formats import rows_of
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.plan import ComparedWeight, Pair
@@ -32,22 +33,12 @@ ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
 ZERO = 1e-3  # of a factor: all is lost
 CLOSE = 0.02  # of a factor to 1: it says nothing
 
-CODES = ("excess_error", *KINDS.values(), "clipped")
-REPEATED = frozenset({*CODES, "implausible_error", "below_usual", "group_outlier", "bad_rows"}) - {"excess_error"}
-OTHER_SCALES = ("gguf_mxfp4", "gguf_nvfp4")  # not float16
-SUBNORMAL = 2.0**-24  # the smallest float16
 OVERSHOOT = 0.15  # of a value: powers of two as scales clip 12.5 %, and so do ggml's signed codes of 4 bits
 FINE_DB = 60.0  # of SNR, at which nothing is worth a word
 EXACT_DB = 50.0  # that nothing was lost by clipping
 TOO_GOOD = 0.1  # of the mean square of errors that are spread evenly over a step, 1/12
 FEWEST_BITS = 4  # of fewer, one column of outliers makes most of the energy exact
 ENOUGH = 1024  # elements, of which so few errors are no accident
-FEW = 3  # weights that are named one by one
-
-# Findings that are about nothing where a weight is as good as its scales allow.
-CLEARED = frozenset(
-    {"implausible_error", "below_usual", "scale_factor", "saturated", "bad_rows", "biased_error", "group_outlier"}
-)
 
 
 def is_near(pair: Pair, done: ComparedWeight) -> bool:
@@ -169,47 +160,6 @@ def _evidence(part: Part | None) -> dict[str, object]:
     }
 
 
-def once(found: Sequence[Finding], explained: Collection[str | None]) -> list[Finding]:
-    """Findings without those that repeat what an error says of a weight, and with what many weights have told once."""
-    kept = [one for one in found if one.code not in CODES or one.layer not in explained]
-    broken = {one.layer for one in kept if one.code == "excess_error" and one.severity == "error"}
-    kept = [one for one in kept if one.layer not in broken or one.code not in REPEATED]
-    in_rows = {one.layer for one in kept if one.code == "excess_rows"}
-    kept = [one for one in kept if one.code != "bad_rows" or one.layer not in in_rows]
-    for code in CODES:
-        for severity in ("warning", "info"):
-            alike = [one for one in kept if (one.code, one.severity) == (code, severity)]
-            if len(alike) > FEW:
-                kept = [one for one in kept if one not in alike]
-                kept.append(_together(alike))
-    return kept
-
-
-def _badness(one: Finding) -> float:
-    """Larger for a worse one of a code; what is null there is infinite."""
-    if "clipped_pct" in one.evidence:
-        return float(one.evidence["clipped_pct"])
-    if one.code == "excess_error":
-        excess = one.evidence["excess_db"]
-        return inf if excess is None else float(excess)
-    snr = one.evidence["worst_snr_db"]
-    return inf if snr is None else -float(snr)
-
-
-def _together(alike: Sequence[Finding]) -> Finding:
-    """One finding for many weights, with the message of the worst."""
-    worst = max(alike, key=_badness)
-    return finding(
-        worst.code,
-        worst.severity,
-        None,
-        f"{count(len(alike), 'weight')}, the worst is {worst.message}",
-        worst.remedy,
-        layers=[one.layer for one in alike],
-        worst=worst.layer,
-    )
-
-
 def _told(found: Attainable) -> Part | None:
     """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements."""
     return min(found.parts, key=lambda part: part.number * part.size, default=None)
@@ -269,7 +219,8 @@ def _clipping(pair: Pair, found: Attainable) -> Finding:
 
 def underflows(pair: Pair, sums: Sums) -> bool:
     """Whether the original's values are too small for the scales of its format, which are float16 in GGUF."""
-    format_name, levels = pair.quantized.format, pair.quantized.levels
-    if not format_name.startswith("gguf_") or format_name in OTHER_SCALES or not sums.n or not sums.x_sq:
+    least = min((row.least_scale for row in rows_of(pair.quantized.format)), default=0.0)
+    levels = pair.quantized.levels
+    if not sums.n or not sums.x_sq:
         return False
-    return sqrt(as_float(sums.x_sq) / sums.n) < SUBNORMAL * (levels.highest - levels.lowest if levels else 1)
+    return sqrt(as_float(sums.x_sq) / sums.n) < least * (levels.highest - levels.lowest if levels else 1)

@@ -4,7 +4,7 @@ from functools import cache
 from math import inf, isfinite, log10, sqrt
 from typing import NamedTuple
 
-from quanterr.formats import FORMATS
+from quanterr.formats import rows_of
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import Pair
 
@@ -17,7 +17,6 @@ CAST = 0.005  # a factor that is nearer to 1 is none
 UNIFORM = 32.0  # dB that codes of 8 bits with equal steps reach without outliers
 OUTLIERS = 4.0  # dB that they often cost
 NARROW = 4  # dB: where the usual level of a format is known so well, it says something about a weight
-USUAL = {row.name: row.usual_db for row in FORMATS}
 
 
 class Figures(NamedTuple):
@@ -54,7 +53,8 @@ def level_of(bits: int) -> float:
 
 def usual_of(format_name: str) -> tuple[int, int] | None:
     """The usual SNR in dB of a format, from … to …, where it hardly depends on the weight."""
-    usual = USUAL.get(format_name)
+    rows = rows_of(format_name)
+    usual = rows[0].usual_db if len(rows) == 1 else None
     return usual if usual and usual[1] - usual[0] <= NARROW else None
 
 

@@ -22,7 +22,6 @@ ALONG = 0.9  # of a cosine: the direction is right
 ENOUGH = 5  # weights of a group
 LEAST_DB = 6.0  # below the median
 SPREADS = 6.0  # median absolute deviations below the median
-FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all: more are no accident
 FEW_COPIED = 4  # unquantized tensors: of fewer, half is no proof of another checkpoint
 OFFSET = 0.02  # of 1, and of the scatter of a norm's errors
 
@@ -104,7 +103,7 @@ def group_outlier(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
         spread = median(abs(level - middle) for level in levels)
         limit = middle - max(LEAST_DB, SPREADS * spread)
         for one, level in zip(group, levels, strict=True):
-            if level < limit and not one.near:
+            if level < limit:
                 message = (
                     f"{display(one.pair.name)}: {level:.1f} dB, where the {len(group)} weights of {name} in "
                     f"{role} have a median of {middle:.1f} dB"
@@ -113,25 +112,6 @@ def group_outlier(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
                 yield finding(
                     "group_outlier", "warning", one.pair.name, message, remedy, snr_db=level, median_snr_db=middle
                 )
-
-
-def rows_together(single: Sequence[Finding], weights: int) -> list[Finding]:
-    """The findings of single weights; where many of them have bad rows, one of little weight says so.
-
-    One weight with a bad row is broken. Many are what outliers do to rows with few scales.
-    """
-    bad = [found for found in single if found.code == "bad_rows"]
-    if len(bad) <= max(FEW_BAD, weights * SHARE_BAD):
-        return list(single)
-    worst = min(bad, key=lambda found: found.evidence["worst_row_snr_db"])
-    message = (
-        f"{len(bad)} of {count(weights, 'weight')} have rows with far more error than the rest; the worst: "
-        f"{worst.message}"
-    )
-    remedy = "outliers cause this where many weights share a scale: use finer scales or another method"
-    names = [found.layer for found in bad]
-    together = finding("bad_rows", "info", None, message, remedy, layers=names, worst=worst.layer)
-    return [*(found for found in single if found.code != "bad_rows"), together]
 
 
 def constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
@@ -218,32 +198,23 @@ def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair], whole: bool) -
     yield finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))
 
 
-def subjects(found: Iterable[Finding]) -> set[str]:
-    """Names of the weights that findings worse than an info are about."""
-    worse = [one for one in found if one.severity != "info"]
-    return {name for one in worse for name in (one.layer, *one.evidence.get("layers", ())) if name}
-
-
 def unquantized_changed(
     seen: Iterable[WeightSummary],
     same: Iterable[Pair],
     explained: Collection[str],
-    told: Collection[str],
     coded: bool,
 ) -> Iterator[Finding]:
     """Tensors that both sides store unquantized, in the same dtype, and that differ: a quantizer copies them.
 
-    ``explained`` are those whose change has a reason; another finding is about those in ``told``. Where something
-    else is quantized (``coded``), many that differ show that the sides do not come from one checkpoint, unless all
-    are vectors: norms may have taken up scales.
+    ``explained`` are those whose change has a reason. Where something else is quantized (``coded``), many that differ
+    show that the sides do not come from one checkpoint, unless all are vectors: norms may have taken up scales.
     """
     changed = [
         one for one in seen if one.figures and not one.offset and _copied(one.pair) and one.pair.name not in explained
     ]
     of = len(changed) + sum(map(_copied, same))
     many = of >= FEW_COPIED and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
-    level = "error" if coded and many else "warning"
-    if not changed or (level == "warning" and all(one.pair.name in told for one in changed)):
+    if not changed:
         return
     worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
@@ -253,6 +224,7 @@ def unquantized_changed(
         f"differ: {listed(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
     )
     remedy = "check that both checkpoints come from the same training step and the same merge"
+    level = "error" if coded and many else "warning"
     yield finding("unquantized_changed", level, None, message, remedy, layers=names, tensors=of, snr_db=worst_db)
 
 

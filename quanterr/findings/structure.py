@@ -6,6 +6,7 @@ from typing import Any
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
+from quanterr.formats import FORMATS, rows_of
 from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.model import Finding
@@ -15,7 +16,6 @@ from quanterr.util.text import count, display, listed
 BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEAD = "lm_head."
-UNTIED = "quanto"  # whose loader takes a head's own codes
 HEADS = {
     "num_attention_heads": ("q_proj.weight", "attn_q.weight"),
     "num_key_value_heads": ("k_proj.weight", "attn_k.weight"),
@@ -24,11 +24,6 @@ IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layer
 LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
 # Weights that quantizers leave without a word: routers, T5's embedding of relative positions.
 LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
-# What names the layout of a family in config.json, and the format that each of its values stands for.
-KINDS = {
-    "bnb_4bit_quant_type": {"nf4": "bnb_nf4", "fp4": "bnb_fp4"},
-    "version": {"gemm": "awq_gemm", "gemv": "awq_gemv", "gemv_fast": "awq_gemv_fast"},
-}
 ROTATED = ("attn_q.weight", "attn_k.weight")
 REMEDY = "check that it belongs to this checkpoint; loaders that follow it fail, or build another model"
 
@@ -118,7 +113,7 @@ def _tied(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
     if not isinstance(main, dict) or main.get("tie_word_embeddings") is not True:
         return
     coded = (p for p in pairs if p.quantized.has_codes and p.quantized.codes.name.startswith(HEAD))
-    for name in (p.name for p in coded if not p.quantized.format.startswith(UNTIED)):
+    for name in (p.name for p in coded if not any(row.takes_tied_head for row in rows_of(p.quantized.format))):
         yield _mismatch(
             f"config.json declares tie_word_embeddings, but {display(name)} is quantized for itself: "
             "loaders take the embedding in its place",
@@ -136,15 +131,7 @@ def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Findin
             f"{listed(taken, 3)}",
             taken,
         )
-    for key, kinds in KINDS.items():
-        kind = kinds.get(str(config.get(key)).lower())
-        other = [p.name for p in pairs if kind and p.quantized.format in kinds.values() and p.quantized.format != kind]
-        if other:
-            yield _mismatch(
-                f"config.json declares {kind}, but {count(len(other), 'weight')} are stored otherwise: "
-                f"{listed(other, 3)}",
-                other,
-            )
+    yield from _layouts(config, pairs)
     linear = [
         p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR and not LEFT.fullmatch(p.name)
     ]
@@ -160,6 +147,23 @@ def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Findin
             f"which {'is' if len(left) == 1 else 'are'} stored unquantized",
             left,
         )
+
+
+def _layouts(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Of a family of formats another one than config.json names."""
+    families: dict[str, dict[str, str]] = {}  # key → value → format
+    for key, value, name in ((*row.declared, row.name) for row in FORMATS if row.declared):
+        families.setdefault(key, {})[value] = name
+    for key, formats in families.items():
+        declared = formats.get(str(config.get(key)).lower())
+        stored = [(p.name, p.quantized.format) for p in pairs if declared]
+        other = [name for name, format_name in stored if format_name in formats.values() and format_name != declared]
+        if other:
+            yield _mismatch(
+                f"config.json declares {declared}, but {count(len(other), 'weight')} are stored otherwise: "
+                f"{listed(other, 3)}",
+                other,
+            )
 
 
 def _texts(value: Any) -> list[str]:

@@ -39,7 +39,6 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     sums = done.sums
     if underflows(pair, sums) and not sums.nonfinite:
         yield _underflow(pair)
-        return
     for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):
         if n:
             yield finding(

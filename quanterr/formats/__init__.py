@@ -69,6 +69,7 @@ from quanterr.util.text import listed
 
 __all__ = [
     "FORMATS",
+    "SEVERAL",
     "Format",
     "Hints",
     "Parts",
@@ -79,9 +80,11 @@ __all__ = [
     "part_names",
     "recognize",
     "refused",
+    "rows_of",
 ]
 
 NO_HINTS = Hints()
+SEVERAL = " + "  # between the formats of one weight
 
 # In the order in which they are tried.
 MODULES = (
@@ -162,6 +165,13 @@ AUXILIARY = (
     "scaled_fp8",
 )
 CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", *BLOCKS})
+
+
+@cache
+def rows_of(format_name: str) -> tuple[Format, ...]:
+    """The row of a weight's format; of a weight that is put together from parts in several formats, theirs."""
+    names = format_name.split(SEVERAL)
+    return tuple(row for row in FORMATS if row.name in names)
 
 
 def is_auxiliary(name: str) -> bool:

@@ -261,7 +261,8 @@ def _shuffled(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 
 def _format(name: str, summary: str, needs: Mapping[str, Part], fit: Callable[[Parts], Weight | None]) -> Format:
-    return Format(name, needs, fit, summary=summary, usual_db=(18, 22))
+    version = name.removeprefix("awq_")
+    return Format(name, needs, fit, summary=summary, usual_db=(18, 22), declared=("version", version))
 
 
 FORMATS = (

@@ -312,6 +312,9 @@ class Format:
     fit: Callable[[Parts], Weight | None]
     summary: str = ""  # without one, the first line of its module's docstring
     usual_db: tuple[int, int] | None = None  # SNR of whole models in it, by plain rounding: a guide, no limit
+    declared: tuple[str, str] | None = None  # key of a quantization_config, and the value there that means this format
+    takes_tied_head: bool = False  # its loaders use the codes of an output layer that is said to be the embedding's
+    least_scale: float = 0.0  # the smallest that it can store, where weights are known to be smaller
     specification: str = field(default="", repr=False)  # the docstring of its module, filled in by FORMATS
 
     @property

@@ -207,6 +207,7 @@ FORMATS = (
         partial(fit, "nf4"),
         summary="bitsandbytes NF4: 4-bit codes of a table, a scale for each few elements",
         usual_db=(20, 21),
+        declared=("bnb_4bit_quant_type", "nf4"),
     ),
     Format(
         "bnb_fp4",
@@ -214,5 +215,6 @@ FORMATS = (
         partial(fit, "fp4"),
         summary="bitsandbytes FP4: the same with another table",
         usual_db=(17, 19),
+        declared=("bnb_4bit_quant_type", "fp4"),
     ),
 )

@@ -131,7 +131,9 @@ def dequantize_scaled(parts: Parts, scale: Entry, chunk: Chunk, workspace: Works
     return Values(values.mul_(scales[of_row].unsqueeze(1)))
 
 
-NVFP4 = Layout("NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 21), (4, 36), levels.E2M1)
+NVFP4 = Layout(
+    "NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 21), (4, 36), levels.E2M1, least_scale=0.0
+)
 
 FORMATS = (
     Format(
@@ -146,7 +148,17 @@ FORMATS = (
     ),
     *block_formats(
         (
-            Layout("MXFP4", "E2M1 codes, a power of two for 32", mxfp4, 32, 4, (18, 20), (1, 17), levels.E2M1),
+            Layout(
+                "MXFP4",
+                "E2M1 codes, a power of two for 32",
+                mxfp4,
+                32,
+                4,
+                (18, 20),
+                (1, 17),
+                levels.E2M1,
+                least_scale=0.0,
+            ),
             Layout(
                 "IQ4_NL",
                 "4-bit codes for a table, a scale for 32",

@@ -141,6 +141,7 @@ FORMATS = (
         partial(fit_bytes, "quanto_int8"),
         summary="optimum-quanto: INT8 codes, one scale per row",
         usual_db=(32, 41),
+        takes_tied_head=True,
     ),
     Format(
         "quanto_float8",
@@ -148,6 +149,7 @@ FORMATS = (
         partial(fit_bytes, "quanto_float8"),
         summary="optimum-quanto: FP8 codes, one scale per row",
         usual_db=(31, 33),
+        takes_tied_head=True,
     ),
     Format(
         "quanto_int4",
@@ -155,6 +157,7 @@ FORMATS = (
         partial(fit_packed, 4),
         summary="optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
         usual_db=(18, 20),
+        takes_tied_head=True,
     ),
     Format(
         "quanto_int2",
@@ -162,5 +165,6 @@ FORMATS = (
         partial(fit_packed, 2),
         summary="optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
         usual_db=(6, 8),
+        takes_tied_head=True,
     ),
 )

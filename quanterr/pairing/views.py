@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats import Values, Weight
+from quanterr.formats import SEVERAL, Values, Weight
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
@@ -58,7 +58,7 @@ def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
     formats = {weight.format for weight in weights}
     return replace(
         first,
-        format=first.format if len(formats) == 1 else " + ".join(sorted(formats)),
+        format=first.format if len(formats) == 1 else SEVERAL.join(sorted(formats)),
         shape=shape,
         parts={f"{n}.{role}": entry for n, weight in enumerate(weights) for role, entry in weight.parts.items()},
         dequantize=partial(_stacked, weights, starts, axis),

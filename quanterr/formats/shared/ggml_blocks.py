@@ -28,6 +28,8 @@ from quanterr.tensors.workspace import Workspace
 # Writes the elements of blocks, uint8 (n, bytes of a block), to the second, float32 (n, elements of a block).
 Unpack = Callable[[Tensor, Tensor, Workspace], None]
 
+SUBNORMAL = 2.0**-24  # the smallest float16
+
 
 class Layout(NamedTuple):
     """One tensor type."""
@@ -42,6 +44,7 @@ class Layout(NamedTuple):
     levels: Levels | None = None  # of the codes
     uniform: bool = False  # the codes have equal steps, and no sign
     element: Element | None = None  # what the compiled kernel decodes itself
+    least_scale: float = SUBNORMAL
 
     @property
     def format(self) -> str:
@@ -58,6 +61,7 @@ def block_formats(layouts: Iterable[Layout]) -> tuple[Format, ...]:
             partial(fit, layout),
             summary=layout.summary,
             usual_db=layout.usual_db,
+            least_scale=layout.least_scale,
         )
         for layout in layouts
     )

@@ -1,0 +1,143 @@
+"""Which finding explains which: each row of the table, with a file in which it does."""
+
+from itertools import combinations_with_replacement
+
+import pytest
+import torch
+import unusual
+from making import compared, numbers
+
+from quanterr.findings import explanations, finding
+from quanterr.findings.explanations import EXPLANATIONS, SEVERITIES, drop_explained
+from quanterr.report.finding_codes import CODES
+
+NAME = "layers.0.mlp.up_proj.weight"
+NORM = "layers.0.input_layernorm.weight"
+
+
+def by_row(x):
+    unit = x.abs().amax(1, keepdim=True) / 127
+    return (x / unit).round().to(torch.int8), unit
+
+
+def damaged(folder, change, rows=64):
+    """The findings of one weight whose codes, or whose scales, are changed."""
+    x = numbers(rows, 256, seed=3).float()
+    codes, unit = change(*by_row(x))
+    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
+
+
+def every_other_negative(codes, unit):
+    signs = torch.where(torch.arange(64)[:, None] % 2 == 0, 1, -1)
+    return codes * signs.to(torch.int8), unit * signs
+
+
+def zeros_in_a_row(codes, unit):
+    codes[7, ::2] = 0
+    return codes, unit
+
+
+def noise_in_a_row(codes, unit):
+    generator = torch.Generator().manual_seed(1)
+    codes = (codes / 12).round()
+    codes[7] += torch.randint(-2, 3, (256,), generator=generator)
+    return codes.to(torch.int8), 12 * unit
+
+
+def values_of_one_size(folder):
+    """Each code is the largest: by design."""
+    x = numbers(64, 256, seed=3).sign().float() * 0.03
+    codes, unit = by_row(x)
+    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit.bfloat16()}).findings
+
+
+def another_weight(folder):
+    codes, unit = by_row(numbers(64, 256, seed=4).float())
+    return damaged(folder, lambda *_: (codes, unit))
+
+
+def norm_in_another_order(folder):
+    x = {NORM: 1 + numbers(128, seed=1)}
+    return compared(folder, x, {NORM: x[NORM].flip(0)}).findings
+
+
+# Of each row the first cause and the first finding that it explains → findings of files in which it does.
+CASES = {
+    ("underflow", "implausible_error"): lambda folder: (
+        unusual.compared(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings
+    ),
+    ("near", "implausible_error"): values_of_one_size,
+    ("signed", "scale_negative"): lambda folder: damaged(folder, every_other_negative),
+    ("scale_factor", "excess_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 3 * unit)),
+    ("nonfinite_original", "excess_error"): another_weight,
+    ("excess_error", "implausible_error"): lambda folder: damaged(folder, zeros_in_a_row),
+    ("excess_rows", "bad_rows"): lambda folder: damaged(folder, noise_in_a_row, rows=1024),
+    ("scale_factor", "unquantized_changed"): norm_in_another_order,
+}
+
+
+def key(row):
+    return row.causes[0], row.explained[0]
+
+
+@pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
+def test_what_a_row_explains_is_told_without_that_row(row, tmp_path, monkeypatch):
+    with_it = {found.code for found in CASES[key(row)](tmp_path)}
+    monkeypatch.setattr(explanations, "EXPLANATIONS", tuple(other for other in EXPLANATIONS if other is not row))
+    without = {found.code for found in CASES[key(row)](tmp_path)}
+
+    assert with_it < without
+    assert without - with_it <= set(row.explained)
+
+
+def test_every_row_has_codes_a_reason_and_a_case():
+    assert CASES.keys() == {key(row) for row in EXPLANATIONS}
+    for row in EXPLANATIONS:
+        assert row.reason
+        assert set(row.causes) - {explanations.NEAR, explanations.SIGNED} <= CODES.keys()
+        assert set(row.explained) <= CODES.keys()
+
+
+def rank(severity):
+    return SEVERITIES.index(severity)
+
+
+@pytest.mark.parametrize(("earlier", "later"), list(combinations_with_replacement(EXPLANATIONS, 2)))
+def test_no_row_explains_what_an_earlier_one_takes_for_a_cause(earlier, later):
+    """So the order of findings, and of rows that have nothing in common, does not matter."""
+    assert set(earlier.causes).isdisjoint(later.explained) or rank(later.most) < rank(earlier.least)
+
+
+def a_finding(code, severity, layer, **evidence):
+    return finding(code, severity, layer, "x", **evidence)
+
+
+@pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
+def test_a_cause_explains_nothing_of_other_weights(row):
+    effect = a_finding(row.explained[0], row.most, "a")
+    cause = a_finding(row.causes[0], row.least, "b")
+
+    assert [effect, cause] == drop_explained([effect, cause], {row.causes[0]: {"b"}})
+
+
+@pytest.mark.parametrize(("severity", "stands"), [("warning", True), ("error", False)])
+def test_a_cause_has_to_be_bad_enough(severity, stands):
+    found = [a_finding("scale_factor", severity, "a"), a_finding("excess_error", "warning", "a")]
+
+    assert stands == (found == drop_explained(found, {}))
+
+
+@pytest.mark.parametrize(("named", "stands"), [(["a"], True), (["a", "b"], False)])
+def test_a_finding_about_many_goes_where_all_are_explained(named, stands):
+    found = [
+        a_finding("scale_factor", "error", None, layers=named),
+        a_finding("unquantized_changed", "warning", None, layers=["a", "b"]),
+    ]
+
+    assert stands == (found == drop_explained(found, {}))
+
+
+def test_what_is_about_no_weight_is_not_explained():
+    found = [a_finding("scale_factor", "error", "a"), a_finding("implausible_error", "error", None)]
+
+    assert found == drop_explained(found, {})
