@@ -38,7 +38,7 @@ EXHIBITS = (
     Exhibit(
         "Difference",
         "Two reports of one original: which layers got better, and which worse.",
-        "quanterr diff int8.json fp8.json -o diff.html",
+        "quanterr diff fp8.json int8.json -o diff.html",
         "diff.html",
     ),
     Exhibit(
@@ -100,12 +100,10 @@ def printed(folder: Path, command: str) -> str:
 
 
 def shown(exhibit: Exhibit, output: str) -> str:
-    """The section of an exhibit: its page at a third of its size, which opens with a click, or else its output."""
+    """The section of an exhibit: its page at half its size, which opens with a click, or else its output."""
     head = f"## {exhibit.title}\n\n{exhibit.text}"
     if not exhibit.page:
         return f"{head}\n\n```console\n$ {exhibit.command}\n{output.rstrip()}\n```"
     frame = f'<iframe src="{exhibit.page}" title="{exhibit.title}" loading="lazy" tabindex="-1" inert></iframe>'
-    return (
-        f"{head}\n\n```console\n$ {exhibit.command}\n```\n\n"
-        f'<a class="exhibit" href="{exhibit.page}" target="_blank">{frame}<span>Open {exhibit.page}</span></a>'
-    )
+    link = f'<a href="{exhibit.page}" target="_blank">Open {exhibit.page}</a>'
+    return f'{head}\n\n```console\n$ {exhibit.command}\n```\n\n<div class="exhibit"><div>{frame}</div>{link}</div>'

@@ -50,7 +50,7 @@ def problems(site: Path) -> tuple[list[str], set[str]]:
                 target /= "index.html"
             if parts.path.startswith("/") or not target.is_file() or site.resolve() not in target.resolve().parents:
                 wrong.append(f"{where}: no file for {link}")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+            elif "=" not in parts.fragment and parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
                 wrong.append(f"{where}: no anchor for {link}")
     return wrong, outside
 
