@@ -14,8 +14,8 @@ import demo  # noqa: E402 - beside the scripts that it calls
 INTRODUCTION = """\
 # Gallery
 
-Pages that quanterr wrote, as it wrote them: each is one file, open it and try it. The model is all-MiniLM-L6-v2 (87 MiB),
-once in FP8 with one scale a tensor, once in INT8 with one scale a block of 128 × 128; `make demo` makes the same.
+Pages that quanterr wrote, as it wrote them: each is one file, open it and try it. The model is
+all-MiniLM-L6-v2 (87 MiB), once in FP8 with one scale a tensor, once in INT8 with one scale a block of 128 × 128.
 """
 
 
@@ -31,7 +31,7 @@ class Exhibit(NamedTuple):
 EXHIBITS = (
     Exhibit(
         "Report",
-        "The verdict and its reasons, a map of blocks and modules, the distribution, which layers to keep, every tensor.",
+        "The verdict and its reasons, a map of blocks and modules, the distribution, what to keep, every tensor.",
         "quanterr compare original int8.safetensors -o int8.html -o int8.json",
         "int8.html",
     ),

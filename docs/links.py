@@ -1,9 +1,9 @@
-"""The links of a built site: every page, file and anchor that they name is there, and nothing is loaded from elsewhere."""
+"""The links of a built site: what they name is there, file and anchor, and nothing is loaded from elsewhere."""
 
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 LOADED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 
@@ -39,20 +39,24 @@ def problems(site: Path) -> tuple[list[str], set[str]]:
         where = path.relative_to(site)
         for link in [*page.links, *page.loaded]:
             parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
-                if link in page.loaded and parts.scheme != "data":
-                    wrong.append(f"{where}: loads {link}")
-                elif parts.scheme in ("http", "https"):
-                    outside.add(link)
-                continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if target.is_dir():
-                target /= "index.html"
-            if parts.path.startswith("/") or not target.is_file() or site.resolve() not in target.resolve().parents:
-                wrong.append(f"{where}: no file for {link}")
-            elif "=" not in parts.fragment and parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
-                wrong.append(f"{where}: no anchor for {link}")
+            if not parts.scheme and not parts.netloc:
+                wrong += [f"{where}: {missing} for {link}" for missing in missing_of(parts, path, pages)]
+            elif link in page.loaded and parts.scheme != "data":
+                wrong.append(f"{where}: loads {link}")
+            elif parts.scheme in ("http", "https"):
+                outside.add(link)
     return wrong, outside
+
+
+def missing_of(link: SplitResult, path: Path, pages: dict[Path, Page]) -> list[str]:
+    """What a link of a page names and the site lacks. A fragment such as ``#layer=…`` is a view of a report."""
+    target = (path.parent / unquote(link.path)).resolve() if link.path else path
+    if target.is_dir():
+        target /= "index.html"
+    if not target.is_file():
+        return ["no file"]
+    anchors = pages[target].anchors if target in pages else set()
+    return ["no anchor"] if link.fragment and "=" not in link.fragment and unquote(link.fragment) not in anchors else []
 
 
 def check(site: Path) -> None:

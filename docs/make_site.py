@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import gallery
 import links
@@ -42,6 +41,7 @@ LANGUAGES = {".yml": "yaml", ".toml": "toml", ".jq": "jq"}
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
 BOLD = re.compile(r'(?:^<span style="font-weight: bold">.*</span>\n)+', re.MULTILINE)
+LISTED = re.compile(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n")
 TAG = re.compile(r"<[^>]+>")
 
 
@@ -68,9 +68,7 @@ def main() -> None:
     (PAGES / "examples").mkdir()
     shutil.copy(ROOT / "examples/report.png", PAGES / "examples")
     shutil.copy(DOCS / "site.css", PAGES)
-    subprocess.run(
-        [sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True
-    )
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
     (SITE / "404.html").unlink()  # its links would hold only for a site at the root of its host
     links.check(SITE)
 
@@ -97,7 +95,7 @@ def relinked(text: str, source: str) -> str:
     def link(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
         if target not in PLACES:
-            raise SystemExit(f"{source}: the site has no page for {found[1]}; docs/make_site.py lists those that it has")
+            raise SystemExit(f"{source}: the site has no page for {found[1]}; PLACES lists those that it has")
         return f"]({posixpath.relpath(PLACES[target], posixpath.dirname(PLACES[source]))}{found[2] or ''})"
 
     pieces = FENCED.split(guide.MARKER.sub("", text))
@@ -122,8 +120,9 @@ def ci() -> str:
 
 
 def commands() -> str:
-    """What `--help` says of each command, as typer writes it; its examples are code again."""
+    """What `--help` says of each command, as typer writes it; but examples are code, and cut sentences left out."""
     text = run("-m", "typer", "quanterr.cli", "utils", "docs", "--name", "quanterr", "--title", "Commands")
+    text = LISTED.sub("", text)
     return BOLD.sub(lambda found: f"```sh\n{html.unescape(TAG.sub('', found[0]))}```\n", text)
 
 

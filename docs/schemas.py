@@ -17,8 +17,9 @@ def page(kind: str, schema: Schema) -> str:
 
 def section(name: str, part: Schema) -> str:
     """What a definition is, and its fields."""
+    head = [f"## {name}", "", part.get("description", ""), "", "| field | type | meaning |", "|---|---|---|"]
     rows = [f"| `{field}` | {type_of(value)} | {meaning(value)} |" for field, value in part["properties"].items()]
-    return "\n".join([f"## {name}", "", part.get("description", ""), "", "| field | type | meaning |", "|---|---|---|", *rows])
+    return "\n".join([*head, *rows])
 
 
 def type_of(value: Schema) -> str:
@@ -33,7 +34,8 @@ def type_of(value: Schema) -> str:
     if value.get("type") == "array":
         return f"list of {type_of(value['items'])}" if "items" in value else "list"
     if isinstance(value.get("additionalProperties"), dict):
-        return f"{type_of(value['additionalProperties'])} by name"
+        inner = type_of(value["additionalProperties"])
+        return inner if inner.endswith(" by name") else f"{inner} by name"
     return str(value.get("type", "anything"))
 
 
