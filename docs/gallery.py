@@ -87,7 +87,8 @@ def make(folder: Path) -> str:
     original.symlink_to(model.parent)
     (folder / "text.md").write_bytes((ROOT / "README.md").read_bytes())
     for name, recipe in (("fp8", "fp8_tensor"), ("int8", "int8_block")):
-        command = [sys.executable, ROOT / "examples/quantize.py", model, f"{name}.safetensors", "--to", recipe]
+        script = str(ROOT / "examples/quantize.py")
+        command = [sys.executable, script, str(model), f"{name}.safetensors", "--to", recipe]
         subprocess.run(command, cwd=folder, check=True)
     printed(folder, "quanterr compare original fp8.safetensors -q -o fp8.json")
     return "\n\n".join([INTRODUCTION, *(shown(exhibit, printed(folder, exhibit.command)) for exhibit in EXHIBITS)])
