@@ -8,7 +8,7 @@ DEMO = .demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow test-matrix lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale clean
+.PHONY: help install demo test test-fast test-slow test-matrix lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,5 +80,9 @@ bench-evaluate: install ## evaluate: a model trained for it, quantized in many w
 	$(BIN)/python tests/bench/evaluate.py
 	$(BIN)/python tests/bench/evaluate_memory.py
 
+docs: install ## the site, in site/: guide, references, a gallery of real reports (a minute)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python docs/make_site.py
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-lowest .venv-newest $(DEMO) .bench .bench-evaluate .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-newest $(DEMO) .bench .bench-evaluate .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build site

