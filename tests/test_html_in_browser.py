@@ -12,7 +12,7 @@ import quanterr
 from quanterr.report import as_html
 
 pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="no Chromium with its driver here (Debian: chromium, chromium-driver)"
+    not (BROWSER and DRIVER), reason="no Chromium with its driver here (Debian: apt install chromium chromium-driver)"
 )
 
 
