@@ -56,6 +56,7 @@ from quanterr.metrics import OUTLIER
 from quanterr.selection import CompareOptions
 from quanterr.util import strict_json
 from quanterr.util.colors import painted, wanted
+from quanterr.util.platform import is_closed_pipe
 from quanterr.util.text import display, harmless
 from quanterr.version import __version__
 
@@ -540,10 +541,8 @@ def main() -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:
-        status = Status.BROKEN_PIPE
-    except OSError:
-        status = Status.ENVIRONMENT
+    except OSError as error:
+        status = Status.BROKEN_PIPE if is_closed_pipe(error) else Status.ENVIRONMENT
     os._exit(status)
 
 
