@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,6 +23,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
+
+from elftools.elf.elffile import ELFFile
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -108,10 +111,29 @@ def check(folder: Path, target: Target) -> Path:
         begins = content[name][:512]
         expect(begins.startswith(target.begins) and target.machine in begins, path, name)
     expect("quanterr/native/kernel.txt" in content and "quanterr/py.typed" in content, path, "kernel.txt, py.typed")
-    if "linux" in target.platform:
-        shown = " ".join(output(str(BIN / "auditwheel"), "show", str(path)).split())
-        expect(f'consistent with the following platform tag: "{target.platform}"' in shown, path, shown)
+    if target.zig.endswith("musl"):  # auditwheel knows this C library only where it is the system's own
+        needed = {library for name in kernels for library in needed_by(content[name])}
+        expect(needed == {"libc.so"}, path, f"needs {needed}")
+    elif target.begins == ELF:
+        shown = output(str(BIN / "auditwheel"), "show", str(path))
+        expect(runs_where_it_says(shown, target.platform), path, shown)
     return path
+
+
+def runs_where_it_says(shown: str, platform: str) -> bool:
+    """Whether auditwheel finds that a wheel needs no newer system than its tag says, and no libraries but the C one."""
+    pattern = r"(\w+linux)_(\d+)_(\d+)_(\w+)"
+    needed, tag = re.search(f'platform\\s+tag:\\s+"{pattern}"', shown), re.fullmatch(pattern, platform)
+    if needed is None or tag is None or "no external shared libraries" not in " ".join(shown.split()):
+        return False
+    older = (int(needed[2]), int(needed[3])) <= (int(tag[2]), int(tag[3]))
+    return older and (needed[1], needed[4]) == (tag[1], tag[4])
+
+
+def needed_by(library: bytes) -> list[str]:
+    """The libraries that an ELF library needs."""
+    dynamic = ELFFile(io.BytesIO(library)).get_section_by_name(".dynamic")
+    return [tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
 
 
 def digest_of(data: bytes) -> str:

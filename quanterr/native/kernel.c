@@ -18,6 +18,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
 #if !defined(__clang__)
@@ -708,13 +711,17 @@ EXPORT int64_t quanterr_fields(Field *to, int64_t room) {
     return n;
 }
 
-/* The widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). */
+/* The widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). Asks the machine:
+ * what compilers have for that is a stub in some of their runtimes. Bits as in Intel's manual, volume 1, chapter 14. */
 EXPORT int quanterr_instructions(void) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512dq")) return 2;
-    if (__builtin_cpu_supports("avx2")) return 1;
-#endif
+    const uint32_t osxsave = 1u << 27, avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F DQ BW VL */
+    uint32_t a, b, c, d, saved, high; /* saved: the registers that the system keeps apart for each thread */
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & osxsave)) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if ((saved & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2)) return 0;
+    return (saved & 0xE6) == 0xE6 && (b & avx512) == avx512 ? 2 : 1;
+#else
     return 0;
+#endif
 }
