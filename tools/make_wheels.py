@@ -111,20 +111,20 @@ def check(folder: Path, target: Target) -> Path:
         begins = content[name][:512]
         expect(begins.startswith(target.begins) and target.machine in begins, path, name)
     expect("quanterr/native/kernel.txt" in content and "quanterr/py.typed" in content, path, "kernel.txt, py.typed")
-    if target.zig.endswith("musl"):  # auditwheel knows this C library only where it is the system's own
+    if target.begins == ELF:
         needed = {library for name in kernels for library in needed_by(content[name])}
-        expect(needed == {"libc.so"}, path, f"needs {needed}")
-    elif target.begins == ELF:
+        expect(needed <= {"libc.so.6", "libm.so.6", "libc.so"}, path, f"needs {needed}")
+    if target.zig.endswith(".2.17"):  # auditwheel knows musl only where it is the system's own
         shown = output(str(BIN / "auditwheel"), "show", str(path))
         expect(runs_where_it_says(shown, target.platform), path, shown)
     return path
 
 
 def runs_where_it_says(shown: str, platform: str) -> bool:
-    """Whether auditwheel finds that a wheel needs no newer system than its tag says, and no libraries but the C one."""
+    """Whether auditwheel finds that a wheel needs no newer system than its tag says."""
     pattern = r"(\w+linux)_(\d+)_(\d+)_(\w+)"
     needed, tag = re.search(f'platform\\s+tag:\\s+"{pattern}"', shown), re.fullmatch(pattern, platform)
-    if needed is None or tag is None or "no external shared libraries" not in " ".join(shown.split()):
+    if needed is None or tag is None:
         return False
     older = (int(needed[2]), int(needed[3])) <= (int(tag[2]), int(tag[3]))
     return older and (needed[1], needed[4]) == (tag[1], tag[4])
