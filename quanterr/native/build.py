@@ -75,10 +75,8 @@ def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> Built:
             continue
         library = f"kernel_{name}{'.dll' if tag.startswith('win') else '.so'}"
         command = [*compiler, *FLAGS, *flags, *instructions, "kernel.c", "-o"]
-        # Relative: macOS writes the name into the library.
-        done = subprocess.run(
-            [*command, os.path.relpath(folder / library, HERE)], cwd=HERE, capture_output=True, check=False
-        )  # noqa: S603
+        place = os.path.relpath(folder / library, HERE)  # macOS writes the name into the library
+        done = subprocess.run([*command, place], cwd=HERE, capture_output=True, check=False)  # noqa: S603
         lines.append(f"{library}: {shlex.join([*command, library])}")
         if done.returncode == 0:
             made.append(folder / library)
