@@ -86,9 +86,9 @@ def hatch(tree: Path, folder: Path, target: str, environment: dict[str, str]) ->
     subprocess.run(words, cwd=tree, env=environment, check=True)
 
 
-def output(*words: str, **where: Path) -> str:
+def output(*words: str, cwd: Path | None = None) -> str:
     """What a program prints."""
-    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, **where).stdout.strip()
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, cwd=cwd).stdout.strip()
 
 
 def check(folder: Path, target: Target) -> Path:
