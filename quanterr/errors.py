@@ -88,7 +88,13 @@ class ElsewhereError(QuanterrError):
 
 
 # What is said where memory, or room for one more thread, is missing: by Python, the C library, C++, torch.
-NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new thread", "bad_alloc")
+NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",  # of Windows
+    "Cannot allocate memory",
+    "can't start new thread",
+    "bad_alloc",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -297,6 +297,20 @@ class TestChoice:
             native.load.cache_clear()
 
     @needs_kernel
+    @pytest.mark.parametrize(
+        ("struct", "fields"), [("Side", ("scale_step", "zero_step")), ("Run", ("e_max", "e_min"))], ids=["side", "run"]
+    )
+    def test_one_with_two_fields_of_a_size_swapped_is_not_used(self, monkeypatch, struct, fields):
+        known = dict(getattr(native, struct)._fields_)
+        other = dict(zip(fields, reversed(fields), strict=True))
+        swapped = [(other.get(name, name), known[other.get(name, name)]) for name in known]
+        same = type(struct, (ctypes.Structure,), {"_fields_": swapped})
+        monkeypatch.setattr(native, struct, same)
+
+        assert ctypes.sizeof(same) == ctypes.sizeof(type(struct, (ctypes.Structure,), {"_fields_": [*known.items()]}))
+        assert "is of another version of quanterr" in native.load.__wrapped__("base").reason
+
+    @needs_kernel
     def test_both_kernels_make_the_same_report(self, monkeypatch, tmp_path):
         sides, reports = stored_as(tmp_path, "e4m3"), []
         for kernel in ("torch", "native"):
@@ -314,20 +328,29 @@ class TestBuild:
 
         monkeypatch.setenv("CC", "no-such-compiler")
 
-        assert build.compile_kernels(tmp_path) == []
+        assert ([], "no kernel: there is no C compiler no-such-compiler (CC names another)") == build.compile_kernels(
+            tmp_path
+        )
 
     def test_a_compiler_that_fails_builds_nothing(self, monkeypatch, tmp_path):
         from quanterr.native import build
 
         monkeypatch.setattr(
-            build.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, b"", b"")
+            build.subprocess,
+            "run",
+            lambda command, **_: subprocess.CompletedProcess(command, 1, b"", b"kernel.c:1: no"),
         )
         monkeypatch.setattr(build.shutil, "which", lambda _: "/usr/bin/cc")
 
-        assert build.compile_kernels(tmp_path) == []
+        monkeypatch.delenv("CC", raising=False)
+        libraries, record = build.compile_kernels(tmp_path)
+
+        assert [] == libraries
+        assert record.startswith("no kernel: it cannot be compiled\nkernel_base.so: cc -std=c11 ")
+        assert record.endswith("\nfailed with status 1:\nkernel.c:1: no")
 
     def test_sides_and_runs_have_the_fields_of_the_c_file(self):
-        """By name and in order; the kernel itself tells their sizes."""
+        """By name and in order; the kernel itself tells where they are."""
         source = (Path(native.__file__).parent / "kernel.c").read_text()
         for struct in (native.Side, native.Run):
             names = [name for name, _ in struct._fields_]

@@ -16,6 +16,7 @@ from quanterr.checkpoints.stores import remote_path
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, without_credentials
+from quanterr.util.platform import with_slashes
 from quanterr.util.text import count, display, listed
 
 __all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "entered", "open_checkpoint"]
@@ -70,7 +71,7 @@ def open_checkpoint(
             kind, (paths, index) = "index", _in_index(where)
         else:
             kind, paths, index = "file", _with_other_shards(where), None
-        return _open_files(without_credentials(given), kind, paths, index, revision, lenient)
+        return _open_files(with_slashes(without_credentials(given)), kind, paths, index, revision, lenient)
     except OSError as error:
         raise cannot_open(Path(str(where)), error) from error
     except ValueError as error:

@@ -2,11 +2,9 @@
 
 import errno
 import os
-import resource
 import stat
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
@@ -16,6 +14,7 @@ from typing import Any
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.store import RemotePath
 from quanterr.errors import CheckpointError, ResourceError
+from quanterr.util import platform
 from quanterr.util.text import count, display
 
 # Bits of one element, by the dtype's name in a safetensors header.
@@ -50,8 +49,6 @@ MAX_DIMENSIONS = 32
 MAX_DIMENSION = 2**40
 MAX_NAME = 4096  # characters
 
-MOST_FILES = 10_240  # open at a time: macOS allows no more
-SPARE_FILES = 32  # that torch and others may need to open besides ours
 RETRIES = 3  # a network file system may fail once and then recover
 
 
@@ -61,7 +58,7 @@ class StoredFile:
     is_certain = False  # that weights are what their names and shapes suggest: no sample is read to find that out
 
     def __init__(self, path: Path) -> None:
-        """Open a regular file; O_NONBLOCK, so that a FIFO is refused instead of waited for.
+        """Open a regular file; a FIFO is refused instead of waited for.
 
         Raises:
             CheckpointError: missing, not a regular file, not readable; names nearby files.
@@ -82,7 +79,7 @@ class StoredFile:
         self.size = status.st_size
 
     def __str__(self) -> str:
-        return display(str(self.path))
+        return display(platform.with_slashes(str(self.path)))
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` with the bytes from ``offset`` on.
@@ -101,7 +98,7 @@ class StoredFile:
     def _pread(self, view: memoryview, offset: int) -> int:
         for retry in range(RETRIES + 1):
             try:
-                return os.preadv(self._fd, [view], offset)
+                return platform.read_at(self._fd, view, offset)
             except OSError as error:
                 if error.errno not in (errno.EIO, errno.ESTALE) or retry == RETRIES:
                     name = errno.errorcode.get(error.errno or 0, "?")
@@ -117,9 +114,7 @@ class StoredFile:
 
     def will_need(self, offset: int, n: int) -> None:
         """Tell the kernel to fetch these bytes now; a hint, and no more."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):
-                os.posix_fadvise(self._fd, offset, n, os.POSIX_FADV_WILLNEED)
+        platform.will_need(self._fd, offset, n)
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError when the file is no longer the one that was opened, byte for byte."""
@@ -149,11 +144,17 @@ class StoredFile:
         return self._fd
 
     def utf8_path(self) -> str:
-        """A path of this file for libraries that know only names in UTF-8: where it has none, its descriptor's."""
+        """A path of this file for libraries that know only names in UTF-8: where it has none, its descriptor's.
+
+        Raises:
+            CheckpointError: it has neither.
+        """
         try:
             str(self.path).encode()
-        except UnicodeEncodeError:
-            return f"/dev/fd/{self._fd}"
+        except UnicodeEncodeError as error:
+            if (path := platform.path_of_descriptor(self._fd)) is None:
+                raise CheckpointError(f"{self}: the name is not Unicode; rename the file") from error
+            return path
         return str(self.path)
 
     def probe(self) -> None:
@@ -171,12 +172,8 @@ class StoredFile:
 
 
 def _opened(path: Path) -> int:
-    """A file descriptor. Every shard stays open: where they come near the soft limit, it is raised."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and descriptor + SPARE_FILES >= soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    descriptor = platform.opened(path)
+    platform.raise_limit_of_files(descriptor)
     return descriptor
 
 

@@ -34,7 +34,7 @@ from quanterr.checkpoints.base import (
     truncated,
 )
 from quanterr.errors import CheckpointError, is_out_of_memory
-from quanterr.util.memory import give_back
+from quanterr.util.platform import give_back_memory
 from quanterr.util.strict_json import DuplicateKey, Invalid, loads
 from quanterr.util.text import count, display
 from quanterr.version import __version__
@@ -67,7 +67,7 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
     is_here = file.descriptor >= 0
     if is_here and not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
         _check_with_library(file)
-        give_back()  # what the library took for the header, some 0.5 kB a tensor
+        give_back_memory()  # what the library took for the header, some 0.5 kB a tensor
     return entries, metadata, odd + notes
 
 

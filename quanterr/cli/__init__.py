@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -57,6 +58,7 @@ from quanterr.metrics import OUTLIER
 from quanterr.selection import CompareOptions
 from quanterr.util import strict_json
 from quanterr.util.colors import painted, wanted
+from quanterr.util.platform import is_closed_pipe
 from quanterr.util.text import display, harmless
 from quanterr.version import __version__
 
@@ -111,12 +113,18 @@ def _version(wanted: bool) -> None:
     typer.echo(f"quanterr {__version__}")
     if {"-v", "--verbose"} & set(sys.argv):  # whichever of the two options comes first
         import platform
+        from importlib.metadata import PackageNotFoundError, version
 
-        from quanterr.native import chosen
+        from quanterr.native import chosen, record
 
         choice = chosen()
         typer.echo(f"kernel: {choice}{f' ({choice.reason})' if choice.reason else ''}")
-        typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+        for line in record().splitlines():
+            typer.echo(f"  {line}")
+        typer.echo(f"Python {platform.python_version()}, {platform.platform()}")
+        for name in ("torch", "safetensors", "pydantic", "typer", "transformers"):
+            with suppress(PackageNotFoundError):
+                typer.echo(f"{name} {version(name)}")
     raise typer.Exit
 
 
@@ -126,7 +134,12 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --version: name the kernel as well.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="With --version: the kernel, how it was compiled, and what else is installed."
+        ),
+    ] = False,
 ) -> None:
     context.default_map = settings.defaults(context)
 
@@ -541,10 +554,8 @@ def main() -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:
-        status = Status.BROKEN_PIPE
-    except OSError:
-        status = Status.ENVIRONMENT
+    except OSError as error:
+        status = Status.BROKEN_PIPE if is_closed_pipe(error) else Status.ENVIRONMENT
     os._exit(status)
 
 

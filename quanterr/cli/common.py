@@ -4,7 +4,6 @@ import importlib
 import logging
 import mmap
 import os
-import resource
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from quanterr.errors import Interrupted, ResourceError, Status, UsageError
 from quanterr.util.addresses import host_of, without_credentials
+from quanterr.util.platform import is_closed_pipe, limit_of_memory
 from quanterr.util.processes import tasks_apart, this_process
 from quanterr.util.text import size, unicode
 from quanterr.util.waiting import notices, stoppable
@@ -287,8 +287,8 @@ def require_memory() -> None:
     Raises:
         ResourceError: it is too little.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY or "torch" in sys.modules:
+    limit = limit_of_memory()
+    if limit is None or "torch" in sys.modules:
         return
     child = os.fork()
     if child == 0:
@@ -391,11 +391,10 @@ def printing() -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError as error:
-        _abandon_stdout()
-        raise typer.Exit(Status.BROKEN_PIPE) from error
     except OSError as error:
         _abandon_stdout()
+        if is_closed_pipe(error):
+            raise typer.Exit(Status.BROKEN_PIPE) from error
         raise ResourceError(f"standard output: {error.strerror}") from error
 
 

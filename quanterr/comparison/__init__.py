@@ -42,7 +42,7 @@ from quanterr.report.sensitivity import read_sensitivity
 from quanterr.selection import CompareOptions, Selection
 from quanterr.tensors.devices import described, pick_device
 from quanterr.util.company import company_of_environment
-from quanterr.util.memory import give_back
+from quanterr.util.platform import give_back_memory, with_slashes
 from quanterr.util.text import display
 
 Path = str | os.PathLike[str]
@@ -108,7 +108,7 @@ def _compare_each(
             ]
         del recognized
         builders = [ReportBuilder(plan, alphas) for plan in plans]
-        give_back()  # the tables of names that pairing took
+        give_back_memory()  # the tables of names that pairing took
 
         def take(candidate: int, done: ComparedWeight) -> None:
             layer = builders[candidate].add(done)
@@ -144,8 +144,8 @@ def _compare_each(
         )
         settings = Settings(
             outlier_threshold=options.outlier_threshold,
-            importance=None if options.importance is None else os.fspath(options.importance),
-            sensitivity=None if options.sensitivity is None else os.fspath(options.sensitivity),
+            importance=None if options.importance is None else with_slashes(os.fspath(options.importance)),
+            sensitivity=None if options.sensitivity is None else with_slashes(os.fspath(options.sensitivity)),
             metrics_version=METRICS_VERSION,
         )
         reports = [

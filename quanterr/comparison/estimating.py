@@ -14,7 +14,7 @@ import torch
 
 from quanterr.checkpoints import Checkpoint, Entry, entered
 from quanterr.comparison.assembly import reported_dtype
-from quanterr.comparison.scheduler import Progress, usable_cores
+from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import of_notes
 from quanterr.recipes import Recipe
@@ -27,6 +27,7 @@ from quanterr.report.model import Selection as Selected
 from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.selection import CompareOptions, Selection
+from quanterr.util.platform import usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 from quanterr.version import __version__

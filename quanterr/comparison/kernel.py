@@ -265,7 +265,7 @@ def _zeroed_rows(load: Load, chunks: Sequence[Chunk], rows: Tensor) -> Tensor:
     """
     x_sq, e_sq, _, xe = rows
     y_sq = x_sq + 2 * xe + e_sq
-    zeroed = y_sq <= NO_ENERGY * x_sq
+    zeroed: Tensor = y_sq <= NO_ENERGY * x_sq
     for chunk, own, in_x in zip(chunks, *(v.split([c.shape[0] for c in chunks]) for v in (zeroed, x_sq)), strict=True):
         if bool((own & (in_x > 0)).any()):
             own &= (load(chunk)[1] == 0).all(1)

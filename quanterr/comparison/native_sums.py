@@ -16,6 +16,7 @@ from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, Run, Side
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, Element, Order, decoder_of
 from quanterr.tensors.workspace import Workspace
+from quanterr.util.platform import kernel_file
 
 AT_ONCE = 1 << 16  # elements that are read, then added up: what a core's cache holds
 TILE = 32  # rows of transposed codes that are put in order at a time
@@ -221,7 +222,7 @@ def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace
         side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
     if decoder.order == Order.ROWS:
         first = chunk.row * row_bytes + chunk.col // together * n_bytes
-        side.file, side.offset = entry.file.descriptor, entry.offset + first
+        side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
         if side.file < 0:  # of no file: the bytes are made
             side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
         else:

@@ -7,8 +7,6 @@ with another's arithmetic. What a weight's sums are does not depend on who compu
 """
 
 import mmap
-import os
-import resource
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
+from quanterr.util.platform import limit_of_memory, usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 from quanterr.util.waiting import stoppable
@@ -304,13 +303,8 @@ def _require_room(threads: int) -> None:
     Without room for its first objects, a thread never reports that it has started, and who waits for it hangs;
     without room for its thread-local data, the loader ends the process with status 127.
     """
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+    if limit_of_memory() is not None:
         mmap.mmap(-1, threads * THREAD_ROOM).close()
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _weights(jobs: Sequence[Job]) -> list[Weight]:

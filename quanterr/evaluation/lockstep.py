@@ -22,7 +22,7 @@ from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import Chunks
 from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
-from quanterr.util.memory import give_back
+from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
 
 MAX_NAMED = 3
@@ -190,7 +190,7 @@ class Lockstep:
         watching.finish()
         for each in (unit, *units):
             each.free()
-        give_back()
+        give_back_memory()
 
     def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors) -> None:
         with watching:

@@ -1,26 +1,21 @@
 """Where weights and activations are in memory: blocks come and go all the time, and shall leave no holes."""
 
-import ctypes
 import mmap
-from contextlib import suppress
 from math import prod
 
 import torch
 from torch import Tensor
 
 from quanterr.tensors.devices import CPU
+from quanterr.util.platform import keep_freed_memory, prefer_large_pages
 
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
 ACTIVATION = 16 << 20  # bytes up to which what is freed is kept for the next one
 WEIGHT = 1 << 20  # bytes from which a weight has pages of its own
 
 
 def keep_memory_for_activations() -> None:
     """What is freed is used again, as fresh pages cost a third of the time; threads share one heap."""
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(M_MMAP_THRESHOLD, ACTIVATION)
-        libc.mallopt(M_ARENA_MAX, 1)
+    keep_freed_memory(ACTIVATION)
 
 
 def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
@@ -36,6 +31,5 @@ def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
         pages = mmap.mmap(-1, n_bytes)
     except OSError as error:
         raise MemoryError(f"{n_bytes} bytes for a weight") from error
-    with suppress(OSError, AttributeError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    prefer_large_pages(pages)
     return torch.frombuffer(pages, dtype=torch.float32).view(shape)

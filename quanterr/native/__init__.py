@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.metrics.sums import KEPT_ROWS
+from quanterr.util.platform import LIBRARY
 from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # as quanterr_instructions counts them
-VERSION = 3
+VERSION = 4
+RECORD = Path(__file__).parent / "kernel.txt"  # how the kernel was compiled, or why it could not be
 ROOM = 1 << 15  # bins of a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # of a sum, a signed integer in units of 2^-1074
@@ -186,15 +188,42 @@ def load(instructions: str) -> Choice:
         return Choice(None, "no kernel was compiled when quanterr was installed")
     try:
         library = ctypes.CDLL(os.fspath(path))
-        library.quanterr_layout.restype = ctypes.c_int64
-        layout = library.quanterr_layout()
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         return Choice(None, f"the kernel cannot be loaded: {display(str(error))}")
-    if layout != VERSION * 1_000_000 + 1000 * ctypes.sizeof(Side) + ctypes.sizeof(Run):
+    if not _has_same_layout(library):
         return Choice(None, f"{display(str(path))} is of another version of quanterr")
     return Choice(Kernel(library, instructions))
 
 
+class _Field(ctypes.Structure):
+    """What the kernel says of a field."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("at", ctypes.c_int64))
+
+
+def _has_same_layout(library: ctypes.CDLL) -> bool:
+    """Whether every field is where the kernel looks for it."""
+    if not hasattr(library, "quanterr_fields"):
+        return False
+    own = {b"version": VERSION}
+    for struct in (Side, Run):
+        name = struct.__name__
+        own[name.encode()] = ctypes.sizeof(struct)
+        own |= {f"{name}.{field}".encode(): getattr(struct, field).offset for field, *_ in struct._fields_}
+    found = (_Field * len(own))()
+    library.quanterr_fields.restype = ctypes.c_int64
+    n = library.quanterr_fields(found, ctypes.c_int64(len(own)))
+    return bool(n == len(own)) and {field.name: field.at for field in found} == own
+
+
+def record() -> str:
+    """How the kernel was compiled, command by command, or why there is none; empty where that is not known."""
+    try:
+        return RECORD.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
 def library_path(instructions: str, folder: Path = Path(__file__).parent) -> Path:
     """Where the kernel for an instruction set is."""
-    return folder / f"kernel_{instructions}.so"
+    return folder / f"kernel_{instructions}{LIBRARY}"

@@ -1,20 +1,25 @@
 """Compiles kernel.c while quanterr is installed; without a C compiler nothing is compiled and nothing fails.
 
-Hatch runs this file by its path, before the package can be imported.
+Hatch runs this file by its path, before the package can be imported. CC names the compiler. QUANTERR_PLATFORM is for
+tools/make_wheels.py, whose compiler is for other systems: the platform of the wheel's tag, for which a kernel must be
+made then, or ``any``, for which none is.
 """
 
+import json
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
+RECORD = HERE / "kernel.txt"  # beside the libraries: what native.record() reads
 # Neither -ffast-math nor contraction: the digits are the same on every instruction set.
 FLAGS = (
     "-std=c11",
@@ -31,34 +36,106 @@ INSTRUCTION_SETS = {
     "avx2": ("-mavx2",),
     "avx512": ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
 }
+# The oldest macOS that has this kind of machine and a supported Python.
+MACOS = {"arm64": "11.0", "x86_64": "10.13"}
 
 
-def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> list[Path]:
-    """Compile kernel.c for each instruction set of this kind of machine; gives the libraries that were made."""
+class Built(NamedTuple):
+    """The libraries that were made, and how, or why there are none: the compiler's own words."""
+
+    libraries: list[Path]
+    record: str
+
+
+def platform_tag() -> str:
+    """Of the wheel: where its kernel runs."""
+    if asked := os.environ.get("QUANTERR_PLATFORM"):
+        return asked
+    if platform.system() == "Darwin":  # whose Python may be for both kinds of machines; the kernel is for one
+        machine = platform.machine()
+        return f"macosx_{MACOS[machine].replace('.', '_')}_{machine}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> Built:
+    """Compile kernel.c for each instruction set of the kind of machine that the wheel is for."""
+    tag = platform_tag()
+    if tag == "any":
+        return Built([], "no kernel: this wheel is for any platform; build one from the source, with a C compiler")
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if not compiler or shutil.which(compiler[0]) is None:
-        return []
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    made = []
+        missing = shlex.join(compiler) or "CC, which is empty"
+        return Built([], f"no kernel: there is no C compiler {missing} (CC names another)")
+    if platform.system() == "Darwin" and "QUANTERR_PLATFORM" not in os.environ:
+        machine = platform.machine()
+        compiler += ["-arch", machine, f"-mmacosx-version-min={MACOS[machine]}"]
+    made, lines = [], []
     for name, instructions in INSTRUCTION_SETS.items():
-        if instructions and not x86:
+        if instructions and not tag.endswith(("x86_64", "amd64")):
             continue
-        library = folder / f"kernel_{name}.so"
-        command = [*compiler, *FLAGS, *flags, *instructions, str(HERE / "kernel.c"), "-o", str(library)]
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:  # noqa: S603
-            made.append(library)
-    return made
+        library = f"kernel_{name}{'.dll' if tag.startswith('win') else '.so'}"
+        command = [*compiler, *FLAGS, *flags, *instructions, "kernel.c", "-o"]
+        place = os.path.relpath(folder / library, HERE)  # macOS writes the name into the library
+        done = subprocess.run([*command, place], cwd=HERE, capture_output=True, check=False)  # noqa: S603
+        lines.append(f"{library}: {shlex.join([*command, library])}")
+        if done.returncode == 0:
+            made.append(folder / library)
+        else:
+            message = (done.stdout + done.stderr).decode(errors="replace").strip()
+            lines += [f"failed with status {done.returncode}:", message]
+    return Built(made, "\n".join(lines if made else ["no kernel: it cannot be compiled", *lines]))
+
+
+def bill_of_materials(version: str, kernels: bool) -> str:
+    """A CycloneDX document (PEP 770): quanterr, and what the compiler adds to its kernel. Nothing else is bundled."""
+    purl = f"pkg:pypi/quanterr@{version}"
+    licences = [{"license": {"id": "Apache-2.0"}}]
+    own = {"type": "application", "bom-ref": purl, "name": "quanterr", "version": version, "purl": purl}
+    runtime = {
+        "type": "library",
+        "bom-ref": "compiler-runtime",
+        "name": "compiler-runtime",
+        "description": "start-up code and detection of instructions that the C compiler links into the kernel",
+    }
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": own | {"licenses": licences}},
+        "components": [runtime] if kernels else [],
+    }
+    return json.dumps(document, indent=2) + "\n"
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
     """Puts the compiled kernels into the wheel, which is then for one platform; or makes a pure wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile into the source tree, where an editable installation looks as well."""
-        for stale in HERE.glob("kernel_*.so"):
+        """Compile into the source tree, where an editable installation looks as well.
+
+        Raises:
+            RuntimeError: a wheel for a platform was asked for, and its kernel cannot be compiled.
+        """
+        for stale in (*HERE.glob("kernel_*.so"), *HERE.glob("kernel_*.dll")):
             stale.unlink()
-        if compile_kernels(HERE):
-            platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        libraries, record = compile_kernels(HERE)
+        if "failed with status" in record and "QUANTERR_PLATFORM" in os.environ:
+            raise RuntimeError(record)
+        RECORD.write_text(record + "\n", encoding="utf-8")
+        self.app.display_info(record)
+        build_data["artifacts"] += [
+            "quanterr/native/kernel_*.so",
+            "quanterr/native/kernel_*.dll",
+            "quanterr/native/kernel.txt",
+        ]
+        self._folder = tempfile.TemporaryDirectory()
+        sbom = Path(self._folder.name, "quanterr.cdx.json")
+        sbom.write_text(bill_of_materials(self.metadata.version, bool(libraries)), encoding="utf-8")
+        build_data["sbom_files"].append(str(sbom))
+        if libraries:
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{platform_tag}"
-            build_data["artifacts"].append("quanterr/native/kernel_*.so")
+            build_data["tag"] = f"py3-none-{platform_tag()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Forget the bill of materials, which is in the wheel now."""
+        self._folder.cleanup()

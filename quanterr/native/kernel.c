@@ -13,12 +13,35 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <float.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#if !defined(__clang__)
+#error "gcc for Windows misaligns vectors on the stack: use clang, or zig cc"
+#endif
+#else
 #include <unistd.h>
+#define EXPORT __attribute__((visibility("default")))
+#endif
 
-#define VERSION 3
+/* What is assumed of a machine and its compiler; on any other there is no kernel, and this is why. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checkpoints are little-endian, and read as they are");
+_Static_assert(sizeof(float) == 4 && FLT_RADIX == 2 && FLT_MANT_DIG == 24 && FLT_MAX_EXP == 128 && FLT_MIN_EXP == -125,
+               "float is not IEEE-754 binary32");
+_Static_assert(sizeof(double) == 8 && DBL_MANT_DIG == 53 && DBL_MAX_EXP == 1024 && DBL_MIN_EXP == -1021,
+               "double is not IEEE-754 binary64");
+_Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on other machines");
+_Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
+_Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
+
+#define VERSION 4
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane that are added in float32 */
@@ -51,7 +74,7 @@ enum { DONE = 1, TRUNCATED = -1 };                                     /* or -er
 
 typedef struct {
     int32_t element, order;
-    int32_t file;         /* descriptor, or -1: `stored` holds the rows */
+    int32_t file;         /* descriptor, on Windows handle, or -1: `stored` holds the rows */
     int32_t per_byte;     /* codes, of a TABLE */
     int64_t offset;       /* in the file, of the first row */
     int64_t row_bytes;    /* from one row to the next */
@@ -502,13 +525,34 @@ static void tile_awq(const Side *side, int64_t row, int64_t rows, int64_t cols) 
         }
 }
 
+/* Up to n bytes from `at` on: how many, 0 at the end of the file, or -errno. */
+#if defined(_WIN32)
+typedef struct { uintptr_t internal[2]; uint32_t low, high; void *event; } Overlapped; /* without windows.h and its names */
+__declspec(dllimport) int __stdcall ReadFile(void *handle, void *to, uint32_t n, uint32_t *done, Overlapped *at);
+__declspec(dllimport) uint32_t __stdcall GetLastError(void);
+#define END_OF_FILE 38 /* ERROR_HANDLE_EOF */
+
+static int64_t read_at(int32_t file, void *to, int64_t n, int64_t at) {
+    Overlapped place = {.low = (uint32_t)at, .high = (uint32_t)(at >> 32)};
+    uint32_t done = 0, most = n < 1 << 30 ? (uint32_t)n : 1 << 30;
+    if (ReadFile((void *)(intptr_t)file, to, most, &done, &place)) return done;
+    return GetLastError() == END_OF_FILE ? 0 : -EIO;
+}
+#else
+static int64_t read_at(int32_t file, void *to, int64_t n, int64_t at) {
+    ssize_t done;
+    do done = pread(file, to, (size_t)n, at);
+    while (done < 0 && errno == EINTR);
+    return done < 0 ? -errno : done;
+}
+#endif
+
 static int read_rows(Side *side, int64_t row, int64_t rows) {
     char *to = side->stored;
     int64_t n = rows * side->row_bytes, at = side->offset + row * side->row_bytes;
     while (n) {
-        ssize_t done = pread(side->file, to, (size_t)n, at);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return done ? -errno : TRUNCATED;
+        int64_t done = read_at(side->file, to, n, at);
+        if (done <= 0) return done ? (int)done : TRUNCATED;
         to += done, n -= done, at += done;
     }
     return DONE;
@@ -596,7 +640,7 @@ static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
 }
 
 /* The values of some rows into side->values, and nothing else. */
-int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
+EXPORT int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
     for (int64_t first = 0; first < all_rows; first += rows_at_once) {
         int64_t rows = all_rows - first < rows_at_once ? all_rows - first : rows_at_once;
         int status = load_rows(side, first, rows, cols);
@@ -610,7 +654,7 @@ int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_
     return DONE;
 }
 
-int quanterr_compare(Side *x, Side *y, Run *run) {
+EXPORT int quanterr_compare(Side *x, Side *y, Run *run) {
     State s;
     memset(&s, 0, sizeof s);
     begin_strip(&s);
@@ -630,7 +674,7 @@ int quanterr_compare(Side *x, Side *y, Run *run) {
 
 /* Codes of the nearest numbers of a table: `first` up to bounds[0], beyond each bound what `changes` makes of the code
  * before (exclusive or). The specification is recipes/lookup.py. */
-void quanterr_nearest(const float *x, int64_t n, const float *bounds, const int32_t *changes, int32_t n_bounds,
+EXPORT void quanterr_nearest(const float *x, int64_t n, const float *bounds, const int32_t *changes, int32_t n_bounds,
                       int32_t first, uint8_t *codes) {
     int64_t i = 0;
     for (; i + WIDTH <= n; i += WIDTH) {
@@ -648,16 +692,42 @@ void quanterr_nearest(const float *x, int64_t n, const float *bounds, const int3
     }
 }
 
-/* Version, and the sizes that quanterr/native/__init__.py must have as well. */
-int64_t quanterr_layout(void) { return VERSION * 1000000 + 1000 * (int64_t)sizeof(Side) + (int64_t)sizeof(Run); }
+/* Version, sizes, and where each field is, which quanterr/native/__init__.py must have alike. */
+typedef struct { const char *name; int64_t at; } Field;
+#define S(field) {"Side." #field, offsetof(Side, field)}
+#define R(field) {"Run." #field, offsetof(Run, field)}
+static const Field LAYOUT[] = {
+    {"version", VERSION},
+    {"Side", sizeof(Side)},
+    S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
+    S(table), S(scale), S(zero), S(shift), S(scale_step), S(zero_step), S(shift_step), S(group), S(values),
+    S(ends), S(has_ends), S(saturated),
+    {"Run", sizeof(Run)},
+    R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(importance), R(importance_step), R(counts),
+    R(row_sums), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
+    R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
+    R(e_min), R(relative_max), R(worst_row), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq),
+    R(kept_e_sq), R(kept_e_max), R(kept_zeroed),
+};
 
-/* The widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). */
-int quanterr_instructions(void) {
+/* Copies as much of it as there is room for; how much there is. */
+EXPORT int64_t quanterr_fields(Field *to, int64_t room) {
+    int64_t n = sizeof LAYOUT / sizeof *LAYOUT;
+    memcpy(to, LAYOUT, (size_t)(room < n ? room : n) * sizeof *LAYOUT);
+    return n;
+}
+
+/* The widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). Asks the machine:
+ * what compilers have for that is a stub in some of their runtimes. Bits as in Intel's manual, volume 1, chapter 14. */
+EXPORT int quanterr_instructions(void) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512dq")) return 2;
-    if (__builtin_cpu_supports("avx2")) return 1;
-#endif
+    const uint32_t osxsave = 1u << 27, avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F DQ BW VL */
+    uint32_t a, b, c, d, saved, high; /* saved: the registers that the system keeps apart for each thread */
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & osxsave)) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if ((saved & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2)) return 0;
+    return (saved & 0xE6) == 0xE6 && (b & avx512) == avx512 ? 2 : 1;
+#else
     return 0;
+#endif
 }

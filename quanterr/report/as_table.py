@@ -119,7 +119,10 @@ def ended(verdict: str, status: int | None, words: str) -> str:
 
 def _from_here(path: str) -> str:
     """A path as seen from the current folder, where it is in there."""
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # on another drive
+        return path
     return path if relative.startswith(os.pardir) else relative
 
 

@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.report import OUTPUTS, Output
-from quanterr.util.replacing import replacing
+from quanterr.util.platform import give_mode, is_closed_pipe, sync_folder
+from quanterr.util.replacing import PRIVATE, replacing
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 BEGINNING = 128  # bytes
+OF_OPEN = 0o666  # the mode that a plain open() gives a new file, but for the umask
 # JSON, JSON Lines and a ranking; CSV; HTML; JUnit. Markdown is a section that may be in somebody's document.
 MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.", b'name="quanterr: ')
 SECTION = b"<!-- quanterr:begin -->", b"<!-- quanterr:end -->"
@@ -60,7 +62,7 @@ def targets(
 
 
 def _target(given: str, inputs: list[str], output: Output | None, outputs: Sequence[Output]) -> Target:
-    if given in (STDOUT, "/dev/stdout"):
+    if given in (STDOUT, "/dev/stdout"):  # also on Windows, which has no such path
         return Target(output or outputs[0], None)
     where = f"--output-report {display(given)}"
     with _naming(where):
@@ -169,24 +171,24 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
         if target.path is None:
             if getattr(sys.stdout, "name", None) == os.devnull:  # as main() opens it where the caller closed it
                 raise OSError(errno.EBADF, "standard output is closed")
-            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # a stream that main() has opened
+            sys.stdout.reconfigure(encoding="utf-8", newline="")  # type: ignore[union-attr] # a stream that main() has opened
             render(sys.stdout)
             sys.stdout.flush()
         elif _special(target.path):
-            with target.path.open("w", encoding="utf-8") as file:
+            with target.path.open("w", encoding="utf-8", newline="") as file:
                 render(file)
         else:
             _replace(target.path, render)
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if is_closed_pipe(error):
+            raise
         where = "standard output" if target.path is None else f"{option} {display(str(target.path))}"
         raise ResourceError(f"{where}: {error.strerror}") from error
 
 
 def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
     with _whole(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", write_through=True)
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         render(text)
         text.detach()  # else it would close the file
 
@@ -208,30 +210,14 @@ def replaced(path: str, option: str) -> Iterator[IO[bytes]]:
 @contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of another, and is on the disk then."""
-    with replacing(path) as file:
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    with replacing(path, OF_OPEN if mode is None else PRIVATE) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        os.fchmod(file.fileno(), _mode(path))
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make sure that the new name is on the disk as well."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _mode(path: Path) -> int:
-    """What a plain open() would give the file."""
-    if path.exists():
-        return stat.S_IMODE(path.stat().st_mode)
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+        if mode is not None:
+            give_mode(file.fileno(), mode)
+    sync_folder(path.parent)
 
 
 def update(given: str, report: "Report", append: bool = False) -> None:

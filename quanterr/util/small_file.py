@@ -4,6 +4,8 @@ import os
 import stat
 from pathlib import Path
 
+from quanterr.util.platform import opened
+
 
 def read_small(path: Path, limit: int) -> bytes:
     """The bytes of a regular file; a FIFO or a device is refused at once, never waited for or read without end.
@@ -12,7 +14,7 @@ def read_small(path: Path, limit: int) -> bytes:
         OSError: it is not there, or cannot be read.
         ValueError: it is not a regular file, or has more than ``limit`` bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = opened(path)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

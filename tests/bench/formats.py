@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.comparison.scheduler import CHUNKS_AT_ONCE, usable_cores
+from quanterr.comparison.scheduler import CHUNKS_AT_ONCE
 from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
 from quanterr.metrics import OUTLIER
@@ -29,6 +29,7 @@ from quanterr.pairing.plan import Pair
 from quanterr.pairing.side import Side
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
+from quanterr.util.platform import usable_cores
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from gguf_stored import Stored, write_gguf

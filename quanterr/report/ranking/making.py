@@ -89,7 +89,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     names = []
     for own in parts:
         length = next(n for n in range(1, len(own) + 1) if sum(other[-n:] == own[-n:] for other in parts) == 1)
-        names.append(unicode(str(PurePath(*own[-length:]))))
+        names.append(unicode(PurePath(*own[-length:]).as_posix()))
     shared = next((suffix for suffix in SUFFIXES if all(name.endswith(suffix) for name in names)), "")
     return [name.removesuffix(shared) for name in names]
 
