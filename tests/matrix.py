@@ -20,6 +20,7 @@ SETTINGS = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512"},
     "1 thread": {"OMP_NUM_THREADS": "1"},
+    "2 threads": {"OMP_NUM_THREADS": "2"},
     "4 threads": {"OMP_NUM_THREADS": "4"},
     "torch kernel": {"QUANTERR_KERNEL": "torch"},
     "native kernel": {"QUANTERR_KERNEL": "native"},

@@ -6,6 +6,7 @@ are followed, and private headers go to the host alone that they are for. Proxie
 or next to nothing, is given up after TIMEOUT.
 """
 
+import atexit
 import http.client
 import re
 import ssl
@@ -75,10 +76,18 @@ class _Idle:
         if oldest is not None:
             oldest.close()
 
+    def close(self) -> None:
+        """End them all."""
+        with self._lock:
+            while self._known:
+                self._known.pop()[1].close()
+
 
 @cache
 def _idle() -> _Idle:
-    return _Idle()
+    made = _Idle()
+    atexit.register(made.close)
+    return made
 
 
 @cache
