@@ -28,21 +28,21 @@ SETTINGS = {
 VERSIONS = {"lowest": "lowest-direct", "newest": "highest"}  # uv's --resolution
 
 
-def install(name: str, resolution: str, torch: str | None) -> Path:
+def install(name: str) -> Path:
     """A virtual environment with quanterr and the versions that uv resolves; gives its Python.
 
-    torch is installed by pip, which knows of local builds: ``torch``, or the lowest that pyproject.toml allows.
+    torch is installed by pip, which knows of local builds and of other indexes.
     """
     folder = ROOT / f".venv-{name}"
     python = folder / "bin/python"
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lowest = next(one for one in project["dependencies"] if one.startswith("torch")).replace(">=", "==")
-    subprocess.run([*pip, "uv", torch or lowest], check=True)
+    torch = next(one for one in project["dependencies"] if one.startswith("torch"))
+    subprocess.run([*pip, "uv", torch.replace(">=", "==") if name == "lowest" else torch], check=True)
     found = subprocess.run(
         [folder / "bin/uv", "pip", "compile", "-q", "--no-header", "--no-annotate", "--extra", "dev",
-         "--resolution", resolution, "--python", python, ROOT / "pyproject.toml"],
+         "--resolution", VERSIONS[name], "--python", python, ROOT / "pyproject.toml"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     others = [one for one in found.split() if not re.match(r"torch==|nvidia-|cuda-|triton==|quanterr", one)]
@@ -66,17 +66,13 @@ def main() -> int:
     """Run what was asked for; status 1 where a test failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default=",".join([*SETTINGS, *VERSIONS]), help="settings, separated by commas")
-    parser.add_argument("--torch", default="torch", help="the newest torch, as pip takes it")
     known, words = parser.parse_known_args()
     asked = known.only.split(",")
     if unknown := set(asked) - {*SETTINGS, *VERSIONS}:
         parser.error(f"--only: {', '.join(sorted(unknown))}: choose from {', '.join([*SETTINGS, *VERSIONS])}")
     rows = []
     for name in asked:
-        if name in VERSIONS:
-            python = install(name, VERSIONS[name], known.torch if name == "newest" else None)
-        else:
-            python = Path(sys.executable)
+        python = install(name) if name in VERSIONS else Path(sys.executable)
         rows.append((name, *run(python, SETTINGS.get(name, {}), words)))
     for name, passed, line, seconds in rows:
         print(f"{name:<14} {'pass' if passed else 'FAIL'}  {seconds:5.0f} s  {line}")

@@ -7,7 +7,7 @@ import torch
 from forked import call
 from safetensors.torch import load_file, save_file
 from small_models import auto_of, ids, saved, stored
-from test_evaluate import CONTEXT, candidate
+from test_evaluate import CONTEXT, FLOAT64, candidate
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -28,7 +28,7 @@ def streamed(folder, chunks):
     """The profile, a unit at a time."""
     with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
         sides = Sides(checkpoint)
-        model = models.Architecture(models.read_config(found), torch.float32).build()
+        model = models.Architecture(models.read_config(found), torch.float64).build()
         inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
         stream = Stream(model, Names(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:
@@ -39,7 +39,8 @@ def streamed(folder, chunks):
 
 def plain(name, folder, chunks):
     """The same with everything in memory: squares of inputs and of output gradients of each linear layer."""
-    model = auto_of(name).from_pretrained(folder).eval().requires_grad_(False)
+    model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
+    model.requires_grad_(False)
     generator = torch.Generator().manual_seed(SEED)
     inputs, gradients = {}, {}
 
@@ -79,8 +80,8 @@ def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
     assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
     assert len(both) >= 8
     for path in both:
-        assert torch.allclose(inputs[path], found.found[path].inputs, rtol=1e-6)
-        assert torch.allclose(gradients[path], found.found[path].gradients, rtol=1e-4), path
+        assert torch.allclose(inputs[path], found.found[path].inputs, rtol=FLOAT64, atol=0)
+        assert torch.allclose(gradients[path], found.found[path].gradients, rtol=FLOAT64, atol=0), path
 
 
 def test_a_weight_that_is_stored_turned_has_its_vectors_the_right_way_round(tmp_path):
