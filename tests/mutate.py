@@ -120,8 +120,16 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
     here, above, below = (inner.levels.values((numbers + by).clamp(least, most)) for by in (0, 1, -1))
     gaps = torch.stack([(above - here).abs(), (here - below).abs()])
     half = torch.where(gaps > 0, gaps, torch.inf).amin(0).nan_to_num(0.0, 0.0, 0.0) / 2
-    x = y + (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()
+    moved = (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()
+    x = y + torch.where(in_zeros(y), 0.0, moved)
     return weight.rotated.turn(x, Workspace(CPU)) if weight.rotated else x
+
+
+def in_zeros(y: torch.Tensor) -> torch.Tensor:
+    """Where runs of 8 elements of a row are zero: a quantizer would have made smaller scales of other numbers."""
+    cols = y.shape[1]
+    runs = torch.nn.functional.pad(y, (0, -cols % 8)).reshape(len(y), -1, 8)
+    return (runs == 0).all(2).repeat_interleave(8, 1)[:, :cols]
 
 
 def made_sound(case: Path, folder: Path) -> Sound:

@@ -93,7 +93,7 @@ class TestOneWeight:
         expected = 100 * float(((x / unit > 127.5) | (x / unit < -128.5)).double().mean())
 
         assert report.layers[0].clipped_pct == pytest.approx(expected)
-        assert "warning" == told(report)["clipped"].severity
+        assert "what is larger is clipped" in told(report)["scale_loss"].message
         assert 0.0 == report.layers[0].excess_db
 
     def test_eight_bits_at_thirteen_decibels_are_an_error_in_every_layer(self, tmp_path, x):

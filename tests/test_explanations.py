@@ -15,14 +15,18 @@ NAME = "layers.0.mlp.up_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
 
 
-def by_row(x):
-    unit = x.abs().amax(1, keepdim=True) / 127
+def by_row(x, times=1.0):
+    unit = times * x.abs().amax(1, keepdim=True) / 127
     return (x / unit).round().to(torch.int8), unit
+
+
+def weight_of(rows):
+    return numbers(rows, 256, seed=3).float()
 
 
 def damaged(folder, change, rows=64):
     """The findings of one weight whose codes, or whose scales, are changed."""
-    x = numbers(rows, 256, seed=3).float()
+    x = weight_of(rows)
     codes, unit = change(*by_row(x))
     return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
 
@@ -39,9 +43,9 @@ def zeros_in_a_row(codes, unit):
 
 def noise_in_a_row(codes, unit):
     generator = torch.Generator().manual_seed(1)
-    codes = (codes / 12).round()
+    codes = (codes.float() * 7 / 127).round()  # of 4 bits
     codes[7] += torch.randint(-2, 3, (256,), generator=generator)
-    return codes.to(torch.int8), 12 * unit
+    return codes.to(torch.int8), unit * 127 / 7
 
 
 def values_of_one_size(folder):
@@ -70,6 +74,7 @@ CASES = {
     ("signed", "scale_negative"): lambda folder: damaged(folder, every_other_negative),
     ("scale_factor", "excess_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 3 * unit)),
     ("nonfinite_original", "excess_error"): another_weight,
+    ("scale_loss", "implausible_error"): lambda folder: damaged(folder, lambda *_: by_row(weight_of(64), 64)),
     ("excess_error", "implausible_error"): lambda folder: damaged(folder, zeros_in_a_row),
     ("excess_rows", "bad_rows"): lambda folder: damaged(folder, noise_in_a_row, rows=1024),
     ("scale_factor", "unquantized_changed"): norm_in_another_order,

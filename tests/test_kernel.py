@@ -91,6 +91,7 @@ def by_numpy(x, y, outlier=OUTLIER):
         "e_max": np.abs(e).max(initial=0),
         "e_min": np.abs(e).min(initial=inf),
         "relative_max": relative.max(initial=0),
+        "x_max": np.abs(x).max(initial=0),
     }
     return counts, total, extremes
 
@@ -269,6 +270,7 @@ def exact_fields(x, y, outlier):
         "e_min": min(map(abs, e)),
         "relative": sum(relative),
         "relative_max": max(relative, default=0),
+        "x_max": max((abs(a) for a, _ in pairs), default=0),
     }
 
 

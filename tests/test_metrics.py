@@ -105,6 +105,9 @@ BY_HAND = {
     "theoretical_sqnr_db": 49.92,
     "attainable_snr_db": 10 * math.log10(21 / 0.21),
     "excess_db": 10 * math.log10(1.3125 / 0.21),
+    "format_snr_db": 10 * math.log10(21 / 0.21) + 10 * math.log10(0.3 / 0.1),
+    "scale_loss_db": 10 * math.log10(0.3 / 0.1),
+    "avoidable_db": 10 * math.log10(1.3125 / 0.21) + 10 * math.log10(0.3 / 0.1),
     "off_code_pct": 100 / 3,
     "clipped_pct": 25.0,
     "predicted_kld": 8 / 16,
@@ -116,6 +119,7 @@ def hand_worked():
     sums = summed(torch.tensor(X), torch.tensor(Y))
     sums.saturated = 1
     attainable = Attainable(4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
+    attainable = attainable._replace(stored_sq=0.3, good_sq=0.1)
     return evaluate(METRICS, Measured(sums, 40, 64, 8, counts_saturated=True, attainable=attainable, alpha=8.0))
 
 
@@ -217,6 +221,9 @@ BY_NUMPY = {
     "theoretical_sqnr_db": lambda x, y: 49.92,
     "attainable_snr_db": lambda x, y: None,  # from a sample: test_attainable.py
     "excess_db": lambda x, y: None,
+    "format_snr_db": lambda x, y: None,
+    "scale_loss_db": lambda x, y: None,
+    "avoidable_db": lambda x, y: None,
     "off_code_pct": lambda x, y: None,
     "clipped_pct": lambda x, y: None,
     "predicted_kld": lambda x, y: None,  # without a sensitivity
@@ -304,6 +311,9 @@ NONE_OF_THEM = {
     "theoretical_sqnr_db",
     "attainable_snr_db",
     "excess_db",
+    "format_snr_db",
+    "scale_loss_db",
+    "avoidable_db",
     "off_code_pct",
     "clipped_pct",
     "weighted_nmse",
@@ -406,6 +416,7 @@ class TestUndefined:
         told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", "predicted_kld"}
         told_otherwise |= {"weighted_error_norm"}
         told_otherwise |= {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}
+        told_otherwise |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
         assert expected.keys() | told_otherwise == {name for name, value in values.items() if value is None}
 
@@ -437,6 +448,7 @@ class TestUndefined:
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
         weighted = {"weighted_nmse", "weighted_snr_db", "predicted_kld"}  # null without the files that these need
         of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # and without nearest codes
+        of_scales |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
         assert dict.fromkeys(set(AGGREGATE_NAMES) - percentiles - weighted - of_scales, "nan") == nonfinite
         assert dict.fromkeys(LAYER_PERCENTILES) == values["relative_error_percentiles"]
@@ -488,6 +500,9 @@ AGGREGATED = {
     "worst_layer_snr_db": 0.0,
     "attainable_snr_db": None,
     "excess_db": None,
+    "format_snr_db": None,
+    "scale_loss_db": None,
+    "avoidable_db": None,
     "worst_layer_excess_db": None,
     "nmse": 5.5625 / 33,
     "weighted_nmse": None,
@@ -560,6 +575,7 @@ class TestAggregates:
             "compression_ratio": 1.0,
         }
         of_scales = {"attainable_snr_db", "excess_db", "predicted_kld"}
+        of_scales |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
         same = set(AGGREGATE_NAMES) & set(BY_NUMPY) - {"mean_relative_error", "bits_per_weight"} - of_scales
         expected |= {name: BY_NUMPY[name](x, y) for name in same}
         assert None is report.aggregate.weighted_nmse is report.aggregate.weighted_snr_db

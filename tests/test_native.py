@@ -159,7 +159,7 @@ def assert_near(found, exact, tolerance=AGREEMENT):
         if error > tolerance * magnitude:
             off[name] = error / magnitude if magnitude else error
     assert off == {}
-    for name in ("e_max", "e_min", "relative_max"):
+    for name in ("e_max", "e_min", "relative_max", "x_max"):
         assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=2**-22, abs=0)
 
 

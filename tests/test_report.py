@@ -87,6 +87,7 @@ def report(request, tmp_path_factory):
 
 
 OF_SCALES = {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}  # null without nearest codes
+OF_SCALES |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
 
 class TestEveryReport:

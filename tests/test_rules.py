@@ -56,7 +56,7 @@ BAD = {
     "absolute_error_percentiles < 1": "did you mean absolute_error_percentiles.p",
     "layer_name == 1": "no metric of a layer named layer_name",
     "overall_snr_db >= 30": "it is a metric of the whole model: global(overall_snr_db)",
-    "global(snr_db) >= 30": "snr_db is a metric of layers; did you mean overall_snr_db",
+    "global(snr_db) >= 30": "snr_db is a metric of layers; did you mean format_snr_db, overall_snr_db",
     "global(nothing_like_it) >= 30": "no metric of the whole model named nothing_like_it; see quanterr guide metrics",
     "global(lossless) >= 30": "lossless is a metric of the report; write it without global()",
     "mean(lossless) >= 30": "it is a metric of the report: write lossless alone",

@@ -102,7 +102,8 @@ class Group:
         self._values = LayerValues()
         self._measured = Measured(Sums(histogram=Histogram.empty()), layers=self._values)
         self._layers = 0
-        self._x_sq = self._e_sq = self._best_sq = 0  # of layers whose attainable SNR is known, in units of 2^-1074
+        # of layers whose attainable SNR is known, in units of 2^-1074; the last of those with good scales, too
+        self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0
 
     def add(self, sums: Sums, pair: Pair, layer: Layer, sample: Attainable | None = None) -> None:
         """Take in one layer."""
@@ -111,7 +112,10 @@ class Group:
             self._x_sq += sums.x_sq
             self._e_sq += sums.e_sq
             plain = sample.best_sq == sample.e_sq
-            self._best_sq += sums.e_sq if plain else exact(as_float(sums.e_sq) / sample.e_sq * sample.best_sq)
+            best_sq = sums.e_sq if plain else exact(as_float(sums.e_sq) / sample.e_sq * sample.best_sq)
+            self._best_sq += best_sq
+            loss = sample.scale_loss_db
+            self._good_sq += exact(as_float(best_sq) / 10 ** (loss / 10)) if loss else best_sq
         self._add_sums(sums)
         self._measured.stored_bits += 8 * pair.quantized.nbytes
         self._measured.original_bits += 8 * pair.original.nbytes
@@ -127,6 +131,7 @@ class Group:
         self._x_sq += other._x_sq
         self._e_sq += other._e_sq
         self._best_sq += other._best_sq
+        self._good_sq += other._good_sq
         self._add_sums(other._measured.sums)
         self._measured.stored_bits += other._measured.stored_bits
         self._measured.original_bits += other._measured.original_bits
@@ -140,8 +145,8 @@ class Group:
     def aggregate(self) -> Aggregate:
         """Its values for the report."""
         if self._x_sq:
-            x_sq, e_sq, best_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq))
-            self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq)
+            x_sq, e_sq, best_sq, good_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq, self._good_sq))
+            self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq, stored_sq=best_sq, good_sq=good_sq)
         values, nonfinite = evaluate(AGGREGATES, self._measured)
         return Aggregate(
             total_layers=self._layers,

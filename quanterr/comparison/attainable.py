@@ -17,6 +17,7 @@ from quanterr.tensors.levels import Nearest
 SMALL = 1 << 14  # elements of a weight that is sampled as a whole
 RUNS, RUN = 6, 8  # runs of rows, spread over the weight, and the rows of each
 WIDEST = 1 << 15  # columns of a sampled row
+MOST_BLOCKS = 64  # that span rows
 TILE = 64  # columns of a tile, in one row
 FEWEST = 32  # elements of a part that is judged
 PART_DB = 4.0  # above what the scales allow, and above the rest of the weight: a part stands out
@@ -46,6 +47,19 @@ def sampled(shape: tuple[int, ...]) -> list[Chunk]:
     return [
         Chunk(number, number + 1, n % pieces * WIDEST, min((n % pieces + 1) * WIDEST, cols))
         for n, number in enumerate(numbers)
+    ]
+
+
+def sampled_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]:
+    """Whole blocks that span rows, spread over the weight, of about as many elements as :func:`sampled` has."""
+    rows, cols = as_matrix(shape)
+    down, across = rows // block[0], cols // block[1]
+    most = max(min(RUNS * RUN * cols // (block[0] * block[1]), MOST_BLOCKS), 1)
+    number = min(down * across, most)
+    places = [divmod(n * (down * across - 1) // max(number - 1, 1), across) for n in range(number)]
+    return [
+        Chunk(row * block[0], (row + 1) * block[0], col * block[1], (col + 1) * block[1])
+        for row, col in dict.fromkeys(places)
     ]
 
 

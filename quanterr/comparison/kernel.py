@@ -167,6 +167,7 @@ def _add_chunk(sides: _PairBuffer, room: _RowBuffers, workspace: Workspace, outl
     x, e = sides.x, sides.e
     torch.sum(sides.both, 2, out=room.sums)
     torch.sum(sides.both.abs_(), 2, out=room.magnitudes)
+    sums.x_max = max(sums.x_max, float(x.amax()))
     torch.amax(e, 1, out=room.e_max)
     largest = float(room.e_max.amax())
     if not isfinite(largest):
@@ -356,6 +357,7 @@ def _exact_chunk(
         e_max=float(rows[2].amax()),
         e_min=float(magnitudes.amin()) if len(magnitudes) else inf,
         relative_max=float(relative.amax()),
+        x_max=float(x_abs.amax()),
         histogram=Histogram.of(magnitudes) if len(magnitudes) else None,
     )
     if importance:

@@ -163,6 +163,7 @@ class NativeSums:
             e_max=run.e_max,
             e_min=run.e_min,
             relative_max=run.relative_max,
+            x_max=run.x_max,
         )
         if run.n:
             sums.histogram = Histogram(run.zero_errors, self._histogram[: run.n_bins].clone(), run.first_bin)

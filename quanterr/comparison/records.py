@@ -6,17 +6,17 @@ Nothing in a record is executed: what is not such a record is a ValueError.
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from quanterr.formats.shared.scale_statistics import Scales
-from quanterr.metrics.attainable import Attainable, Part
+from quanterr.metrics.attainable import Attainable, Kind, Part
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstRow
 from quanterr.pairing.plan import ComparedWeight, Element
 
-FLOATS = ("e_max", "e_min", "relative_max")
+FLOATS = ("e_max", "e_min", "relative_max", "x_max")
 MOST_BINS = 1 << 16
 
 
@@ -95,7 +95,7 @@ def _value(value: Any) -> Any:
     """The opposite; a text that is no float is one."""
     if not isinstance(value, str):
         return tuple(map(_value, value)) if isinstance(value, list) else value
-    return value if value in ("row", "column", "tile") else float.fromhex(value)
+    return value if value in get_args(Kind) else float.fromhex(value)
 
 
 def _attainable(values: list[Any]) -> Attainable:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from quanterr.comparison.attainable import WIDEST, Sampler, sampled
+from quanterr.comparison.attainable import WIDEST, Sampler, sampled, sampled_blocks
 from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
+from quanterr.comparison.scale_sampling import ScaleSampler, spread_over_rows
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
@@ -17,7 +18,7 @@ from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
 from quanterr.tensors.chunks import Chunk, divided
-from quanterr.tensors.levels import Scaling, rounding
+from quanterr.tensors.levels import Scaling, nearest, rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
@@ -169,19 +170,43 @@ class Worker:
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
         chunks = [piece for chunk in sampled(weight.shape) for piece in divided(chunk, self.size)]
-        if not rotated and (plain := self._plain(pair, chunks, sums, place)):
-            return plain._replace(parts=self._worst_rows(pair, sums, plain, place))
-        sampler = Sampler()
+        of_scales = ScaleSampler(weight, None if rotated else sums.x_max)
+        found = None if rotated else self._plain(pair, chunks, sums, place, of_scales)
+        if found is None:
+            found, of_scales = self._nearest(pair, chunks, sums, place)
+        if spread_over_rows(weight):
+            of_scales = self._blocks(pair, place)
+        found = of_scales.result(found)
+        return found._replace(parts=(*found.parts, *self._worst_rows(pair, sums, found, place)))
+
+    def _nearest(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> tuple[Attainable, ScaleSampler]:
+        """What the nearest codes of a sample come to, and what its scales lose."""
+        rotated = pair.quantized.rotated
+        weight = rotated.weight if rotated else pair.quantized
+        sampler, of_scales = Sampler(), ScaleSampler(weight, None if rotated else sums.x_max)
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             if rotated:
                 x = rotated.turn(x.clone(), self._kernel)
                 y = weight.dequantize(chunk, self._quantized[place]).weight
-            nearest = weight.nearest(x, y, chunk, self._ends)
-            if nearest:
-                sampler.add(chunk, x, y, nearest)
-        found = sampler.result()
-        return found._replace(parts=(*found.parts, *self._worst_rows(pair, sums, found, place)))
+            scales = weight.scaling(chunk, self._ends)
+            if scales and weight.levels:
+                found = nearest(weight.levels, x, y, scales)
+                sampler.add(chunk, x, y, found)
+                of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales)
+        return sampler.result(), of_scales
+
+    def _blocks(self, pair: Pair, place: int) -> ScaleSampler:
+        """What the scales of whole blocks lose, of a sample of these."""
+        weight = pair.quantized
+        of_scales = ScaleSampler(weight, None)
+        for chunk in sampled_blocks(weight.shape, weight.block_size or (1, 1)):
+            x, y = self._values(pair, chunk, place)
+            scales = weight.scaling(chunk, self._ends)
+            if scales and weight.levels:
+                e = nearest(weight.levels, x, y, scales).values - x
+                of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, e, scales)
+        return of_scales
 
     def _worst_rows(self, pair: Pair, sums: Sums, sample: Attainable, place: int) -> tuple[Part, ...]:
         """Those of the worst rows, but for the sampled, that are worse than their scales allow."""
@@ -199,7 +224,9 @@ class Worker:
                 sampler.add(chunk, x, y, nearest)
         return sampler.worse_rows(sample)
 
-    def _plain(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> Attainable | None:
+    def _plain(
+        self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler
+    ) -> Attainable | None:
         """The same where each element of the sample is rounded to the nearest code; None where that is not sure."""
         weight, n, x_sq, e_sq, steps = pair.quantized, 0, 0.0, 0.0, 0.0
         for together in _stacks(chunks, min(self.size, STACK)):
@@ -212,6 +239,8 @@ class Worker:
             if mean is None:
                 return None
             steps += mean * x.numel()
+            rows = [row for chunk in together for row in range(chunk.row, chunk.stop_row)]
+            of_scales.add(rows, together[0].col, x, e, scales)
             if x.numel() == sums.n:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:

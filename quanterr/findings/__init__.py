@@ -1,6 +1,6 @@
 """Findings: what is wrong or suspicious, with the evidence and what to do about it.
 
-From nine kinds of evidence, by small functions that are independent of each other:
+From ten kinds of evidence, by small functions that are independent of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
 structure   what a checkpoint says of its model: blocks, sizes, which layers are quantized
@@ -8,6 +8,7 @@ planned     headers, labels and what was tried before the run
 activations the few stored numbers that scale activations
 sums        the scales and sums of one weight
 excess      a sample of it beside the nearest codes
+scales      the same beside good scales
 layers      all weights together
 samples     repairs, tried on the first rows of the few weights that are worst off
 vectors     norms and biases that differ much, read again
@@ -20,7 +21,7 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import allows_signs, is_near, is_too_good, of_attainable, underflows
+from quanterr.findings.excess import allows_signs, has_nearest_codes, is_too_good, of_attainable, underflows
 from quanterr.findings.explanations import NEAR, SIGNED, drop_explained
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
@@ -38,6 +39,7 @@ from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
+from quanterr.findings.scales import are_good, of_scales
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
@@ -78,12 +80,13 @@ class FindingCollector:
         if done.sums.exact:
             self._equal[done.number] = pair
             return
-        near = is_near(pair, done)
+        nearest = has_nearest_codes(pair, done)
+        near = nearest and are_good(pair, done)
         if near:
             self._facts[NEAR].add(pair.name)
         if allows_signs(done):
             self._facts[SIGNED].add(pair.name)
-        if found := [*of_weight(pair, done), *of_attainable(pair, done)]:
+        if found := [*of_weight(pair, done), *of_attainable(pair, done), *of_scales(pair, done)]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(
@@ -95,7 +98,8 @@ class FindingCollector:
             not done.sums.y_sq,
             near or underflows(pair, done.sums),
             is_too_good(pair, done),
-            done.attainable.snr_db if done.attainable and not near else None,
+            done.attainable.snr_db if done.attainable and not nearest else None,
+            nearest or underflows(pair, done.sums),
         )
 
     @property
@@ -113,7 +117,7 @@ class FindingCollector:
         below = list(group_outlier(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
         others = [one for one in seen if one.number not in alike]
-        repairs = list(diagnoses([one for one in others if not one.near], doubtful, self._plan.pairs))
+        repairs = list(diagnoses([one for one in others if not one.nearest], doubtful, self._plan.pairs))
         vectors = list(of_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
         changed = unquantized_changed(seen, self._same, self._explained, coded)
@@ -122,7 +126,7 @@ class FindingCollector:
 
     def _of_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """What all weights together show; the numbers of those with one factor in common."""
-        common, alike = self._common([one for one in seen if not one.near])
+        common, alike = self._common([one for one in seen if not one.nearest])
         found = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         found += lossless(seen, self._same, not selected)

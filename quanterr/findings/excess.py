@@ -25,7 +25,7 @@ OFF_PCT, OFF_DB = 5.0, 3.0  # of codes of 8 bits; learned rounding moves 5.9 % o
 # dB that clipping may cost: 0.2 in all fixtures of 8 bits; 1.2 of fewer (MXFP4 of Quark, AutoRound); codes of one bit
 # and ternary ones clip by design, 8.2 in BitNet.
 CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
-NEAR_DB = 1.5  # within which a weight is as good as its scales allow
+NEAR_DB = 1.5  # within which codes are as good as their scales allow
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
 # Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
@@ -41,12 +41,12 @@ FEWEST_BITS = 4  # of fewer, one column of outliers makes most of the energy exa
 ENOUGH = 1024  # elements, of which so few errors are no accident
 
 
-def is_near(pair: Pair, done: ComparedWeight) -> bool:
-    """Whether a weight is about as good as its scales allow, so that a low SNR says nothing against it."""
+def has_nearest_codes(pair: Pair, done: ComparedWeight) -> bool:
+    """Whether a weight is about as good as its scales allow: no other codes would be better."""
     found, sums = done.attainable, done.sums
-    if found is None or found.parts or sums.nonfinite or not sums.y_sq:
+    if found is None or _told(found) or sums.nonfinite or not sums.y_sq or found.excess_db >= NEAR_DB:
         return False
-    if found.excess_db >= NEAR_DB or found.snr_db <= 0 or _clips(pair, found):
+    if found.stored_sq is None and (found.snr_db <= 0 or _clips(pair, found)):
         return False  # worse than zeros: the scales themselves are wrong, or too coarse to say anything
     whole = found.n == sums.n
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
@@ -162,7 +162,8 @@ def _evidence(part: Part | None) -> dict[str, object]:
 
 def _told(found: Attainable) -> Part | None:
     """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements."""
-    return min(found.parts, key=lambda part: part.number * part.size, default=None)
+    parts = [part for part in found.parts if part.kind in KINDS]
+    return min(parts, key=lambda part: part.number * part.size, default=None)
 
 
 def _named(part: Part) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from quanterr.report.model import Finding
 
 # Facts about single weights.
-NEAR = "near"  # its codes are about the nearest that its scales allow
+NEAR = "near"  # its codes are about the nearest that its scales allow, and these about as good as good ones
 SIGNED = "signed"  # its codes go with the signs of its scales
 Facts = Mapping[str, Collection[str]]  # fact → names of weights
 
@@ -19,6 +19,7 @@ SEVERITIES = ("info", "warning", "error")
 REPAIRS = ("scale_factor", "transposed", "permuted", "zero_points", "swapped_weight")
 PARTS = ("excess_rows", "excess_columns", "excess_blocks")
 EXCESS = ("excess_error", *PARTS, "clipped")
+SAMPLED = (*EXCESS, "scale_loss")
 LEVELS = ("implausible_error", "below_usual", "group_outlier")  # what a low SNR says
 
 
@@ -36,7 +37,7 @@ EXPLANATIONS = (
     Explanation(
         ("underflow",),
         "info",
-        (*LEVELS, *EXCESS, "scale_negative", "scale_zero", "saturated", "biased_error", "bad_rows", "dead_rows"),
+        (*LEVELS, *SAMPLED, "scale_negative", "scale_zero", "saturated", "biased_error", "bad_rows", "dead_rows"),
         "error",
         "values below the smallest scale become zeros or coarse, in all rows, and no code is the nearest",
     ),
@@ -45,7 +46,7 @@ EXPLANATIONS = (
         "info",
         (*LEVELS, "saturated", "biased_error", "bad_rows"),
         "error",
-        "no codes are better with these scales, however low the SNR is",
+        "no codes are better with these scales, nor other scales much better, however low the SNR is",
     ),
     Explanation(
         (SIGNED,),
@@ -57,7 +58,7 @@ EXPLANATIONS = (
     Explanation(
         REPAIRS,
         "error",
-        (*EXCESS, "implausible_error", "group_outlier"),
+        (*SAMPLED, "implausible_error", "group_outlier"),
         "error",
         "once it is repaired the weight is as it should be",
     ),
@@ -67,6 +68,13 @@ EXPLANATIONS = (
         EXCESS,
         "error",
         "the weight is broken as a whole: what a sample of it shows says nothing more",
+    ),
+    Explanation(
+        ("scale_loss",),
+        "warning",
+        (*LEVELS, "clipped", "saturated", "bad_rows"),
+        "warning",
+        "its scales are too large or too small: that is why the SNR is low, and values clipped",
     ),
     Explanation(
         ("excess_error",),

@@ -35,9 +35,10 @@ class WeightSummary(NamedTuple):
     scales: Scales | None
     offset: float | None  # of a norm: by how much all its elements differ
     zero: bool = False  # the quantized weight is
-    near: bool = False  # about as good as its scales allow
+    near: bool = False  # about as good as its scales allow, and good scales would
     too_good: bool = False  # better than rounding can be
     attainable_db: float | None = None  # with its scales
+    nearest: bool = False  # about as good as its scales allow
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:

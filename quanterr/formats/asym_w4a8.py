@@ -66,7 +66,10 @@ def fit(parts: Parts) -> Weight:
     if parts.get("correction"):
         warnings += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
     plain = parts.weight(
-        layout.padded.shape, partial(dequantize, parts, replace(layout, turned=False)), code_bits=layout.bits
+        layout.padded.shape,
+        partial(dequantize, parts, replace(layout, turned=False)),
+        code_bits=layout.bits,
+        block_size=(1, layout.group),
     )
     plain = replace(plain, levels=_code_levels(parts, layout))
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"

@@ -109,6 +109,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         shape,
         _native(parts, table, as_matrix(shape)[1], block),
         code_bits=4,
+        block_size=None if as_matrix(shape)[1] % block else (1, block),
         levels=nibbles(TABLES[table]),
         evidence=(f"{parts.hints.labels[0]}; flat codes in blocks of {block}",),
         warnings=warnings,

@@ -356,6 +356,32 @@ METRICS: tuple[Metric, ...] = (
         later=True,
     ),
     Metric(
+        "format_snr_db",
+        "dB",
+        "higher",
+        "attainable_snr_db + scale_loss_db: of the nearest codes with good scales, what the format can do; null where "
+        "scales or groups are not known",
+        lambda m: m.attainable.format_snr_db if m.attainable else None,
+        later=True,
+    ),
+    Metric(
+        "scale_loss_db",
+        "dB",
+        "lower",
+        "what good scales, made of the largest values of sampled groups, gain over the stored ones, with the nearest "
+        "codes of both; 0 where the stored ones are better",
+        lambda m: m.attainable.scale_loss_db if m.attainable else None,
+        later=True,
+    ),
+    Metric(
+        "avoidable_db",
+        "dB",
+        "lower",
+        "scale_loss_db + excess_db: format_snr_db less the actual SNR of the sample",
+        lambda m: m.attainable.avoidable_db if m.attainable else None,
+        later=True,
+    ),
+    Metric(
         "off_code_pct",
         "%",
         "lower",
@@ -475,6 +501,9 @@ AGGREGATES: tuple[Metric, ...] = (
         formula="energies pooled over the layers that have one, the error of each less what its sample has in excess"
     ),
     _row("excess_db")._replace(formula="attainable_snr_db less the SNR of the same layers"),
+    _row("format_snr_db")._replace(formula="the same, less what its scales lose as well"),
+    _row("scale_loss_db")._replace(formula="format_snr_db less attainable_snr_db"),
+    _row("avoidable_db")._replace(formula="scale_loss_db + excess_db"),
     Metric(
         "worst_layer_excess_db",
         "dB",

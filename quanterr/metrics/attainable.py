@@ -1,13 +1,17 @@
-"""How good a weight could be with its stored scales, from a sample of its rows. Nothing here needs torch."""
+"""How good a weight could be with its stored scales, and with good ones, from a sample. Nothing here needs torch."""
 
 from math import inf, log10
 from typing import Literal, NamedTuple
 
-Kind = Literal["row", "column", "tile"]
+Kind = Literal["row", "column", "tile", "group"]
 
 
 class Part(NamedTuple):
-    """Rows, columns or tiles (64 columns of a row) of the sample whose error is far above what their scales allow."""
+    """Rows, columns or tiles (64 columns of a row) of the sample whose error is far above what their scales allow.
+
+    Or groups of a scale that is far worse than a good one: there ``snr_db`` is that of the nearest codes,
+    ``attainable_db`` that of good scales, and ``factor`` the stored scale / a good one.
+    """
 
     kind: Kind
     number: int
@@ -32,6 +36,9 @@ class Attainable(NamedTuple):
     clipped: int = 0  # elements out of range
     parts: tuple[Part, ...] = ()
     rounding: float | None = None  # mean square of the errors in steps, where all codes are the nearest
+    stored_sq: float | None = None  # Σe*² of the sampled groups of a scale, which may be others; None: there are none
+    good_sq: float = 0.0  # the same with good scales in place of the stored ones
+    scale_ratio: float = 1.0  # median of stored / good scale over these groups
 
     @property
     def snr_db(self) -> float:
@@ -42,6 +49,24 @@ class Attainable(NamedTuple):
     def excess_db(self) -> float:
         """By how much the stored codes are worse; 0 where they are the nearest."""
         return 0.0 if self.e_sq <= self.best_sq else level(self.e_sq, self.best_sq)
+
+    @property
+    def scale_loss_db(self) -> float | None:
+        """By how much good scales would be better than the stored ones; None where that is not known."""
+        if self.stored_sq is None:
+            return None
+        return 0.0 if self.stored_sq <= self.good_sq else level(self.stored_sq, self.good_sq)
+
+    @property
+    def format_snr_db(self) -> float | None:
+        """Of the nearest codes with good scales."""
+        loss = self.scale_loss_db
+        return None if loss is None else self.snr_db + loss
+
+    @property
+    def avoidable_db(self) -> float:
+        """What scales and codes lose together."""
+        return self.excess_db + (self.scale_loss_db or 0.0)
 
     @property
     def clipping_db(self) -> float:

@@ -114,6 +114,7 @@ class Sums:
     e_max: float = 0.0
     e_min: float = inf
     relative_max: float = 0.0
+    x_max: float = 0.0
     # of one weight; of several weights merged they mean nothing
     worst: WorstRow | None = None
     rows: dict[int, RowSums] = field(default_factory=dict)
@@ -148,6 +149,7 @@ class Sums:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.e_max = max(self.e_max, other.e_max)
         self.e_min = min(self.e_min, other.e_min)
+        self.x_max = max(self.x_max, other.x_max)
         self.relative_max = max(self.relative_max, other.relative_max)
 
     def _add_rows(self, rows: dict[int, RowSums]) -> None:

@@ -105,6 +105,7 @@ class Run(ctypes.Structure):
         ("e_max", ctypes.c_double),
         ("e_min", ctypes.c_double),
         ("relative_max", ctypes.c_double),
+        ("x_max", ctypes.c_double),
         ("worst_row", ctypes.c_int64),
         ("dead_rows", ctypes.c_int64),
         ("n_kept", ctypes.c_int64),

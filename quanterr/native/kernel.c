@@ -109,7 +109,7 @@ typedef struct {
     int64_t first_bin, n_bins; /* out: of the histogram, without bin 0 */
     int64_t zero_errors;       /* out: bin 0 */
     int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
-    double e_max, e_min, relative_max;
+    double e_max, e_min, relative_max, x_max;
     int64_t worst_row;         /* the first with e_max */
     int64_t dead_rows;         /* of zeros, but not in x */
     int64_t n_kept;            /* of the rows with the largest e² / x², the worst first */
@@ -198,6 +198,7 @@ APART void precise(const float *x, const float *y, int n, const float *weights, 
         run->outliers += e_abs > run->outlier;
         run->relative_outliers += e_abs > RELATIVE_OUTLIER * a_abs;
         s->e_max = most(s->e_max, e_abs);
+        run->x_max = most(run->x_max, a_abs);
         run->e_min = least_of(run->e_min, e_abs);
         run->counts[bin_of((float)e_abs)]++;
     }
@@ -335,6 +336,7 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
     s->strip[RELATIVE] += relative;
     run->n += n;
     s->e_max = most(s->e_max, e_largest);
+    run->x_max = most(run->x_max, x_largest);
     join(&s->counts, &t.counts);
     uint32_t *even = run->counts, *odd = run->counts + ROOM; /* two tables: a count need not wait for the one before */
     for (int i = 0; i < n; i += 4) {

@@ -19,7 +19,8 @@ from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
-SCHEMA_VERSION = "1.4"  # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm
+# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 format_snr_db and what it is made of
+SCHEMA_VERSION = "1.5"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 

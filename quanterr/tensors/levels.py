@@ -49,6 +49,11 @@ class Levels:
         """The same, of codes that are in these bytes of each block of ``block`` bytes."""
         return replace(self, block=block, span=span)
 
+    @property
+    def number(self) -> int:
+        """How many values there are; of floats about."""
+        return len(self.table) or int(self.highest - self.lowest) + 1
+
     @cached_property
     def scaled(self) -> "Levels":
         """The same, of codes that are only multiplied."""

@@ -1,0 +1,88 @@
+"""What a weight loses because its scales are not those that its values need, however well its codes fit them."""
+
+from collections.abc import Iterator
+from math import isfinite, log2
+
+from quanterr.findings.codes import finding
+from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED
+from quanterr.findings.figures import bits_of
+from quanterr.metrics.attainable import Attainable, Part, level
+from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.report.model import Finding
+from quanterr.util.text import count, display
+
+# dB that stored scales lose beside good ones. Sound files of all families: -5 to 0.8, where absolute maxima were
+# rounded or searched; 1.8 where scales are products of coarse ones.
+NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
+FEW_LEVELS, FEW_LEVELS_DB = 4, 1.5  # codes of so few levels lose that much more or less by any choice of a scale
+PART_WARNED_DB = 6.0  # of groups, of which sound ones lose up to 4
+REMEDY = "make scales of the original's largest values: of each group the largest over the largest code"
+
+
+def of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+    """Scales that are too large or too small, of a whole weight or of some of its groups."""
+    found = done.attainable
+    if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
+        return
+    severity, loss = _severity(pair, found), found.scale_loss_db
+    part = next((part for part in found.parts if part.kind == "group"), None)
+    if severity in (None, "info") and part:
+        yield _of_groups(pair, part)
+    elif severity:
+        yield finding(
+            "scale_loss",
+            severity,
+            pair.name,
+            f"{display(pair.name)}: {_words(pair, found.scale_ratio)}: its scales allow {found.snr_db:.1f} dB, "
+            f"good ones {found.format_snr_db:.1f} dB",
+            REMEDY,
+            scale_loss_db=loss,
+            attainable_snr_db=found.snr_db,
+            format_snr_db=found.format_snr_db,
+            scale_ratio=found.scale_ratio,
+        )
+
+
+def are_good(pair: Pair, done: ComparedWeight) -> bool:
+    """Whether good scales would gain no more than is usual; of scales that are not judged as well."""
+    return done.attainable is None or _severity(pair, done.attainable) in (None, "info")
+
+
+def _severity(pair: Pair, found: Attainable) -> str | None:
+    if found.scale_loss_db is None:
+        return None
+    levels = pair.quantized.levels
+    loss = found.scale_loss_db - (FEW_LEVELS_DB if levels and levels.number <= FEW_LEVELS else 0.0)
+    if loss > BROKEN_DB:
+        return "error"
+    return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None
+
+
+def _words(pair: Pair, ratio: float) -> str:
+    """What is wrong with scales that are this many times the right ones."""
+    if ratio < 1:
+        return f"scales are {ratio:.2g} x what the values need: what is larger is clipped"
+    weight = pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
+    bits, uniform = bits_of(pair), weight.levels is not None and not (weight.levels.mantissa or weight.levels.table)
+    used = max(round(bits - log2(ratio)), 0) if uniform and isfinite(ratio) else bits
+    what = f"codes use {used} of {bits} bits: " if used < bits else ""
+    return f"{what}scales are {ratio:.3g} x what the values need"
+
+
+def _of_groups(pair: Pair, part: Part) -> Finding:
+    lost = part.attainable_db - part.snr_db
+    row, col = part.worst
+    where = f"row {row}" + (f", columns from {col}" if col >= 0 else "")
+    return finding(
+        "scale_loss",
+        "warning" if lost > PART_WARNED_DB else "info",
+        pair.name,
+        f"{display(pair.name)}: {count(part.number, 'sampled group')} of {part.size}, the worst at {where}: "
+        f"{_words(pair, part.factor)}: they allow {part.snr_db:.1f} dB, good ones {part.attainable_db:.1f} dB",
+        REMEDY,
+        places=[list(place) for place in part.places[:MOST_NAMED]],
+        number=part.number,
+        worst_snr_db=part.snr_db,
+        worst_format_snr_db=part.attainable_db,
+        scale_ratio=part.factor,
+    )

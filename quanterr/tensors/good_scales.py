@@ -1,0 +1,182 @@
+"""How good the scales of a weight are: what its groups lose with the stored ones, and would lose with good ones.
+
+Good scales are made of the original, for the groups that the format has: as large as the largest code needs, with zero
+points as large as the range needs. They are rounded to powers of two where the stored ones are. All is counted in
+stored codes, so that factors of columns, branches of low rank and rotations count as the format applies them: a good
+scale is the stored one times a number for each group.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.tensors.levels import Levels, Scaling
+
+SAME = 0.05  # of a unit: columns of a group whose units differ by more, and not alike in all rows, are not one
+ZERO = 1e-6  # of the largest level: a shift that is none
+MOVED = 0.01  # of a code: by more a zero point differs within a group, as only a branch makes it
+FIXED = 0.05  # of a code: by less the zero points of all groups differ, so the format, or the file, has but one
+ALIKE = 0.01  # relative
+BYTE = 256  # codes
+PARTLY = 4.0  # by so much the largest value of a group may be above that of a part of it
+
+
+class Groups(NamedTuple):
+    """How the elements of a matrix share scales: blocks of (rows, cols), of which it has whole numbers."""
+
+    rows: int
+    cols: int
+    whole: bool = True  # each group is all there
+
+    def most(self, values: Tensor) -> Tensor:
+        """The largest of each group, (groups down, groups across)."""
+        return self._split(values).amax((1, 3))
+
+    def least(self, values: Tensor) -> Tensor:
+        """The smallest of each group."""
+        return self._split(values).amin((1, 3))
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of each group, float64."""
+        return self._split(values).sum((1, 3), dtype=torch.float64)
+
+    def spread(self, of_groups: Tensor) -> Tensor:
+        """A number of each group for its elements, a view of (r, c) where that needs no copy."""
+        if self.rows == 1 and of_groups.shape[1] == 1:
+            return of_groups
+        return of_groups.repeat_interleave(self.rows, 0).repeat_interleave(self.cols, 1)
+
+    def _split(self, values: Tensor) -> Tensor:
+        rows, cols = values.shape
+        return values.reshape(rows // self.rows, self.rows, cols // self.cols, self.cols)
+
+
+class Losses(NamedTuple):
+    """Of groups, (groups down, groups across) float64 each."""
+
+    x_sq: Tensor
+    stored_sq: Tensor  # what the nearest codes lose with the stored scales
+    good_sq: Tensor  # and with good ones; (2, …): rounded up and down, where they are rounded to powers of two
+    worst_sq: Tensor  # and at worst: half a step, of all elements but zeros
+    needed: Tensor  # a good scale / the stored one
+
+
+def losses(
+    levels: Levels, x: Tensor, e: Tensor, scales: Scaling, groups: Groups, largest: float | None = None
+) -> Losses:
+    """``e`` is the error of the nearest codes with the stored ``scales``, both (r, c) float32, all finite.
+
+    ``largest`` is the largest magnitude of the original, where a group is all of the weight and ``x`` a part of it.
+    """
+    unit, shift = scales
+    none = unit == 0
+    if bool(none.any()):
+        x, e = _without_codes(x, e, none, groups)
+        unit = unit.masked_fill(none, 1.0)
+    codes = (x - shift if shift is not None else x) / unit
+    zeros = None if shift is None else _zeros(levels, shift, unit, groups, codes.shape)
+    high, low = groups.most(codes), groups.least(codes)
+    if zeros is None or _fixed(zeros):
+        zero = torch.zeros_like(high) if zeros is None else zeros
+        needed, start, first = _centred(levels, high, low, zero), zero, zero
+    else:
+        start, first = torch.minimum(low, zeros), torch.full_like(low, levels.lowest)
+        needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
+    if not groups.whole:
+        needed = _of_whole(needed, unit, levels, largest)
+    needed = needed.masked_fill(needed <= 0, 1.0)
+    needed = needed / _share_used(levels, needed)
+    rounded = [2.0 ** needed.log2().ceil(), 2.0 ** needed.log2().floor()] if _powers_of_two(unit) else [needed]
+    good_sq = []
+    for factor in rounded:
+        sizes = groups.spread(factor)
+        ideal = (codes - groups.spread(start)).div_(sizes).add_(groups.spread(first))
+        error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
+        good_sq.append(groups.total(error.square_()))
+    x_sq = groups.total(x.square())
+    if levels.mantissa:
+        worst_sq = x_sq / 4 ** (levels.mantissa + 1)
+    else:
+        half = levels.room(ideal) if levels.table else 0.5
+        worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
+    return Losses(x_sq, groups.total(e.square()), torch.stack(good_sq), worst_sq, needed.double())
+
+
+def _without_codes(x: Tensor, e: Tensor, none: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Both sides with zeros where an element has no code, as in sparse weights; a group of none lost its scale."""
+    none = none.expand(x.shape)
+    pruned = none & (groups.spread(groups.least(none.float())) == 0)
+    return x.masked_fill(pruned, 0.0), e.masked_fill(pruned, 0.0)
+
+
+def _zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: Groups, shape: torch.Size) -> Tensor | None:
+    """The code of zero of each group; None where it is that of the value zero, or no group has one."""
+    zeros = (-shift / unit).expand(shape)
+    limit = max(abs(levels.lowest), abs(levels.highest))
+    if not bool((zeros.abs() > ZERO * limit).any()):
+        return None
+    high, low = groups.most(zeros), groups.least(zeros)
+    return None if bool((high - low > MOVED * (1 + high.abs())).any()) else (high + low) / 2
+
+
+def _fixed(zeros: Tensor) -> bool:
+    return float(zeros.max() - zeros.min()) < FIXED
+
+
+def _centred(levels: Levels, high: Tensor, low: Tensor, zero: Tensor) -> Tensor:
+    """By how much codes must be larger for the values around a zero point."""
+    above, below = levels.highest - zero, zero - levels.lowest
+    up = torch.where(above > 0, (high - zero) / above.clamp(min=1e-30), 0.0)
+    down = torch.where(below > 0, (zero - low) / below.clamp(min=1e-30), 0.0)
+    return torch.maximum(up, down)
+
+
+def _share_used(levels: Levels, needed: Tensor) -> float:
+    """Which part of its range a file uses that holds codes of fewer bits in whole bytes; 1 of others.
+
+    Its scales are the largest values over the largest code of these bits, or half a step beyond: in all groups alike.
+    """
+    if levels.table or levels.mantissa or levels.number <= BYTE // 2:
+        return 1.0
+    largest = float(needed.median()) * levels.highest
+    for bits in range(1, 7):
+        for code in (2.0**bits - 1, 2.0**bits - 0.5):
+            if abs(largest / code - 1) < ALIKE and bool(((needed * levels.highest / code - 1).abs() < ALIKE).all()):
+                return code / levels.highest
+    return 1.0
+
+
+def _of_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | None) -> Tensor:
+    """Of groups that are not all there: from the largest value of the weight; else as if it might be larger yet."""
+    if largest is not None:
+        return torch.full_like(needed, largest / abs(float(unit.reshape(-1)[0])) / levels.highest)
+    return torch.maximum(needed, torch.minimum(needed * PARTLY, torch.ones_like(needed)))
+
+
+def _powers_of_two(unit: Tensor) -> bool:
+    return bool((unit.float().frexp().mantissa.abs() == 0.5).all())
+
+
+def groups_of(block: tuple[int, int], unit: Tensor) -> Groups | None:
+    """Blocks of rows and columns whose elements have one unit, but for factors of columns that all rows share.
+
+    None where the units, (r, c), are not in such blocks.
+    """
+    rows, cols = unit.shape
+    if rows % block[0] or cols % block[1]:
+        return None
+    groups, size = Groups(*block), unit.abs()
+    ratios = (size / groups.spread(groups.most(size))).nan_to_num_(1.0).masked_fill_(size == 0, 1.0)
+    return groups if bool(((ratios - ratios[:1]).abs() <= SAME * ratios[:1]).all()) else None
+
+
+def in_order(width: int, unit: Tensor) -> Tensor | None:
+    """The order of columns, (c,), that brings those of one group beside each other; None where there is none.
+
+    Groups are of ``width`` columns, which may be anywhere, but are the same in all rows of ``unit``, (r, c).
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(len(unit), generator=generator).to(unit.device)
+    order = (weights @ unit).argsort(stable=True)
+    return order if groups_of((1, width), unit[:, order]) else None
