@@ -41,7 +41,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 4
+#define VERSION 5
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane that are added in float32 */
@@ -708,7 +708,7 @@ static const Field LAYOUT[] = {
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(importance), R(importance_step), R(counts),
     R(row_sums), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
     R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
-    R(e_min), R(relative_max), R(worst_row), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq),
+    R(e_min), R(relative_max), R(x_max), R(worst_row), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq),
     R(kept_e_sq), R(kept_e_max), R(kept_zeroed),
 };
 
