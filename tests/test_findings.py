@@ -447,7 +447,6 @@ class TestVectors:
         [
             (NORM, lambda x: x[NORM].half()),
             (NORM, lambda x: x[NORM].float() * 1.0005),
-            (NORM, lambda x: x[NORM].to(FP8).float()),
             (BIAS, lambda x: x[BIAS] + 0.01 * numbers(64, seed=9)),
         ],
     )
@@ -631,7 +630,7 @@ class TestAllWeights:
         assert ("inconclusive" if severity == "error" else "pass") == report.verdict
         if found:
             assert (6, list(y)[:changed]) == (found.evidence["tensors"], found.evidence["layers"])
-            assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized, ")
+            assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized differ")
 
     def test_norms_alone_are_no_proof_of_another_checkpoint(self, tmp_path):
         x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}

@@ -39,7 +39,7 @@ from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
 from quanterr.findings.sums import of_weight
-from quanterr.findings.vectors import of_vectors
+from quanterr.findings.vectors import copy_once_shifted, of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
 from quanterr.report.model import Finding
 
@@ -96,6 +96,7 @@ class FindingCollector:
             near or underflows(pair, done.sums),
             is_too_good(pair, done),
             done.attainable.snr_db if done.attainable and not near else None,
+            done.copy,
         )
 
     @property
@@ -116,7 +117,8 @@ class FindingCollector:
         repairs = list(diagnoses([one for one in others if not one.near], doubtful, self._plan.pairs))
         vectors = list(of_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
-        changed = unquantized_changed(seen, self._same, self._explained, coded)
+        copies = [one._replace(copy=copy_once_shifted(one)) for one in seen]
+        changed = unquantized_changed(copies, self._same, self._explained, coded)
         found = drop_explained([*whole, *single, *repairs, *vectors, *below, *changed], self._facts)
         return merge_bad_rows(merge_excess(found), len(seen))
 

@@ -21,6 +21,7 @@ from quanterr.pairing.plan import Pair
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
+from quanterr.tensors.casts import CastTest, Copy
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
@@ -84,6 +85,27 @@ def of_vectors(
         )
         remedy = "find out whether the quantizer folds scales into them (AWQ, SmoothQuant) or corrects biases"
         yield finding("implausible_error", "warning", None, message, remedy, layers=changed)
+
+
+def copy_once_shifted(one: WeightSummary) -> Copy | None:
+    """What a norm is of the original's once what is added to all its elements is undone; of others what is known."""
+    if not one.offset or one.copy is None:
+        return one.copy
+    with one_thread(), on_cpu() as workspaces:
+        x, y = (values.float() for values in sample_of(one.pair, workspaces))
+    found = []
+    for a, b in ((x + one.offset, y), (x, y - one.offset)):  # whichever side has lost digits by it
+        forth, back = (CastTest(*dtypes, computed=True) for dtypes in _dtypes(one.pair))
+        forth.add(a, b)
+        back.add(b, a)
+        found += [forth.result, back.result]
+    return Copy.SAME if Copy.SAME in found else Copy.CHANGED
+
+
+def _dtypes(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Dtypes of both sides, and the reverse."""
+    x, y = pair.original.codes.dtype, pair.quantized.codes.dtype
+    return (x, y), (y, x)
 
 
 def _shift(sample: Sample, weight: Pair, workspace: Workspace) -> float:

@@ -220,6 +220,7 @@ class Weight:
     coded: tuple[Entry, ...] = ()  # the parts that hold these codes, if not the first of them alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): what codes of a row are multiplied by
     rotated: "Rotated | None" = None  # what its codes stand for, where its columns are rotated
+    computed: bool = False  # its values are those of stored numbers after arithmetic in float32
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as alternatives."""

@@ -14,6 +14,7 @@ from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.sampling import Bar
+from quanterr.tensors.casts import Copy
 from quanterr.tensors.chunks import Chunk
 
 
@@ -131,3 +132,4 @@ class ComparedWeight(NamedTuple):
     scales: Scales | None
     worst: Element | None
     attainable: Attainable | None = None  # with its scales; None where that cannot be told
+    copy: Copy | None = None  # of the original's, of what is not quantized on either side

@@ -318,11 +318,20 @@ CODES = {
     ),
     "unquantized_changed": Code(
         ("warning", "error"),
-        "tensors that both sides store unquantized, in the same dtype, differ; an error if half do, not norms alone",
-        "3 of 65 tensors that both checkpoints store unquantized, in the same dtype, differ: model.norm.weight, "
-        "model.layers.0.input_layernorm.weight and 1 more; the worst, model.norm.weight, has 21.3 dB",
+        "tensors that both sides store unquantized differ by more than a cast explains; an error if half do, not norms "
+        "alone",
+        "3 of 65 tensors that both checkpoints store unquantized differ by more than a cast explains: "
+        "model.norm.weight, model.layers.0.input_layernorm.weight and 1 more; the worst, model.norm.weight, has "
+        "21.3 dB",
         "Check that both checkpoints come from the same training step and the same merge. A quantizer copies what it "
-        "does not quantize.",
+        "does not quantize, or casts it: then each number is the nearest that the other dtype has.",
+    ),
+    "cast_coarse": Code(
+        ("info",),
+        "tensors were cast to another dtype without rounding to the nearest: truncated, or rounded at random",
+        "3 tensors cast to the neighbours of the nearest numbers: model.embed_tokens.weight, lm_head.weight and 1 "
+        "more; truncated, or rounded at random",
+        "Nothing urgent: each number is less than one step off. Rounding to the nearest halves the error.",
     ),
     "swapped_sides": Code(
         ("warning",),
