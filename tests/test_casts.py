@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from gguf_stored import Stored, architecture, write_gguf
 from making import FP8, compared, numbers, quantized_fp8, store
 
 import quanterr
@@ -52,6 +53,11 @@ def swapped_rows(x):
     return y
 
 
+def clipped(x):
+    most = 1.2 * float(x.float().square().mean().sqrt())
+    return x.clamp(-most, most)
+
+
 def noisy(x, relative=0.02):
     generator = torch.Generator().manual_seed(1)
     return (x.float() * (1 + relative * torch.randn(x.shape, generator=generator))).to(x.dtype)
@@ -62,10 +68,15 @@ DAMAGES = {
     "through INT4": int4,
     "noise": noisy,
     "× 1.04": lambda x: (1.04 * x.float()).to(x.dtype),
-    "clipped": lambda x: x.clamp(-2 * float(x.float().std()), 2 * float(x.float().std())),
+    "clipped": clipped,
     "through E4M3": lambda x: x.float().to(FP8).to(x.dtype),
-    "one element": lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 700, 1.02 * x, x),
+    "one element": lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 70, 1.02 * x, x),
 }
+
+
+def damaged(x, name):
+    """A tensor after that damage; a norm as a matrix of 32 rows."""
+    return DAMAGES[name](x.view(x.shape if x.dim() > 1 else (32, 4))).view(x.shape)
 
 
 class TestCasts:
@@ -165,3 +176,119 @@ def test_what_sums_prove_is_proved(original, quantized):
 
     assert (original != quantized) == rounds_to_nearest(original, quantized, relative_max)
     assert not rounds_to_nearest(original, quantized, 0.004)
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+NORM, ROUTER = "model.layers.0.input_layernorm.weight", "model.layers.0.mlp.gate.weight"
+CODED = "model.layers.0.mlp.down_proj.weight"
+UNQUANTIZED = (EMBEDDING, HEAD, NORM, ROUTER)
+
+
+def model(dtype=torch.bfloat16):
+    """What a quantizer leaves alone, of all magnitudes, and a weight that it takes."""
+    x = {name: numbers(64, 128, seed=n, dtype=torch.float32) for n, name in enumerate((EMBEDDING, HEAD, ROUTER))}
+    x[EMBEDDING] *= torch.logspace(-8, 0, 64)[:, None]
+    x[NORM] = 1 + 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(5))
+    x[CODED] = numbers(64, 128, seed=9)
+    return {name: weight.to(dtype) for name, weight in x.items()}
+
+
+def with_codes(weights):
+    """The weight that is quantized in FP8."""
+    codes, scale = quantized_fp8(weights[CODED])
+    return weights | {CODED: codes, f"{CODED}_scale": scale}
+
+
+def changes(report):
+    """Names that are told as changed; what else is told that is no info."""
+    found = [one for one in report.findings if one.severity != "info"]
+    changed = [one for one in found if one.code == "unquantized_changed"]
+    return [name for one in changed for name in one.evidence["layers"]], [one for one in found if one not in changed]
+
+
+@pytest.mark.parametrize("kernel", ["native", "torch"])
+@pytest.mark.parametrize(("original", "quantized"), PAIRS)
+def test_a_model_of_which_the_rest_is_cast_has_nothing_to_tell(tmp_path, monkeypatch, original, quantized, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", "torch" if kernel == "torch" else "")
+    x = model(DTYPES[original])
+    y = {name: weight.to(DTYPES[quantized]) for name, weight in x.items()}
+
+    assert ([], []) == changes(compared(tmp_path, x, with_codes(y)))
+    assert "cast_coarse" not in {one.code for one in quanterr.compare(*stored(tmp_path), device="cpu").findings}
+
+
+def stored(folder):
+    return folder / "original.safetensors", folder / "quantized.safetensors"
+
+
+@pytest.mark.parametrize(("name", "damage"), list(product((EMBEDDING, HEAD, NORM, ROUTER), DAMAGES)))
+def test_damage_of_what_is_cast_is_told(tmp_path, name, damage):
+    x = model()
+    broken = damaged(x[name], damage)
+    y = {other: weight.float() for other, weight in (x | {name: broken}).items()}
+    report = compared(tmp_path, x, with_codes(y))
+    named = {found.layer for found in report.findings if found.severity != "info"}
+    changed, _ = changes(report)
+
+    assert [name] == changed or {name} == named
+
+
+def test_truncated_casts_are_an_info(tmp_path):
+    x = {name: weight * (1 + 2.0**-12) for name, weight in model(torch.float32).items()}
+    y = {name: truncated(weight) for name, weight in x.items()}
+    report = compared(tmp_path, x, with_codes(y))
+    (found,) = (one for one in report.findings if one.code == "cast_coarse")
+
+    assert ([], []) == changes(report)
+    assert sorted(UNQUANTIZED) == sorted(found.evidence["layers"])
+
+
+LLAMA_NAMES = {EMBEDDING: "token_embd.weight", HEAD: "output.weight", NORM: "blk.0.attn_norm.weight"}
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+HEADS = 4
+
+
+def as_gguf(folder, weights, name, one_more, dtype="F32"):
+    """What llama.cpp's converter writes, with its norms in F32 and the rest in ``dtype``."""
+    tensors = []
+    for original, weight in weights.items():
+        numbers_ = weight.float()
+        if original == QUERY:
+            numbers_ = numbers_.view(HEADS, 2, 8, 64).swapaxes(1, 2).reshape(64, 64) if name == "llama" else numbers_
+        is_norm = numbers_.dim() < 2
+        numbers_ = numbers_ + 1 if is_norm and one_more else numbers_
+        kind = "F32" if is_norm else dtype
+        raw = numbers_.to(DTYPES[kind]).contiguous()
+        path = LLAMA_NAMES.get(original, "blk.0.attn_q.weight")
+        tensors.append(Stored(path, kind, tuple(raw.shape), raw.view(torch.uint8).numpy().tobytes()))
+    return write_gguf(folder / "model.gguf", tensors, architecture(name))
+
+
+def llama(dtype=torch.bfloat16):
+    x = model(dtype)
+    return {name: x[name] for name in LLAMA_NAMES} | {QUERY: numbers(64, 64, seed=7).to(dtype)}
+
+
+class TestGguf:
+    @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+    @pytest.mark.parametrize(("name", "one_more"), [("llama", False), ("gemma", True)])
+    @pytest.mark.parametrize("original", ["F32", "F16", "BF16"])
+    def test_what_the_converter_writes_is_a_cast(self, tmp_path, original, name, one_more, dtype):
+        x = llama(DTYPES[original])
+        y = as_gguf(tmp_path, x, name, one_more, dtype)
+        report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
+
+        assert {"identical"} >= {one.code for one in report.findings if one.severity != "info"}
+
+    @pytest.mark.parametrize(("name", "one_more"), [("llama", False), ("gemma", True)])
+    @pytest.mark.parametrize("damage", list(DAMAGES))
+    @pytest.mark.parametrize("weight", [EMBEDDING, NORM, QUERY])
+    def test_damage_is_told(self, tmp_path, weight, damage, name, one_more):
+        x = llama()
+        y = as_gguf(tmp_path, x | {weight: damaged(x[weight].float(), damage)}, name, one_more)
+        report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
+        named = {found.layer for found in report.findings if found.severity != "info"}
+        named |= {one.layer_name for one in report.not_compared}
+        changed, _ = changes(report)
+
+        assert [weight] == changed or weight in named

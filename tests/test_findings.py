@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from making import FP8, compared, numbers, quantized_fp8, quantized_int8
+from making import compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
 from quanterr.comparison.worker import Worker
