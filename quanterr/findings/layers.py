@@ -9,6 +9,7 @@ from typing import NamedTuple
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
 from quanterr.findings.figures import Figures
+from quanterr.formats import rows_of
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.names import canonical
@@ -242,8 +243,12 @@ def _coarse(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
 
 
 def biases_beside_codes(pairs: Iterable[Pair]) -> set[str]:
-    """Names of biases whose weight is stored quantized: some quantizers correct them for its error."""
-    modules = {pair.name.removesuffix("weight") for pair in pairs if pair.quantized.has_codes}
+    """Names of biases whose weight is stored in a format of which a quantizer corrects them for its error."""
+    modules = {
+        pair.name.removesuffix("weight")
+        for pair in pairs
+        if pair.quantized.has_codes and any(row.corrects_biases for row in rows_of(pair.quantized.format))
+    }
     return {pair.name for pair in pairs if pair.name.endswith("bias") and pair.name.removesuffix("bias") in modules}
 
 
