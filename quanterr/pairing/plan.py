@@ -89,6 +89,7 @@ class Folded:
     before_db: float = 0.0  # its SNR on a sample, as stored
     after_db: float = 0.0  # the same with all factors undone
     without: tuple[str, ...] = ()  # names of weights that should have the factors as well, and clearly do not
+    bias: str = ""  # name of the source's bias, if it should have the factors of its rows as well, and does not
 
 
 class Covered(NamedTuple):

@@ -309,7 +309,7 @@ CODES = {
         "model.layers.0.input_layernorm.weight; the comparison undoes that: 19.8 dB on a sample of "
         "model.layers.0.self_attn.q_proj.weight, 6.1 dB as stored",
         "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error means "
-        "that some layers lack the scales: quantize them again.",
+        "that some layers, or the bias of one, lack the scales: quantize them again.",
     ),
     "identical": Code(
         ("info", "warning"),
