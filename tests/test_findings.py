@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from making import FP8, compared, numbers, quantized_fp8, quantized_int8
+from making import compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
 from quanterr.comparison.worker import Worker
@@ -452,7 +452,6 @@ class TestVectors:
         [
             (NORM, lambda x: x[NORM].half()),
             (NORM, lambda x: x[NORM].float() * 1.0005),
-            (NORM, lambda x: x[NORM].to(FP8).float()),
             (BIAS, lambda x: x[BIAS] + 0.01 * numbers(64, seed=9)),
         ],
     )
@@ -467,12 +466,44 @@ class TestVectors:
         x = vectors() | model()
         report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
         found = told(report)["bias_corrected"]
-        rows = x["layers.0.mlp.up_proj.weight"].float().norm(dim=1)
-        shift = float(((change(x[BIAS]).to(x[BIAS].dtype).float() - x[BIAS].float()).abs() / rows).max())
+        weight = x["layers.0.mlp.up_proj.weight"].float()
+        difference = change(x[BIAS]).to(x[BIAS].dtype).float() - x[BIAS].float()
+        shift = float((difference.abs() / weight.norm(dim=1)).max())
+        codes, scale = quantized_fp8(weight)
+        share = float(difference.norm() / (codes.float() * scale - weight).norm())  # inputs of size one
 
         assert ("pass", [BIAS]) == (report.verdict, found.evidence["layers"])
         assert found.evidence["shift"] == pytest.approx(shift, rel=1e-3)
-        assert ("info" if shift <= 0.5 else "warning") == found.severity
+        assert found.evidence["share"] == pytest.approx(share, rel=1e-3)
+        assert ("info" if share <= 2 else "warning") == found.severity
+
+    @pytest.mark.parametrize(("by", "severity"), [(0.5, "info"), (1.9, "info"), (2.1, "warning"), (20, "warning")])
+    @pytest.mark.parametrize("norm", [None, 4.0])
+    def test_corrections_are_judged_by_what_the_error_does_to_typical_inputs(self, tmp_path, by, severity, norm):
+        x = vectors() | model()
+        x["layers.0.post_attention_layernorm.weight"] = torch.full((128,), norm or 1.0)
+        weight = x["layers.0.mlp.up_proj.weight"].float()
+        codes, scale = quantized_fp8(weight)
+        noise = numbers(64, seed=9).float()
+        noise *= by * (norm or 1) * (codes.float() * scale - weight).norm() / noise.norm()
+        x[BIAS] = x[BIAS].float()
+        found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: x[BIAS] + noise}))["bias_corrected"]
+
+        assert severity == found.severity
+        assert found.evidence["share"] == pytest.approx(by, rel=1e-3)
+
+    def test_biases_are_copied_where_no_quantizer_of_the_format_corrects_them(self, tmp_path):
+        x = vectors() | model()
+        weight = x.pop("layers.0.mlp.up_proj.weight")
+        name = "layers.0.mlp.up_proj.weight"
+        absmax = weight.float().abs().amax(1)
+        codes = (weight.float() / absmax[:, None] * 127).round().to(torch.int8)
+        y = x | {name: codes, name.replace("weight", "SCB"): absmax, BIAS: x[BIAS] + 0.01 * numbers(64, seed=9)}
+        report = compared(tmp_path, x | {name: weight}, y)
+
+        assert "bnb_int8" == report.layers[0].format
+        assert [BIAS] == told(report)["unquantized_changed"].evidence["layers"]
+        assert "bias_corrected" not in told(report)
 
     @pytest.mark.parametrize("around_zero", [False, True])
     def test_that_may_have_taken_up_scales_are_a_warning(self, tmp_path, around_zero):
@@ -636,7 +667,7 @@ class TestAllWeights:
         assert ("inconclusive" if severity == "error" else "pass") == report.verdict
         if found:
             assert (6, list(y)[:changed]) == (found.evidence["tensors"], found.evidence["layers"])
-            assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized, ")
+            assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized differ")
 
     def test_norms_alone_are_no_proof_of_another_checkpoint(self, tmp_path):
         x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}

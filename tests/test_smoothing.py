@@ -176,6 +176,28 @@ class TestFoldsThatMeet:
         }
         assert not [one.message for one in report.findings if one.severity != "info"]
 
+    BIASED = "model.layers.0.self_attn.v_proj.bias"
+
+    @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
+    def test_that_come_out_of_rows_belong_to_their_bias_too(self, tmp_path, forgotten):
+        x, u = {self.V: numbers(64, 128, seed=3), self.OUT: numbers(64, 64, seed=10)}, 3 * factors(64)
+        x[self.BIASED] = numbers(64, seed=11)
+        y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * u)}
+        report = compared(tmp_path, x, y | {self.BIASED: x[self.BIASED] / (1 if forgotten else u)})
+        errors = [(one.code, one.layer) for one in report.findings if one.severity == "error"]
+
+        assert ([("folded_scales", self.BIASED)] if forgotten else []) == errors
+        assert ("inconclusive" if forgotten else "pass") == report.verdict
+
+    @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
+    def test_that_come_out_of_a_norm_belong_to_its_bias_too(self, tmp_path, forgotten):
+        norm, bias = (f"{BLOCK}input_layernorm.{kind}" for kind in ("weight", "bias"))
+        x, s = model() | {bias: numbers(128, seed=11)}, factors(128)
+        y = x | {norm: x[norm] / s, bias: x[bias] / (1 if forgotten else s)} | {name: int4(x[name] * s) for name in FED}
+        errors = [(one.code, one.layer) for one in compared(tmp_path, x, y).findings if one.severity == "error"]
+
+        assert ([("folded_scales", bias)] if forgotten else []) == errors
+
     def test_columns_of_zeros_and_rows_of_another_weight_are_not_explained(self, tmp_path):
         x, s = model(), factors(96)
         y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s.flip(0))}

@@ -15,6 +15,7 @@ from quanterr.metrics.attainable import Attainable, Kind, Part
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstRow
 from quanterr.pairing.plan import ComparedWeight, Element
+from quanterr.tensors.casts import Copy
 
 FLOATS = ("e_max", "e_min", "relative_max", "x_max")
 MOST_BINS = 1 << 16
@@ -43,6 +44,8 @@ def packed(done: ComparedWeight) -> str:
         own = done.attainable._asdict()
         own["parts"] = [[_plain(value) for value in part] for part in done.attainable.parts]
         made["attainable"] = [_plain(value) for value in own.values()]
+    if done.copy is not None:
+        made["copy"] = done.copy
     return json.dumps(made, separators=(",", ":"))
 
 
@@ -72,9 +75,10 @@ def unpacked(number: int, text: str) -> ComparedWeight:
             row, col, x, y = made["worst"]
             worst = Element(int(row), int(col), float.fromhex(x), float.fromhex(y))
         attainable = _attainable(made["attainable"]) if "attainable" in made else None
+        copy = Copy(made["copy"]) if "copy" in made else None
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"not a record of a weight: {error!r}") from error
-    return ComparedWeight(number, sums, scales, worst, attainable)
+    return ComparedWeight(number, sums, scales, worst, attainable, copy)
 
 
 def _row(row: RowSums) -> list[Any]:

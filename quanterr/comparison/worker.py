@@ -17,7 +17,8 @@ from quanterr.metrics.attainable import Attainable, Part
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
-from quanterr.tensors.chunks import Chunk, divided
+from quanterr.tensors.casts import CastTest, Copy, narrowest, rounds_to_nearest
+from quanterr.tensors.chunks import Chunk, Cut, divided
 from quanterr.tensors.levels import Scaling, nearest, rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
@@ -161,7 +162,23 @@ class Worker:
         """What is reported of a weight besides its sums; ``place`` is that of the pair among those of its original."""
         scales = _scales(pair.quantized, self._quantized[place])
         attainable = None if sums.exact else self._attainable(pair, sums, place)
-        return ComparedWeight(number, sums, scales, self._worst(pair, sums, place), attainable)
+        worst, copy = self._worst(pair, sums, place), self._copy(pair, sums, place)
+        return ComparedWeight(number, sums, scales, worst, attainable, copy)
+
+    def _copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
+        """Whether a tensor that neither side quantizes is the original's; read again where sums do not prove it."""
+        sides = pair.original, pair.quantized
+        if any(side.encoding != "floats" for side in sides):
+            return None
+        x, y = (narrowest({entry.dtype for entry in side.parts.values()}) for side in sides)
+        if sums.exact or (not sums.zero_reference and rounds_to_nearest(x, y, sums.relative_max)):
+            return Copy.SAME
+        test = CastTest(x, y, any(side.computed for side in sides))
+        for chunk in Cut(*pair.original.matrix, self.size):
+            test.add(*self._values(pair, chunk, place))
+            if test.result == Copy.CHANGED:
+                break
+        return test.result
 
     def _attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
         """What the stored scales allow, from a sample; None where the nearest code cannot be found."""

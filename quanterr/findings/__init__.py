@@ -41,7 +41,7 @@ from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sen
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
 from quanterr.findings.scales import are_good, of_scales
 from quanterr.findings.sums import of_weight
-from quanterr.findings.vectors import of_vectors
+from quanterr.findings.vectors import copy_once_shifted, of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
 from quanterr.report.model import Finding
 
@@ -100,6 +100,7 @@ class FindingCollector:
             is_too_good(pair, done),
             done.attainable.snr_db if done.attainable and not nearest else None,
             nearest or underflows(pair, done.sums),
+            done.copy,
         )
 
     @property
@@ -120,7 +121,8 @@ class FindingCollector:
         repairs = list(diagnoses([one for one in others if not one.nearest], doubtful, self._plan.pairs))
         vectors = list(of_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
-        changed = unquantized_changed(seen, self._same, self._explained, coded)
+        copies = [one._replace(copy=copy_once_shifted(one)) for one in seen]
+        changed = unquantized_changed(copies, self._same, self._explained, coded)
         found = drop_explained([*whole, *single, *repairs, *vectors, *below, *changed], self._facts)
         return merge_bad_rows(merge_excess(found), len(seen))
 

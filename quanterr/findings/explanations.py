@@ -91,7 +91,7 @@ EXPLANATIONS = (
         "the same rows, with what their scales allow",
     ),
     Explanation(
-        (*REPAIRS, *LEVELS, "norm_offset", "zero_original"),
+        (*REPAIRS, *LEVELS, "zero_original"),
         "warning",
         ("unquantized_changed",),
         "warning",

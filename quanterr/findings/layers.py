@@ -9,12 +9,14 @@ from typing import NamedTuple
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
 from quanterr.findings.figures import Figures
+from quanterr.formats import rows_of
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.names import canonical
 from quanterr.pairing.plan import Pair
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
+from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed
 
 ALIKE = 0.02  # of the logarithm of two factors
@@ -39,6 +41,7 @@ class WeightSummary(NamedTuple):
     too_good: bool = False  # better than rounding can be
     attainable_db: float | None = None  # with its scales
     nearest: bool = False  # about as good as its scales allow
+    copy: Copy | None = None  # of the original's, where neither side is quantized
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:
@@ -200,45 +203,59 @@ def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair], whole: bool) -
 
 
 def unquantized_changed(
-    seen: Iterable[WeightSummary],
+    seen: Sequence[WeightSummary],
     same: Iterable[Pair],
     explained: Collection[str],
     coded: bool,
 ) -> Iterator[Finding]:
-    """Tensors that both sides store unquantized, in the same dtype, and that differ: a quantizer copies them.
+    """Tensors that neither side quantizes, and that are no copies or casts: a quantizer leaves their values alone.
 
     ``explained`` are those whose change has a reason. Where something else is quantized (``coded``), many that differ
     show that the sides do not come from one checkpoint, unless all are vectors: norms may have taken up scales.
     """
-    changed = [
-        one for one in seen if one.figures and not one.offset and _copied(one.pair) and one.pair.name not in explained
-    ]
-    of = len(changed) + sum(map(_copied, same))
-    many = of >= FEW_COPIED and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
+    copies = [one for one in seen if one.copy and one.pair.name not in explained]
+    yield from _coarse(copies)
+    changed = [one for one in copies if one.copy == Copy.CHANGED and one.figures]
     if not changed:
         return
+    of = len(copies) + sum(map(_unquantized, same))
+    many = of >= FEW_COPIED and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
     worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
     names = [one.pair.name for one in changed]
     message = (
-        f"{len(changed):,} of {count(of, 'tensor')} that both checkpoints store unquantized, in the same dtype, "
-        f"differ: {listed(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
+        f"{len(changed):,} of {count(of, 'tensor')} that both checkpoints store unquantized differ by more than a cast "
+        f"explains: {listed(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
     )
     remedy = "check that both checkpoints come from the same training step and the same merge"
     level = "error" if coded and many else "warning"
     yield finding("unquantized_changed", level, None, message, remedy, layers=names, tensors=of, snr_db=worst_db)
 
 
+def _coarse(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
+    names = [one.pair.name for one in copies if one.copy == Copy.COARSE]
+    if names:
+        message = (
+            f"{count(len(names), 'tensor')} cast to the neighbours of the nearest numbers: {listed(names, 3)}; "
+            "truncated, or rounded at random"
+        )
+        remedy = "round to the nearest where you can: it halves the error"
+        yield finding("cast_coarse", "info", None, message, remedy, layers=names)
+
+
 def biases_beside_codes(pairs: Iterable[Pair]) -> set[str]:
-    """Names of biases whose weight is stored quantized: some quantizers correct them for its error."""
-    modules = {pair.name.removesuffix("weight") for pair in pairs if pair.quantized.has_codes}
+    """Names of biases whose weight is stored in a format of which a quantizer corrects them for its error."""
+    modules = {
+        pair.name.removesuffix("weight")
+        for pair in pairs
+        if pair.quantized.has_codes and any(row.corrects_biases for row in rows_of(pair.quantized.format))
+    }
     return {pair.name for pair in pairs if pair.name.endswith("bias") and pair.name.removesuffix("bias") in modules}
 
 
-def _copied(pair: Pair) -> bool:
-    """Whether both sides store it alike, so that a quantizer that leaves it alone changes no bit."""
-    x, y = pair.original, pair.quantized
-    return x.encoding == y.encoding == "floats" and x.codes.dtype == y.codes.dtype
+def _unquantized(pair: Pair) -> bool:
+    """Whether both sides store numbers, so that a quantizer that leaves it alone casts it at most."""
+    return pair.original.encoding == pair.quantized.encoding == "floats"
 
 
 def _stored_alike(pair: Pair) -> bool:

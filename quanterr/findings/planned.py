@@ -100,6 +100,15 @@ def of_folding(folded: Sequence[Folded]) -> Iterator[Finding]:
                 "quantize these layers again with the same scales",
                 layers=list(one.without),
             )
+        if one.bias:
+            yield finding(
+                "folded_scales",
+                "error",
+                one.bias,
+                f"{display(one.source)} took up scales, its bias {display(one.bias)} did not",
+                "give the bias the same factors, or quantize these layers again",
+                layers=[one.bias],
+            )
 
 
 def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:

@@ -6,8 +6,10 @@ those may end anywhere, as a real key projection whose bias matters little did a
 takes their values away or reorders them; nothing but a correction turns their sign or multiplies them by one number.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,10 +19,13 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.repairs import BETTER, Sample, snr_db
 from quanterr.findings.samples import first_rows, one_thread, sample_of
 from quanterr.findings.sums import UNRELATED
+from quanterr.metrics.sums import ratio
+from quanterr.pairing.names import FED_BY_NORM, canonical
 from quanterr.pairing.plan import Pair
-from quanterr.pairing.sampling import on_cpu
+from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
+from quanterr.tensors.casts import CastTest, Copy
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
@@ -36,7 +41,7 @@ SHIFTED = 0.02  # of a shift: by so much its elements scatter
 LENGTHS = 0.1, 10.0  # of a norm ratio: what factors of smoothing leave
 FLIPPED = 0.2  # of the energy, whose sign differs: factors of smoothing turn none
 TWICE = 2.0
-LITTLE = 0.5  # of the norm of a row: by less, corrected biases may shift an output
+LITTLE = 2.0  # times what the error of a weight makes of typical inputs: a correction of it is smaller
 SAME_DB = 30.0  # another tensor's values
 MOST_SOUGHT = 8  # vectors whose values are looked for in others
 MOST_OTHERS = 512
@@ -49,11 +54,14 @@ def of_vectors(
 
     ``folded`` are modules that took up scales, ``corrected`` biases of quantized weights: both are expected to change.
     """
-    changed, sought, shifts = [], 0, {}
+    changed, sought = [], 0
+    shifts: dict[str, _Shift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
     with one_thread(), on_cpu() as workspaces:
         for one in seen:
-            if not is_vector(one.pair) or one.offset or (one.figures and one.figures.snr_db > CAST_DB):
+            beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
+            is_corrected = one.pair.name in corrected and one.copy == Copy.CHANGED and beside is not None
+            if not is_vector(one.pair) or one.offset or (not is_corrected and _is_near(one)):
                 continue
             sample = sample_of(one.pair, workspaces)
             if not bool(sample.x.any()):  # given by sums
@@ -69,12 +77,10 @@ def of_vectors(
                 found = found or (None if may_differ else _unrelated(one.pair, sample))
             if found:
                 yield found
+            elif is_corrected and beside and not may_scale:
+                shifts[one.pair.name] = _shift(sample, beside, pairs, workspaces)
             elif not may_scale and _much(sample):
-                beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
-                if one.pair.name in corrected and beside:
-                    shifts[one.pair.name] = _shift(sample, beside, workspaces[0])
-                else:
-                    changed.append(one.pair.name)
+                changed.append(one.pair.name)
     if shifts:
         yield _corrected(shifts)
     if changed:
@@ -86,24 +92,77 @@ def of_vectors(
         yield finding("implausible_error", "warning", None, message, remedy, layers=changed)
 
 
-def _shift(sample: Sample, weight: Pair, workspace: Workspace) -> float:
-    """The largest change of a bias in norms of the rows of its weight: in outputs of inputs of size one."""
-    norms = first_rows(weight.original, workspace).norm(dim=1)
-    changes = (sample.y - sample.x).abs().flatten()[: len(norms)]
-    return float((changes / norms[: len(changes)]).nan_to_num(0.0, 0.0, inf).max()) if len(changes) else 0.0
+def copy_once_shifted(one: WeightSummary) -> Copy | None:
+    """What a norm is of the original's once what is added to all its elements is undone; of others what is known."""
+    if not one.offset or one.copy is None:
+        return one.copy
+    with one_thread(), on_cpu() as workspaces:
+        x, y = (values.float() for values in sample_of(one.pair, workspaces))
+    found = []
+    for a, b in ((x + one.offset, y), (x, y - one.offset)):  # whichever side has lost digits by it
+        forth, back = (CastTest(*dtypes, computed=True) for dtypes in _dtypes(one.pair))
+        forth.add(a, b)
+        back.add(b, a)
+        found += [forth.result, back.result]
+    return Copy.SAME if Copy.SAME in found else Copy.CHANGED
 
 
-def _corrected(shifts: Mapping[str, float]) -> Finding:
+def _dtypes(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Dtypes of both sides, and the reverse."""
+    x, y = pair.original.codes.dtype, pair.quantized.codes.dtype
+    return (x, y), (y, x)
+
+
+def _is_near(one: WeightSummary) -> bool:
+    return one.figures is not None and one.figures.snr_db > CAST_DB
+
+
+class _Shift(NamedTuple):
+    """What the change of a bias does to outputs."""
+
+    rows: float  # the largest in norms of the rows of its weight: in outputs of inputs of size one
+    share: float  # of what the error of the weight does to typical inputs, all outputs together
+
+
+def _shift(sample: Sample, weight: Pair, pairs: Sequence[Pair], workspaces: Workspaces) -> _Shift:
+    x, y = sample_of(weight, workspaces)
+    changes = (sample.y - sample.x).flatten()[: len(x)]
+    if not len(changes):
+        return _Shift(0.0, 0.0)
+    norms = x.norm(dim=1)[: len(changes)]
+    error = float((y - x).norm()) / sqrt(x.shape[1]) * _input_norm(weight, pairs, workspaces[0])
+    of_rows = float((changes.abs() / norms).nan_to_num(0.0, 0.0, inf).max())
+    return _Shift(of_rows, ratio(float(changes.norm()), error))
+
+
+def _input_norm(weight: Pair, pairs: Sequence[Pair], workspace: Workspace) -> float:
+    """The norm of typical inputs: that of the norm's weight before it; of inputs of size one where there is none."""
+    path, _ = canonical(weight.name)
+    for norms, fed in FED_BY_NORM:
+        before = re.fullmatch(rf"((?:.*\.)?)(?:{fed})", path)
+        if before is None:
+            continue
+        for pair in pairs:
+            name, kind = canonical(pair.name)
+            if not kind and is_vector(pair) and re.fullmatch(rf"{re.escape(before[1])}(?:{norms})", name):
+                factors = first_rows(pair.original, workspace)
+                return float(max(factors.norm(), (1 + factors).norm() if bool((factors < 0).any()) else 0.0))
+    return sqrt(weight.original.matrix[1])
+
+
+def _corrected(shifts: Mapping[str, _Shift]) -> Finding:
     """What was done to biases of quantized weights; how much of it may matter."""
-    names = sorted(shifts, key=lambda name: -shifts[name])
-    worst = shifts[names[0]]
+    names = sorted(shifts, key=lambda name: -shifts[name].share)
+    worst, most = shifts[names[0]].share, max(shift.rows for shift in shifts.values())
     message = (
         f"{count(len(names), 'bias', 'biases')} of quantized weights were corrected: {listed(names, 3)}; outputs shift "
-        f"by {worst:.2g} of the norm of their row at most"
+        f"by {most:.2g} of the norm of their row at most, by {worst:.2g} times what the error of the weight does to "
+        "typical inputs"
     )
     little = worst <= LITTLE
     remedy = None if little else "check what the model puts out: corrections of the error of a weight are smaller"
-    return finding("bias_corrected", "info" if little else "warning", None, message, remedy, layers=names, shift=worst)
+    level = "info" if little else "warning"
+    return finding("bias_corrected", level, None, message, remedy, layers=names, shift=most, share=worst)
 
 
 def is_vector(pair: Pair) -> bool:

@@ -220,6 +220,7 @@ class Weight:
     coded: tuple[Entry, ...] = ()  # the parts that hold these codes, if not the first of them alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): what codes of a row are multiplied by
     rotated: "Rotated | None" = None  # what its codes stand for, where its columns are rotated
+    computed: bool = False  # its values are those of stored numbers after arithmetic in float32
 
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as alternatives."""
@@ -315,6 +316,7 @@ class Format:
     declared: tuple[str, str] | None = None  # key of a quantization_config, and the value there that means this format
     takes_tied_head: bool = False  # its loaders use the codes of an output layer that is said to be the embedding's
     least_scale: float = 0.0  # the smallest that it can store, where weights are known to be smaller
+    corrects_biases: bool = False  # a quantizer of it (convert_to_quant) changes biases for the errors of weights
     specification: str = field(default="", repr=False)  # the docstring of its module, filled in by FORMATS
 
     @property

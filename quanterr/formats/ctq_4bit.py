@@ -160,6 +160,7 @@ FORMATS = tuple(
         partial(fit, table),
         summary=f"flat {table.upper()} codes with an absmax for each 64 (convert_to_quant's bnb_{table})",
         usual_db=usual_db,
+        corrects_biases=True,
     )
     for table, usual_db in (("nf4", (16, 17)), ("fp4", (12, 14)), ("af4", None))
 )

@@ -32,4 +32,4 @@ def fit(parts: Parts) -> Weight | None:
     return plain and unrotated(parts, replace(plain, warnings=plain.warnings + warning), size).or_else([plain])
 
 
-FORMATS = (Format("int8_convrot", NEEDS, fit, usual_db=(38, 44)),)
+FORMATS = (Format("int8_convrot", NEEDS, fit, usual_db=(38, 44), corrects_biases=True),)

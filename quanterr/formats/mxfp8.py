@@ -58,4 +58,4 @@ def fit(parts: Parts) -> Weight | None:
     return alternatives[0].or_else(alternatives[1:])
 
 
-FORMATS = (Format("mxfp8", NEEDS, fit, usual_db=(30, 32)),)
+FORMATS = (Format("mxfp8", NEEDS, fit, usual_db=(30, 32), corrects_biases=True),)

@@ -92,4 +92,4 @@ def _described(layout: BlockScales, high_first: bool) -> str:
     return f"NVFP4, first column in the {nibble} nibble, scales in {'tiles' if layout.tiled else 'rows'}"
 
 
-FORMATS = (Format("nvfp4", NVFP4_PARTS, fit, usual_db=(19, 21)),)
+FORMATS = (Format("nvfp4", NVFP4_PARTS, fit, usual_db=(19, 21), corrects_biases=True),)

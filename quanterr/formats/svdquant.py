@@ -153,4 +153,4 @@ def _of_tiles(stored: Tensor) -> Tensor:
     return stored.transpose(1, 2).reshape(-1, stored.shape[1])
 
 
-FORMATS = (Format("svdquant_w4a4", NEEDS, fit, usual_db=(24, 26)),)
+FORMATS = (Format("svdquant_w4a4", NEEDS, fit, usual_db=(24, 26), corrects_biases=True),)

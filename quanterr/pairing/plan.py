@@ -14,6 +14,7 @@ from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.sampling import Bar
+from quanterr.tensors.casts import Copy
 from quanterr.tensors.chunks import Chunk
 
 
@@ -88,6 +89,7 @@ class Folded:
     before_db: float = 0.0  # its SNR on a sample, as stored
     after_db: float = 0.0  # the same with all factors undone
     without: tuple[str, ...] = ()  # names of weights that should have the factors as well, and clearly do not
+    bias: str = ""  # name of the source's bias, if it should have the factors of its rows as well, and does not
 
 
 class Covered(NamedTuple):
@@ -131,3 +133,4 @@ class ComparedWeight(NamedTuple):
     scales: Scales | None
     worst: Element | None
     attainable: Attainable | None = None  # with its scales; None where that cannot be told
+    copy: Copy | None = None  # of the original's, of what is not quantized on either side

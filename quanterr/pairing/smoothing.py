@@ -89,7 +89,7 @@ def _out_of_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> 
                 if re.fullmatch(fed, path.removeprefix(block + ".")):
                     behind.setdefault((block, fed), []).append(number)
     for place, (name, candidates) in changed.items():
-        yield from _undone(pairs, name, behind.get(place, []), candidates, workspaces)
+        yield from _undone(pairs, name, behind.get(place, []), candidates, places, workspaces)
 
 
 def _norm_factors(norm: Pair, workspaces: Workspaces) -> list[Tensor] | None:
@@ -109,7 +109,12 @@ def _are_factors(factors: Tensor) -> bool:
 
 
 def _undone(
-    pairs: list[Pair], source: str, numbers: Sequence[int], candidates: Sequence[Tensor], workspaces: Workspaces
+    pairs: list[Pair],
+    source: str,
+    numbers: Sequence[int],
+    candidates: Sequence[Tensor],
+    places: Places,
+    workspaces: Workspaces,
 ) -> Iterator[Folded]:
     """Undo the factors in the columns of what a norm feeds, if all of that together comes nearer by it."""
     stored = {number: pairs[number].quantized for number in numbers}
@@ -123,7 +128,8 @@ def _undone(
         for n in having:
             pairs[n] = replace(pairs[n], quantized=_with_evidence(columns[n], source))
         without = tuple(pairs[n].name for n in columns if n not in having)
-        yield Folded(source, tuple(pairs[n].name for n in having), without=without)
+        found = Folded(source, tuple(pairs[n].name for n in having), without=without)
+        yield _with_bias(found, pairs, places, factors, workspaces)
         return
 
 
@@ -140,10 +146,12 @@ def _out_of_weights(pairs: list[Pair], places: Places, workspaces: Workspaces) -
             continue
         number = places[path, kind]
         if _have_row_factors(pairs[number], workspaces):
-            yield from _undone_between(pairs, number, behind, workspaces)
+            yield from _undone_between(pairs, number, behind, places, workspaces)
 
 
-def _undone_between(pairs: list[Pair], number: int, behind: int, workspaces: Workspaces) -> Iterator[Folded]:
+def _undone_between(
+    pairs: list[Pair], number: int, behind: int, places: Places, workspaces: Workspaces
+) -> Iterator[Folded]:
     """Undo factors of the rows of one weight there, and in the columns of the next, if these come nearer by it."""
     first, second = pairs[number], pairs[behind]
     rows, cols = first.original.matrix[0], second.original.matrix[1]
@@ -163,7 +171,21 @@ def _undone_between(pairs: list[Pair], number: int, behind: int, workspaces: Wor
     columns = scaled(second.quantized, _repeated(factors, best), 1)
     pairs[number] = replace(first, quantized=_with_evidence(scaled(first.quantized, 1 / factors, 0), second.name))
     pairs[behind] = replace(second, quantized=_with_evidence(columns, first.name))
-    yield Folded(first.name, (first.name, second.name))
+    yield _with_bias(Folded(first.name, (first.name, second.name)), pairs, places, factors, workspaces)
+
+
+def _with_bias(found: Folded, pairs: list[Pair], places: Places, factors: Tensor, workspaces: Workspaces) -> Folded:
+    """A fold with the bias of its source, which has the factors as well: undone there, or told where it lacks them."""
+    number = places.get((canonical(found.source)[0], ".bias"))
+    if number is None or pairs[number].original.n != len(factors):
+        return found
+    bias = pairs[number]
+    undone = scaled(bias.quantized, 1 / factors, 1)
+    before, after = (relative_error(bias.original, weight, workspaces) for weight in (bias.quantized, undone))
+    if after < before:
+        pairs[number] = replace(bias, quantized=_with_evidence(undone, found.source))
+        return replace(found, names=(*found.names, bias.name))
+    return replace(found, bias=bias.name) if after > CLEARLY * before + CAST else found
 
 
 class Fitted(NamedTuple):

@@ -63,6 +63,7 @@ def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
         parts={f"{n}.{role}": entry for n, weight in enumerate(weights) for role, entry in weight.parts.items()},
         dequantize=partial(_stacked, weights, starts, axis),
         needs_float64=any(weight.needs_float64 for weight in weights),
+        computed=any(weight.computed for weight in weights),
         scale=None,
         levels=first.levels if all(weight.levels == first.levels for weight in weights) else None,
         coded=tuple(entry for weight in weights for entry in weight.coded or (weight.codes,)),
@@ -118,7 +119,7 @@ def _side_by_side(weights: Sequence[Weight], starts: Sequence[int], chunk: Chunk
 
 def added(weights: Sequence[Weight]) -> Weight:
     """The sum of several weights of one shape, rounded to float32 at each: the biases of a layer split by columns."""
-    return replace(_stack(weights, weights[0].shape), dequantize=partial(_added, weights), levels=None)
+    return replace(_stack(weights, weights[0].shape), dequantize=partial(_added, weights), levels=None, computed=True)
 
 
 def _added(weights: Sequence[Weight], chunk: Chunk, workspace: Workspace) -> Values:
@@ -230,8 +231,7 @@ def _flipped(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Work
 
 def plus(weight: Weight, number: float) -> Weight:
     """Each element plus a number: norms that one side stores around zero and the other around one."""
-
-    return _each(weight, lambda one: _view(one, one.shape, partial(_plus, one, number)))
+    return _each(weight, lambda one: _computed(one, partial(_plus, one, number)))
 
 
 def _plus(weight: Weight, number: float, chunk: Chunk, workspace: Workspace) -> Values:
@@ -240,7 +240,7 @@ def _plus(weight: Weight, number: float, chunk: Chunk, workspace: Workspace) -> 
 
 def minus_exp(weight: Weight) -> Weight:
     """-exp of each element: what Mamba's A is of the A_log that is trained."""
-    return _each(weight, lambda one: replace(_view(one, one.shape, partial(_minus_exp, one)), levels=None))
+    return _each(weight, lambda one: replace(_computed(one, partial(_minus_exp, one)), levels=None))
 
 
 def _minus_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
@@ -249,7 +249,7 @@ def _minus_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
 
 def scaled(weight: Weight, factors: Tensor, axis: int) -> Weight:
     """Rows (axis 0) or columns (axis 1) of a matrix times factors, float32, one for each."""
-    return _each(weight, lambda one: _view(one, one.shape, partial(_scaled, one, factors, axis)))
+    return _each(weight, lambda one: _computed(one, partial(_scaled, one, factors, axis)))
 
 
 def _scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
@@ -261,6 +261,11 @@ def _scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk, workspace:
 def _each(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
     """The view of a weight, with the same view of each of its readings."""
     return view(weight).or_else(map(view, weight.alternatives))
+
+
+def _computed(weight: Weight, dequantize: Dequantize) -> Weight:
+    """A view whose values are made of the stored ones by arithmetic."""
+    return replace(_view(weight, weight.shape, dequantize), computed=True)
 
 
 def _view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, share: float = 1.0) -> Weight:

@@ -236,8 +236,10 @@ CODES = {
         ("info", "warning"),
         "biases of quantized weights were changed, as some quantizers do to make up for the error of the weight",
         "2 biases of quantized weights were corrected: layers.0.attention.key.bias, layers.1.attention.key.bias; "
-        "outputs shift by 0.083 of the norm of their row at most",
-        "Nothing for an info. A warning: check what the model puts out; corrections of rounding errors are smaller.",
+        "outputs shift by 0.083 of the norm of their row at most, by 0.31 times what the error of the weight does to "
+        "typical inputs",
+        "Nothing for an info. A warning: check what the model puts out; a correction is smaller than twice what the "
+        "error of the weight does to inputs as large as the norm before it makes them.",
     ),
     "bad_table": Code(
         ("error",),
@@ -315,7 +317,7 @@ CODES = {
         "model.layers.0.input_layernorm.weight; the comparison undoes that: 19.8 dB on a sample of "
         "model.layers.0.self_attn.q_proj.weight, 6.1 dB as stored",
         "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error means "
-        "that some layers lack the scales: quantize them again.",
+        "that some layers, or the bias of one, lack the scales: quantize them again.",
     ),
     "identical": Code(
         ("info", "warning"),
@@ -326,11 +328,20 @@ CODES = {
     ),
     "unquantized_changed": Code(
         ("warning", "error"),
-        "tensors that both sides store unquantized, in the same dtype, differ; an error if half do, not norms alone",
-        "3 of 65 tensors that both checkpoints store unquantized, in the same dtype, differ: model.norm.weight, "
-        "model.layers.0.input_layernorm.weight and 1 more; the worst, model.norm.weight, has 21.3 dB",
+        "tensors that both sides store unquantized differ by more than a cast explains; an error if half do, not norms "
+        "alone",
+        "3 of 65 tensors that both checkpoints store unquantized differ by more than a cast explains: "
+        "model.norm.weight, model.layers.0.input_layernorm.weight and 1 more; the worst, model.norm.weight, has "
+        "21.3 dB",
         "Check that both checkpoints come from the same training step and the same merge. A quantizer copies what it "
-        "does not quantize.",
+        "does not quantize, or casts it: then each number is the nearest that the other dtype has.",
+    ),
+    "cast_coarse": Code(
+        ("info",),
+        "tensors were cast to another dtype without rounding to the nearest: truncated, or rounded at random",
+        "3 tensors cast to the neighbours of the nearest numbers: model.embed_tokens.weight, lm_head.weight and 1 "
+        "more; truncated, or rounded at random",
+        "Nothing urgent: each number is less than one step off. Rounding to the nearest halves the error.",
     ),
     "swapped_sides": Code(
         ("warning",),

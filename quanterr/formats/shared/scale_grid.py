@@ -278,6 +278,7 @@ def scaled_formats(
             partial(fit, granularity),
             summary=f"{family.upper()} codes, one scale {of}",
             usual_db=usual_db[granularity],
+            corrects_biases=True,
         )
         for granularity, of in (("tensor", "for the tensor"), ("row", "a row"), ("block", "a block"))
     )
