@@ -183,6 +183,7 @@ class ReportBuilder:
             self._buckets[done.number] = Bucket.LOSSLESS
             self._lossless[done.number] = LosslessLayer(
                 **_header(pair),
+                original_fingerprint=done.fingerprint,
                 bits_per_weight=_bits_per_weight(pair),
                 original_norm=finite(original_norm(Measured(sums))),
             )
@@ -405,6 +406,7 @@ def _layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
     any_finite = scales is not None and scales.mean is not None
     return Layer(
         **_header(pair),
+        original_fingerprint=done.fingerprint,
         block_size=pair.quantized.block_size,
         scale_factor=scales.mean if scales else None,
         scale_min=scales.low if scales and any_finite else None,

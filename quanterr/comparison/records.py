@@ -43,6 +43,8 @@ def packed(done: ComparedWeight) -> str:
         own = done.attainable._asdict()
         own["parts"] = [[_plain(value) for value in part] for part in done.attainable.parts]
         made["attainable"] = [_plain(value) for value in own.values()]
+    if done.fingerprint is not None:
+        made["fingerprint"] = done.fingerprint
     return json.dumps(made, separators=(",", ":"))
 
 
@@ -72,9 +74,10 @@ def unpacked(number: int, text: str) -> ComparedWeight:
             row, col, x, y = made["worst"]
             worst = Element(int(row), int(col), float.fromhex(x), float.fromhex(y))
         attainable = _attainable(made["attainable"]) if "attainable" in made else None
+        fingerprint = None if "fingerprint" not in made else str(made["fingerprint"])
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"not a record of a weight: {error!r}") from error
-    return ComparedWeight(number, sums, scales, worst, attainable)
+    return ComparedWeight(number, sums, scales, worst, attainable, fingerprint)
 
 
 def _row(row: RowSums) -> list[Any]:

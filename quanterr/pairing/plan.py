@@ -131,3 +131,4 @@ class ComparedWeight(NamedTuple):
     scales: Scales | None
     worst: Element | None
     attainable: Attainable | None = None  # with its scales; None where that cannot be told
+    fingerprint: str | None = None  # of some bytes of the original
