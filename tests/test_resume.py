@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,7 +142,7 @@ def replaced(path):
 class TestRefused:
     def test_a_file_of_other_contents_is_whatever_its_times_say(self, pair, tmp_path, monkeypatch):
         monkeypatch.setattr(StoredFile, "written", ())
-        copies = [shutil.copy(path, tmp_path) for path in pair]
+        copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
         replaced(copies[1])
         with pytest.raises(UsageError, match=r"of another run.*files that have changed"):
@@ -158,7 +159,7 @@ class TestRefused:
         ],
     )
     def test_another_run_is(self, pair, tmp_path, change, told):
-        copies = [shutil.copy(path, tmp_path) for path in pair]
+        copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
         options = change(*copies) or {}
         with pytest.raises(UsageError, match=f"of another run.*{told}"):
