@@ -16,6 +16,7 @@ from quanterr.findings import (
     of_plan,
     of_sensitivity,
 )
+from quanterr.findings.configs import of_configs
 from quanterr.findings.files import of_config, of_notes
 from quanterr.findings.structure import of_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
@@ -238,6 +239,7 @@ class ReportBuilder:
             *of_notes(quantized),
             *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
             *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
+            *of_configs(original, quantized),
             *of_structure(quantized, self._plan),
             *of_plan(self._plan),
             *of_activations(self._plan),
