@@ -6,10 +6,13 @@ import sys
 from math import inf
 
 import pytest
+import torch
 from forked import call
 from hypothesis import given
 from hypothesis import strategies as st
+from making import store
 from reports import finding, made, row
+from safetensors.torch import load_file
 from stored import pair
 
 import quanterr
@@ -111,6 +114,18 @@ def test_the_other_way_round_is_the_opposite(old, new):
 
 class TestWhatCompares:
     NEW = made({"a": 30.0})
+
+    @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0)], ids=["negated", "rolled"])
+    def test_is_of_the_same_values_not_of_the_same_norms_alone(self, tmp_path, change):
+        x, y = pair(tmp_path)
+        tensors = load_file(x)
+        name = next(name for name, weight in tensors.items() if weight.ndim == 2)
+        other = store(tmp_path / "other.safetensors", tensors | {name: change(tensors[name])})
+        (tmp_path / "old.json").write_text(quanterr.compare(x, y, device="cpu").to_json())
+        (tmp_path / "new.json").write_text(quanterr.compare(other, other, device="cpu").to_json())
+
+        with pytest.raises(UsageError, match=f"the original {name} has other values there than here"):
+            quanterr.diff(tmp_path / "old.json", tmp_path / "new.json")
 
     @pytest.mark.parametrize(
         "old",

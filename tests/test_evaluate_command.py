@@ -73,7 +73,7 @@ class TestCommand:
             folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=32
         )
 
-        assert ("quanterr.evaluation", "1.0") == (found["schema"], found["schema_version"])
+        assert ("quanterr.evaluation", "1.1") == (found["schema"], found["schema_version"])
         assert json.loads(same.to_json())["candidates"][0]["scores"] == found["candidates"][0]["scores"]
 
     def test_without_tokens_or_text_it_is_wrong_usage(self, folder):
@@ -270,6 +270,21 @@ class TestGate:
     def test_refuses_what_is_for_reports(self, folder, done):
         for words in ((), ("--thresholds", "fp8"), ("--require", "snr_db >= 30")):
             assert Status.USAGE == call("gate", folder / "e.json", *words).returncode
+
+    def test_an_edited_one_is_told(self, folder, done, tmp_path):
+        text, rule = (folder / "e.json").read_text(), ("--require", "kld_mean <= 1")
+        assert "warning" not in call("gate", folder / "e.json", *rule).stderr
+        for name, edited, told in (
+            (
+                "edited",
+                re.sub('"kld_mean": [^,]+', '"kld_mean": 1e-9', text),
+                "its checksum does not match: it was edited",
+            ),
+            ("old", re.sub(r'"checksum": "\w+",', "", text), "has no checksum: an earlier version wrote it, or it was"),
+        ):
+            (tmp_path / f"{name}.json").write_text(edited)
+            judged = call("gate", tmp_path / f"{name}.json", *rule)
+            assert (Status.OK, True) == (judged.returncode, f"{name}.json: {told}" in judged.stderr), judged.stderr
 
     def test_a_damaged_one_is_unreadable(self, folder, done, tmp_path):
         text = (folder / "e.json").read_text()

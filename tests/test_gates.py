@@ -32,6 +32,7 @@ def gate(report, rule, baseline=None, **more):
 
 
 LAYERS = {"a": 20.0, "b": 30.0, "c": 40.0}
+OWN, MARKED = {"original_fingerprint": "0badcafe"}, {"original_fingerprint": "decafbad"}
 BEFORE = made({"a": 21.0, "b": 30.0, "c": 39.0})
 
 # A value of every function, the one that a lower limit meets first, and the one that an upper limit does.
@@ -410,11 +411,16 @@ class TestBaseline:
             (made(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
             (made(LAYERS, settings=weighted_by(None, 0.1)), "another outlier threshold: 0.1 there, 0.01 here"),
             (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1.0 here"),
+            (made(rows=[row("a", 20.0) | MARKED]), "the original a has other values there than here"),
         ],
     )
     def test_of_something_else_is_refused(self, before, why):
         with pytest.raises(UsageError) as caught:
-            judge(made(LAYERS), "delta(snr_db) >= -1", baseline=before)
+            judge(
+                made(rows=[row(name, snr) | OWN for name, snr in LAYERS.items()]),
+                "delta(snr_db) >= -1",
+                baseline=before,
+            )
 
         assert "the baseline does not apply to this report: it " in str(caught.value)
         assert why in str(caught.value)

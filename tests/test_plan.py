@@ -8,7 +8,7 @@ import pytest
 import torch
 from forked import call
 from making import numbers, store
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from test_importance import gguf as importance_file
 
 import quanterr
@@ -20,7 +20,7 @@ from quanterr.planning.exports import exported
 from quanterr.recipes import recipe_named
 from quanterr.recipes.candidate import mixed
 from quanterr.recipes.tensors import fake_quantize
-from quanterr.report.plan.model import ORIGINAL
+from quanterr.report.plan.model import ORIGINAL, Plan
 
 LAYERS = [
     f"model.layers.{n}.{module}.weight"
@@ -281,6 +281,63 @@ class TestCompare:
         assert "fail" == gate.status
         assert "dB, planned" in gate.violations[0].reason
 
+    def test_layers_that_are_not_in_it_may_only_be_cast(self, original, made, tmp_path):
+        found, _ = made
+        tensors = load_file(original.path)
+        norm = "model.norm.weight"
+        some = Plan.model_construct(**{**found.__dict__, "layers": found.layers[1:]})
+        left = found.layers[0].layer_name
+
+        def changed(name, weight):
+            where = tmp_path / "y.safetensors"
+            save_file(tensors | {name: weight}, where)
+            gate = judged_by_plan(quanterr.compare(original, where, device="cpu"), some).gates[0]
+            return [violation.layer for violation in gate.violations if "not in the plan" in violation.reason]
+
+        weight = tensors[left]
+        assert [] == changed(left, weight.bfloat16())
+        assert [] == changed(left, weight.half())
+        assert [left] == changed(left, weight * (1 + 2**-12))  # stored as before: no cast
+        assert [left] == changed(left, weight.flip(0).bfloat16())
+        assert [left] == changed(left, (weight * 1.01).half())
+        assert [norm] == changed(norm, (tensors[norm].float() * 1.04).half())
+
+    def test_all_its_layers_must_be_there(self, original, made):
+        found, recipes = made
+        produced, _ = mixed(original, recipes, "produced")
+        report = quanterr.compare(original, produced, layers=["model.layers.0.*"], device="cpu")
+        judged = judged_by_plan(report, found)
+
+        assert ("fail", 6) == (judged.verdict, judged.gates[0].judged)
+        assert set(LAYERS[3:]) == {violation.layer for violation in judged.gates[0].violations}
+        assert "was planned, but not compared" in judged.reasons[0]
+
+    @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0), lambda weight: weight * 2])
+    def test_that_of_another_original_of_the_same_names_is_refused(self, original, made, tmp_path, change):
+        tensors = load_file(original.path)
+        tensors[LAYERS[1]] = change(tensors[LAYERS[1]])
+        other = store(tmp_path / "other.safetensors", tensors)
+        with pytest.raises(UsageError, match=rf"it is of another original: .*{LAYERS[1]}"):
+            judged_by_plan(quanterr.compare(other, other, device="cpu"), made[0])
+
+    def test_an_edited_one_is_told(self, made, tmp_path, capsys):
+        where = tmp_path / "p.json"
+        made[0].save(where)
+        assert made[0] == read_plan(str(where))
+        assert not capsys.readouterr().err
+
+        where.write_text(where.read_text().replace('"int4_g32"', '"int8_channel"', 1))
+        read_plan(str(where))
+        assert "p.json: its checksum does not match: it was edited" in capsys.readouterr().err
+
+        fields = json.loads(where.read_text())
+        del fields["checksum"]
+        for layer in fields["layers"]:  # as an earlier version wrote them
+            del layer["original_norm"], layer["original_fingerprint"]
+        (tmp_path / "old.json").write_text(json.dumps(fields))
+        assert 6 == len(read_plan(str(tmp_path / "old.json")).layers)
+        assert "old.json: has no checksum" in capsys.readouterr().err
+
     def test_the_commands_go_together(self, original, tmp_path):
         where = tmp_path / "plan.json"
         done = call("plan", original.path, "--bits", "6", "--to", TO[0], "-o", where)
@@ -290,7 +347,7 @@ class TestCompare:
 
         judged = call("compare", original.path, original.path, "--plan", where)
         assert 1 == judged.returncode
-        assert "gate as planned: format, bits, SNR does not hold: " in judged.stderr
+        assert "gate as planned: format, bits, SNR; the rest unchanged does not hold: " in judged.stderr
         assert 6 == len(read_plan(str(where)).layers)
         assert 2 == call("plan", original.path, "--size", "6 apples").returncode
 

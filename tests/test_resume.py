@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from forked import call
 from making import numbers, quantized_fp8, store
 
 import quanterr
+from quanterr.checkpoints.base import StoredFile
 from quanterr.comparison import compare_each
 from quanterr.comparison.journal import Journal
 from quanterr.comparison.records import packed, unpacked
@@ -127,17 +129,37 @@ class TestReport:
         assert first == [plain(report) for report in compare_each(pair[0], candidates, options)]
 
 
+def replaced(path):
+    """A file of the same size and times, in which one scale is another, in place of it."""
+    raw, status = bytearray(path.read_bytes()), path.stat()
+    raw[-1] ^= 1
+    other = path.with_suffix(".other")
+    other.write_bytes(raw)
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.replace(other, path)
+
+
 class TestRefused:
+    def test_a_file_of_other_contents_is_whatever_its_times_say(self, pair, tmp_path, monkeypatch):
+        monkeypatch.setattr(StoredFile, "written", ())
+        copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
+        journal_of(copies, tmp_path / "j")
+        replaced(copies[1])
+        with pytest.raises(UsageError, match=r"of another run.*files that have changed"):
+            journal_of(copies, tmp_path / "j")
+
     @pytest.mark.parametrize(
         ("change", "told"),
         [
             (lambda x, y: os.utime(y, ns=(1, 1)), "files that have changed"),
+            (lambda x, y: replaced(y), "files that have changed"),
+            (lambda x, y: shutil.copy2(shutil.move(y, y.with_suffix(".moved")), y) and None, "files that have changed"),
             (lambda x, y: {"layers": ["mlp"]}, "layers"),
             (lambda x, y: {"outlier_threshold": 0.5}, "outlier_threshold"),
         ],
     )
     def test_another_run_is(self, pair, tmp_path, change, told):
-        copies = [shutil.copy(path, tmp_path) for path in pair]
+        copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
         options = change(*copies) or {}
         with pytest.raises(UsageError, match=f"of another run.*{told}"):

@@ -200,3 +200,55 @@ class TestActivations:
         found = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
 
         assert ("error", ["rope_freqs.weight"]) == (found.severity, found.evidence["tensors"])
+
+
+class TestScheme:
+    """What config.json declares of groups, zero points and codes."""
+
+    CASE = "ct_pack/ct_w4a16_g32_asym"
+
+    def found(self, folder, case, **changed):
+        config = json.loads((GOLDEN / case / "config.json").read_text())["quantization_config"]
+        for group in config["config_groups"].values():
+            group["weights"] |= changed
+        return mismatches(of_golden(folder, case, config))
+
+    def test_that_is_stored_is_silent(self, tmp_path):
+        assert [] == self.found(tmp_path, self.CASE)
+
+    @pytest.mark.parametrize(
+        ("changed", "told"),
+        [
+            ({"group_size": 64}, "declares group_size 64, groups of 32 columns are stored, of 1 weight"),
+            ({"symmetric": True}, "declares symmetric codes, zero points are stored, of 1 weight"),
+        ],
+    )
+    def test_of_compressed_tensors_that_is_not(self, tmp_path, changed, told):
+        assert any(told in message for message in self.found(tmp_path, self.CASE, **changed))
+
+    def test_of_codes_of_another_type(self, tmp_path):
+        weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        config = {"quant_method": "compressed-tensors", "config_groups": groups}
+        found = mismatches(report_of(tmp_path, coded(model()), CONFIG | {"quantization_config": config}))
+
+        assert any(
+            "declares codes of type float, codes of I8 are stored, of 12 weights" in message for message in found
+        )
+
+    def test_of_two_files_that_contradict_each_other(self, tmp_path):
+        config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+        (tmp_path / "y").mkdir()
+        (tmp_path / "y/hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+        found = mismatches(report_of(tmp_path, coded(model()), config))
+
+        (one,) = found
+        assert "declares quant_algo FP8, hf_quant_config.json beside it NVFP4: runtimes read one or the other" in one
+
+    @pytest.mark.parametrize(("more", "n"), [({}, 1), ({"dynamic": {"-:.*": {}}}, 0)])
+    def test_of_linears_of_which_most_are_not_quantized(self, tmp_path, more, n):
+        names = [name for name in model() if "embed" not in name]
+        config = CONFIG | {"quantization_config": {"quant_method": "gptq"} | more}
+        found = mismatches(report_of(tmp_path, coded(model(), names[1:]), config))
+
+        assert n == sum("and does not except" in message for message in found)

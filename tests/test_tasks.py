@@ -80,6 +80,7 @@ class TestPass:
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Worker, "_worst", lambda *_: None)  # reads a row again
             patch.setattr(Worker, "_attainable", lambda *_: None)  # reads a sample again
+            patch.setattr("quanterr.comparison.worker._fingerprint", lambda *_: None)  # reads a few bytes again
             patch.setattr(comparison, "choose_alternatives", lambda plan: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnoses", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()

@@ -49,6 +49,7 @@ MAX_DIMENSIONS = 32
 MAX_DIMENSION = 2**40
 MAX_NAME = 4096  # characters
 
+BEGINNING, SAMPLES, SAMPLED = 1 << 16, 16, 1 << 12  # bytes, blocks and bytes of a block that tell a file from another
 RETRIES = 3  # a network file system may fail once and then recover
 
 
@@ -75,7 +76,7 @@ class StoredFile:
         if not stat.S_ISREG(status.st_mode):
             os.close(self._fd)
             raise CheckpointError(f"{self}: not a regular file")
-        self._identity = _identity(status)
+        self._identity, self._changed = _identity(status), status.st_ctime_ns
         self.size = status.st_size
 
     def __str__(self) -> str:
@@ -129,9 +130,18 @@ class StoredFile:
             )
 
     @property
-    def written(self) -> int:
-        """When it was written, in nanoseconds."""
-        return self._identity[3]
+    def written(self) -> tuple[int, ...]:
+        """Which file it is on its disk, when it was written and when that was last set, in nanoseconds."""
+        _, inode, _, modified = self._identity
+        return inode, modified, self._changed
+
+    def digest(self) -> str | None:
+        """SHA-256 of its beginning and of a few blocks in it; None of a file that would have to be fetched."""
+        found = sha256(self.read(0, min(BEGINNING, self.size)))
+        n = min(SAMPLED, self.size)
+        for k in range(SAMPLES):
+            found.update(self.read((self.size - n) * k // (SAMPLES - 1), n))
+        return found.hexdigest()
 
     @property
     def tag(self) -> str | None:

@@ -82,9 +82,12 @@ class RemoteFile(StoredFile):
         return -1
 
     @property
-    def written(self) -> int:
-        """Nothing in nanoseconds: its tag counts."""
-        return 0
+    def written(self) -> tuple[int, ...]:
+        """Nothing: its tag counts."""
+        return ()
+
+    def digest(self) -> None:
+        """Nothing: its tag counts."""
 
     @property
     def tag(self) -> str | None:

@@ -65,13 +65,12 @@ from quanterr.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydantic import BaseModel
     from rich.console import Console
 
     from quanterr.formats.base import Format
     from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
-    from quanterr.report.model import Report
+    from quanterr.report.model import Document, Report
 
 # What typer raises for a wrong command line: click's, or that of its own copy of click.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -513,13 +512,13 @@ def schema(
     """Print the JSON Schema of a report, a ranking, an evaluation or a plan."""
     import json
 
-    from quanterr.report.model import DRAFT, json_schema
+    from quanterr.report.model import json_schema
 
     if kind is SchemaOf.REPORT:
         found = json_schema()
     else:
-        model: type[BaseModel] = getattr(import_module(f"quanterr.report.{kind.value}.model"), kind.value.capitalize())
-        found = {"$schema": DRAFT} | model.model_json_schema(by_alias=True, mode="serialization")
+        model: type[Document] = getattr(import_module(f"quanterr.report.{kind.value}.model"), kind.value.capitalize())
+        found = model.json_schema()
     print(json.dumps(found, indent=2))
 
 

@@ -16,6 +16,7 @@ from quanterr.findings import (
     of_plan,
     of_sensitivity,
 )
+from quanterr.findings.configs import of_configs
 from quanterr.findings.files import of_config, of_notes
 from quanterr.findings.structure import of_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
@@ -188,6 +189,7 @@ class ReportBuilder:
             self._buckets[done.number] = Bucket.LOSSLESS
             self._lossless[done.number] = LosslessLayer(
                 **_header(pair),
+                original_fingerprint=done.fingerprint,
                 bits_per_weight=_bits_per_weight(pair),
                 original_norm=finite(original_norm(Measured(sums))),
             )
@@ -242,6 +244,7 @@ class ReportBuilder:
             *of_notes(quantized),
             *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
             *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
+            *of_configs(original, quantized),
             *of_structure(quantized, self._plan),
             *of_plan(self._plan),
             *of_activations(self._plan),
@@ -410,6 +413,7 @@ def _layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
     any_finite = scales is not None and scales.mean is not None
     return Layer(
         **_header(pair),
+        original_fingerprint=done.fingerprint,
         block_size=pair.quantized.block_size,
         scale_factor=scales.mean if scales else None,
         scale_min=scales.low if scales and any_finite else None,

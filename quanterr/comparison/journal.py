@@ -29,7 +29,8 @@ from quanterr.util.text import display
 from quanterr.version import __version__
 
 SCHEMA = "quanterr.journal 1"
-WORDS = {"inputs": "other files or versions", "written": "files that have changed", "plan": "other pairs or formats"}
+CHANGED = "files that have changed"
+WORDS = {"inputs": "other files or versions", "contents": CHANGED, "written": CHANGED, "plan": "other pairs or formats"}
 SYNC = 2.0  # seconds between two times that records are sent to the disk
 
 
@@ -45,13 +46,15 @@ def identity(
 ) -> dict[str, Any]:
     """What two runs must have in common, so that a weight of one is a weight of the other.
 
-    ``written`` is when the files were: copies on two machines may differ in it alone.
+    ``contents`` are a few blocks of each file. ``written`` is when the files were, and which they are on their disk:
+    copies on two machines may differ in it alone.
     """
     return {
         "quanterr": __version__,
         "metrics": METRICS_VERSION,
         "kernel": "native" if is_native else "torch",
         "inputs": [checkpoint.identity for checkpoint in checkpoints],
+        "contents": [file.digest() for checkpoint in checkpoints for file in checkpoint.files],
         "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
         "layers": list(options.layers),
         "outlier_threshold": options.outlier_threshold,

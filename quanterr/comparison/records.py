@@ -46,6 +46,8 @@ def packed(done: ComparedWeight) -> str:
         made["attainable"] = [_plain(value) for value in own.values()]
     if done.copy is not None:
         made["copy"] = done.copy
+    if done.fingerprint is not None:
+        made["fingerprint"] = done.fingerprint
     return json.dumps(made, separators=(",", ":"))
 
 
@@ -76,9 +78,10 @@ def unpacked(number: int, text: str) -> ComparedWeight:
             worst = Element(int(row), int(col), float.fromhex(x), float.fromhex(y))
         attainable = _attainable(made["attainable"]) if "attainable" in made else None
         copy = Copy(made["copy"]) if "copy" in made else None
+        fingerprint = None if "fingerprint" not in made else str(made["fingerprint"])
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"not a record of a weight: {error!r}") from error
-    return ComparedWeight(number, sums, scales, worst, attainable, copy)
+    return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
 
 
 def _row(row: RowSums) -> list[Any]:

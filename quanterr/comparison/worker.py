@@ -1,11 +1,13 @@
 """One worker: its buffers, and what it does with chunks of a pair."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 
+from quanterr.checkpoints import Entry
 from quanterr.comparison.attainable import WIDEST, Sampler, sampled, sampled_blocks
 from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
@@ -26,6 +28,7 @@ LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which ma
 LEAST, MOST = 2.0**-80, 2.0**100  # between these energies squares in float32 are trusted
 STACK = 1 << 17  # elements of a sample that are looked at at once
 CONSPICUOUS = 2  # a row with that many times the relative error of its weight is looked at
+SAMPLED = 64  # bytes at a place of a tensor that are part of its fingerprint
 MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
 
 
@@ -163,7 +166,7 @@ class Worker:
         scales = _scales(pair.quantized, self._quantized[place])
         attainable = None if sums.exact else self._attainable(pair, sums, place)
         worst, copy = self._worst(pair, sums, place), self._copy(pair, sums, place)
-        return ComparedWeight(number, sums, scales, worst, attainable, copy)
+        return ComparedWeight(number, sums, scales, worst, attainable, copy, _fingerprint(pair.codes[0]))
 
     def _copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
         """Whether a tensor that neither side quantizes is the original's; read again where sums do not prove it."""
@@ -351,6 +354,16 @@ def _stacks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
 def _is_kept(pair: Pair, chunk: Chunk) -> bool:
     """Whether a chunk is the whole of a pair that is so small that its values are kept."""
     return chunk.n == pair.original.n <= MOST_KEPT
+
+
+def _fingerprint(entries: Iterable[Entry]) -> str:
+    """Of bytes at the beginning, in the middle and at the end of each: other orders and signs have the same norm."""
+    crc = 0
+    for entry in entries:
+        n = min(SAMPLED, entry.nbytes)
+        for place in (0, (entry.nbytes - n) // 2, entry.nbytes - n):
+            crc = crc32(entry.file.read(entry.offset + place, n), crc)
+    return f"{crc:08x}"
 
 
 def _scales(weight: Weight, workspace: Workspace) -> Scales | None:

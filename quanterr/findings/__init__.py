@@ -3,6 +3,7 @@
 From ten kinds of evidence, by small functions that are independent of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
+configs     what both say of one model
 structure   what a checkpoint says of its model: blocks, sizes, which layers are quantized
 planned     headers, labels and what was tried before the run
 activations the few stored numbers that scale activations

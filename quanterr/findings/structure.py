@@ -6,6 +6,7 @@ from typing import Any
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
+from quanterr.findings.schemes import of_scheme
 from quanterr.formats import FORMATS, rows_of
 from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
@@ -21,6 +22,7 @@ HEADS = {
     "num_key_value_heads": ("k_proj.weight", "attn_k.weight"),
 }
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
+BY_LAYER = ("dynamic", "extra_config", "layer_quant_config", "quantized_layers", "quant_config", "modules_dtype_dict")
 LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
 # Weights that quantizers leave without a word: routers, T5's embedding of relative positions.
 LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
@@ -38,6 +40,7 @@ def of_structure(quantized: Checkpoint, plan: Plan) -> Iterator[Finding]:
     labels = plan.labels.get("quantized")
     if labels:
         yield from _recipe(labels.config, plan.pairs)
+        yield from of_scheme(quantized, labels.config, plan.pairs)
 
 
 def _declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
@@ -141,12 +144,30 @@ def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Findin
         if p.quantized.encoding == "floats" and not any(_names(entry, p.name) for entry in ignored)
     ]
     method = config.get("quant_method") or config.get("quant_algo")
-    if method and 0 < 4 * len(left) < len(linear):
+    few = 0 < 4 * len(left) < len(linear)
+    if method and (few or _of_quantized_modules(left, config, linear)):
         yield _mismatch(
             f"config.json declares quant_method {display(str(method))} and does not except {listed(left, 3)}, "
             f"which {'is' if len(left) == 1 else 'are'} stored unquantized",
             left,
         )
+
+
+def _of_quantized_modules(left: Sequence[str], config: Mapping[str, Any], linear: Sequence[Pair]) -> bool:
+    """Whether some of them are modules that are quantized in other blocks, where config.json tells no layers apart."""
+    targets = [_object(group).get("targets") for group in _object(config.get("config_groups")).values()]
+    if any(config.get(key) for key in BY_LAYER) or any(target != ["Linear"] for target in targets):
+        return False
+    coded = {_without_numbers(pair.name) for pair in linear if pair.quantized.has_codes}
+    return any(_without_numbers(name) in coded for name in left)
+
+
+def _without_numbers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if not part.isdigit())
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _layouts(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from quanterr.gates.expression import OF_BASELINE, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import check_patterns, dead_pattern, decider, selector
+from quanterr.report import NORM
 from quanterr.report.gate_results import Gate, Violation
-from quanterr.report.same_original import NORM, change, check_baseline
+from quanterr.report.same_original import change, check_baseline
 from quanterr.report.values import Values, Weight
 from quanterr.util.text import count, decisive, display
 

@@ -1,17 +1,28 @@
 """Whether a checkpoint is what was planned, layer by layer: one gate."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import sqrt
 
 from quanterr.errors import UsageError
 from quanterr.report.gate_results import Gate, Violation
-from quanterr.report.model import Report
+from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.report.plan.model import ORIGINAL, SCHEMA, SCHEMA_VERSION, Plan, PlannedLayer
+from quanterr.report.same_original import Marks, other_tensor
 from quanterr.report.stored import read_stored
 from quanterr.util.text import count, display
 
-REQUIRE = "as planned: format, bits, SNR"
+REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
 TOLERANCE = 0.5  # dB below the prediction
 BITS = 0.05  # of the planned bits: scales may be stored in another dtype
+
+FLOAT16 = "torch.float16"
+
+# Floats that a tensor may be cast to: relative error of a normal number at most, half of the smallest subnormal one.
+CASTS = {
+    "torch.float32": (2.0**-24, 2.0**-150),
+    "torch.bfloat16": (2.0**-8, 2.0**-134),
+    FLOAT16: (2.0**-11, 2.0**-25),
+}
 
 # Formats that store the same codes and scales in other tensors.
 SAME = (
@@ -40,18 +51,21 @@ def read_plan(path: str) -> Plan:
 
 
 def judged_by_plan(report: Report, plan: Plan) -> Report:
-    """The report with one more gate: whether each planned layer that was selected is as planned.
+    """The report with one more gate: whether each planned layer is as planned, and all others as in the original.
 
     Raises:
-        UsageError: none of the planned layers was compared.
+        UsageError: none of the planned layers was compared, or one is of another original.
     """
-    actual = {layer.layer_name: layer for layer in (*report.layers, *report.lossless)}
-    planned = [layer for layer in plan.layers if layer.layer_name in actual]
-    if not planned:
+    actual: dict[str, Layer | LosslessLayer] = {}
+    for layers in (report.layers, report.other_changes, report.lossless):
+        actual |= {layer.layer_name: layer for layer in layers}
+    if actual.keys().isdisjoint(layer.layer_name for layer in plan.layers):
         raise UsageError("--plan: names none of the compared layers; it is of another original")
-    found = [violation for layer in planned for violation in _violations(layer, actual[layer.layer_name])]
+    _check_original(plan, actual)
+    found = [violation for layer in plan.layers for violation in _violations(layer, actual.get(layer.layer_name))]
+    found += _unplanned_changes(report, plan)
     found.sort(key=lambda violation: violation.margin if violation.margin is not None else float("-inf"))
-    gate = _gate(found, len(planned))
+    gate = _gate(found, len(plan.layers))
     if report.verdict == "inconclusive":
         return report.model_copy(update={"gates": [*report.gates, gate]})
     failed = [one.message for one in (*report.gates, gate) if one.status == "fail" and one.severity == "error"]
@@ -61,13 +75,50 @@ def judged_by_plan(report: Report, plan: Plan) -> Report:
     )
 
 
-def _violations(planned: PlannedLayer, actual: object) -> Iterator[Violation]:
-    name, found_format = planned.layer_name, getattr(actual, "format", "")
+def _check_original(plan: Plan, actual: Mapping[str, Layer | LosslessLayer]) -> None:
+    for planned in plan.layers:
+        layer = actual.get(planned.layer_name)
+        if layer is None:
+            continue
+        there = Marks(planned.original_norm, planned.original_fingerprint)
+        here = Marks(layer.original_norm, layer.original_fingerprint)
+        if why := other_tensor(planned.layer_name, there, here):
+            raise UsageError(f"--plan: it is of another original: {why}; plan again, from this one")
+
+
+def _unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
+    """Layers that differ although none was planned for them: more than by a cast, or by scales that they took up."""
+    expected = {layer.layer_name for layer in plan.layers}
+    folded = (finding for finding in report.findings if finding.code == "folded_scales" and finding.severity == "info")
+    expected |= {name for finding in folded for name in (finding.layer, *finding.evidence.get("sources", ()))}
+    for layer in (*report.layers, *report.other_changes):
+        if layer.layer_name not in expected and not _is_cast(layer):
+            snr = "" if layer.snr_db is None else f" ({layer.snr_db:.2f} dB)"
+            yield Violation(layer.layer_name, None, None, f"is not in the plan, but was changed{snr}")
+
+
+def _is_cast(layer: Layer) -> bool:
+    """Whether its errors are no larger than those of a cast to the floats that it is stored as."""
+    if layer.quantized_dtype not in CASTS or layer.quantized_dtype == layer.original_dtype or not layer.finite:
+        return False
+    relative, least = CASTS[layer.quantized_dtype]
+    if layer.error_norm > relative * layer.original_norm + least * sqrt(layer.tensor_elements):
+        return False
+    may_be_subnormal = layer.quantized_dtype == FLOAT16  # whose relative errors have no limit
+    return may_be_subnormal or layer.max_relative_error is None or bool(layer.max_relative_error <= relative)
+
+
+def _violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None) -> Iterator[Violation]:
+    name = planned.layer_name
+    if actual is None:
+        yield Violation(name, None, None, "was planned, but not compared: is it missing, or left out by -l?")
+        return
+    found_format = actual.format
     if not _alike(planned.format, found_format):
         expected = "the original's" if planned.recipe == ORIGINAL else planned.format
         yield Violation(name, None, None, f"is {found_format}, planned {expected} ({planned.recipe})")
         return
-    bits = getattr(actual, "bits_per_weight", None)
+    bits = actual.bits_per_weight
     if bits is not None and abs(bits - planned.bits_per_weight) > BITS * planned.bits_per_weight:
         yield Violation(name, bits, None, f"has {bits:.4g} bits per weight, planned {planned.bits_per_weight:.4g}")
         return

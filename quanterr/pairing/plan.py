@@ -134,3 +134,4 @@ class ComparedWeight(NamedTuple):
     worst: Element | None
     attainable: Attainable | None = None  # with its scales; None where that cannot be told
     copy: Copy | None = None  # of the original's, of what is not quantized on either side
+    fingerprint: str | None = None  # of some bytes of the original

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import fsum, log10
+from math import fsum, log10, sqrt
 from typing import Any, Final, Literal, NamedTuple
 
 from quanterr.checkpoints import Checkpoint, entered
@@ -86,6 +86,7 @@ class _Row:
     name: str
     elements: int
     signal: float  # Σx²
+    fingerprint: str | None  # of the original
     original: str  # format
     options: Mapping[str, _Option]  # by recipe
 
@@ -225,7 +226,16 @@ def _rows(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_Row], 
             continue
         nbytes = original_bytes(any_layer.original_dtype, any_layer.tensor_elements)
         known[ORIGINAL] = _Option(nbytes, 0.0, 0.0, None)
-        rows.append(_Row(name, any_layer.tensor_elements, signal, any_layer.original_format, known))
+        rows.append(
+            _Row(
+                name,
+                any_layer.tensor_elements,
+                signal,
+                any_layer.original_fingerprint,
+                any_layer.original_format,
+                known,
+            )
+        )
     return rows, left_out
 
 
@@ -302,6 +312,8 @@ def _layer(row: _Row, recipe: str) -> PlannedLayer:
         bits_per_weight=8 * option.nbytes / row.elements,
         snr_db=10 * log10(row.signal / option.error) if option.error and row.signal else None,
         cost=option.cost,
+        original_norm=sqrt(row.signal),
+        original_fingerprint=row.fingerprint,
     )
 
 

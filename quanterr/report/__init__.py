@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import NamedTuple
 
 SCHEMA = "quanterr.report"
+NORM = "original_norm"  # of each tensor: identifies the original, the same on every device within a tolerance
+FINGERPRINT = "original_fingerprint"  # of each tensor: of some of its bytes
 LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 
@@ -18,7 +20,8 @@ COLUMNS = (
     "tensor_elements",
     "finite",
     "nonfinite",
-    "original_norm",
+    NORM,
+    FINGERPRINT,
     "snr_db",
     "excess_db",
     "relative_error",

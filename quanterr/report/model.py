@@ -6,7 +6,7 @@ names are still read; 1.2 adds the metrics that are ``later``, null in what is r
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from os import PathLike, fspath
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, OUTPUTS, SCHEMA, notebook
+from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, OUTPUTS, SCHEMA, checksum, notebook
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
 
-# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 format_snr_db and what it is made of
+# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 what scales lose, fingerprints
 SCHEMA_VERSION = "1.5"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -28,6 +28,25 @@ class Model(BaseModel):
     """Reads what a newer minor version wrote: unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Document(Model):
+    """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it."""
+
+    def to_json(self) -> str:
+        """Strict, ASCII JSON."""
+        own = {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
+        run = own.pop("run")
+        checked = dumps(own).removesuffix("}")
+        crc = zlib.crc32(checked.encode("ascii"))
+        return f'{checked},\n"checksum": "{crc:08x}",\n"run": {dumps(run)}}}\n'
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Its JSON Schema (2020-12)."""
+        schema = cls.model_json_schema(by_alias=True, mode="serialization")
+        schema["properties"]["checksum"] = checksum.SCHEMA
+        return {"$schema": DRAFT} | schema
 
 
 # Whatever there is one of for each layer is a dataclass with slots, a third of a model's size, and holds tuples:
@@ -116,6 +135,9 @@ class _Weight:
     quantized_dtype: str
     tensor_shape: tuple[int, ...]
     tensor_elements: int
+    original_fingerprint: Annotated[
+        str | None, Field(description="CRC-32 of some stored bytes: identifies the original")
+    ] = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)
@@ -374,9 +396,9 @@ class Report(Model):
         yield "\n}\n"
 
 
-def columns_of(layers: list[Layer]) -> dict[str, list[Any]]:
+def columns_of(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[Any]]:
     """Some of their values by name, in the order of the layers."""
-    return {name: [getattr(layer, name) for layer in layers] for name in COLUMNS}
+    return {name: [getattr(layer, name, None) for layer in layers] for name in names}
 
 
 def _pieces(start: str, value: Any) -> Iterator[str]:
@@ -418,8 +440,5 @@ def json_schema() -> dict[str, Any]:
         "properties": {name: {"type": "array", "items": layer[name]} for name in COLUMNS},
         "required": list(COLUMNS),
     }
-    schema["properties"]["checksum"] = {
-        "type": "string",
-        "description": "CRC-32 of everything before it: reveals a report that was edited",
-    }
+    schema["properties"]["checksum"] = checksum.SCHEMA
     return {"$schema": DRAFT} | schema

@@ -9,22 +9,21 @@ can write neither. Any other (edited, merged, gone through jq) is searched for t
 
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from zlib import crc32
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError
 from pydantic_core import core_schema as core
 
 from quanterr.errors import ReportError
 from quanterr.metrics import AGGREGATES, METRICS, Metric
-from quanterr.report import COLUMNS, LISTS, SCHEMA
+from quanterr.report import COLUMNS, FINGERPRINT, LISTS, NORM, SCHEMA
+from quanterr.report.checksum import is_as_written, tell_changed
 from quanterr.util import strict_json
 from quanterr.util.text import display
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 MAJOR = "1"  # of the schema versions that can be read
 HEAD = f'{{\n"schema": "{SCHEMA}",\n"schema_version": "{MAJOR}.'.encode()  # as the writer begins
-CHECKSUM = b',\n"checksum": "'
 GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 T = TypeVar("T")
@@ -125,6 +123,8 @@ def extractor(metrics: Collection[str]) -> "Callable[[Layer], dict[str, Any]]":
 def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, Any]:
     """What is read: keys of an object, the one description of all items of a list, or the schema of a value."""
     tensor = {"layer_name": _TEXT, "format": _TEXT, "tensor_elements": _COUNT}
+    if NORM in metrics:  # asked for to know the original again
+        tensor[FINGERPRINT] = _LATER_TEXT
     layer = tensor | {"finite": _TRUTH, "nonfinite": core.dict_schema(_TEXT, _TEXT)} | _of_metrics(METRICS, metrics)
     return {
         "schema": _TEXT,
@@ -202,7 +202,7 @@ def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
 def _search_if_edited(raw: bytes, as_written: bool, where: str) -> None:
     if not as_written:
         _search(raw, where)
-        _tell_changed(where)
+        tell_changed(where)
 
 
 class _Checked:
@@ -222,11 +222,6 @@ class _Checked:
 
     def __exit__(self, *_: object) -> None:
         self._thread.join()
-
-
-@cache  # a report that is read twice is reported once
-def _tell_changed(where: str) -> None:
-    print(f"quanterr: warning: {where}: its checksum does not match: it was edited", file=sys.stderr)
 
 
 def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
@@ -292,28 +287,23 @@ def _of_columns(raw: bytes, layer: dict[str, Any]) -> _Columns | None:
         if key in layer:
             schema = core.list_schema(layer[key], strict=True)
             columns[key] = SchemaValidator(schema).validate_json(values.rstrip(b",\n"))
+    if columns.keys() < layer.keys():  # of an earlier version
+        return None
     layers = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return _Columns(layers, raw[:first] + LAYERS + b"]" + raw[last - 1 :])
 
 
 def _check_columns(report: "Report", stored: dict[str, list[Any]] | None, where: str) -> None:
-    """Columns have to agree with the layers."""
+    """Columns have to agree with the layers; an earlier version wrote fewer of them."""
     from quanterr.report.model import columns_of
 
-    if stored not in (None, columns_of(report.layers)):
+    if stored is not None and stored != columns_of(report.layers, stored):
         raise ReportError(f"{where}: its layer_columns are not those of its layers: it was edited; compare again")
 
 
 def _as_written(raw: bytes) -> bool:
-    """Whether every byte up to the checksum is as it was written, and nothing but ``run`` follows."""
-    at = raw.rfind(CHECKSUM)
-    if at < 0 or not raw.startswith(HEAD):
-        return False
-    try:
-        tail = strict_json.loads(b"{" + raw[at + 1 :])
-    except strict_json.Invalid:
-        return False
-    return bool(tail.keys() == {"checksum", "run"} and tail["checksum"] == f"{crc32(memoryview(raw)[:at]):08x}")
+    """Whether it is a report of a known version, to the byte as it was written."""
+    return raw.startswith(HEAD) and is_as_written(raw)
 
 
 def _search(raw: bytes, where: str) -> None:

@@ -2,24 +2,24 @@
 
 from collections.abc import Collection, Iterator
 from math import copysign, inf, isclose, isinf
-from typing import Any
+from typing import Any, NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.report import FINGERPRINT, NORM
 from quanterr.report.reading import Extract
 from quanterr.report.values import NEEDS, Values
 from quanterr.util.text import display
 
-NORM = "original_norm"  # identifies the original; the same on every device within this
 FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
-NORM_TOLERANCE = 1e-6  # chunks are summed in float32 on a device, good to 1e-8
+NORM_TOLERANCE = 1e-6  # of norms on two devices: chunks are summed in float32 on a device, good to 1e-8
 
 
 def difference(old: Extract, new: Extract) -> str | None:
     """Why numbers of the two do not belong together; None where they do. Both need :data:`NORM`.
 
     They have to be of the same original, selection, outlier threshold and version of the metrics. The original is
-    known by its number of tensors, its bytes and the norm of every tensor that both compare and that is finite in
-    both: a norm leaves out what is not.
+    known by its number of tensors, its bytes and the norm and some values of every tensor that both compare and that is
+    finite in both: a norm leaves out what is not.
     """
     for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
         if old["original"][key] != new["original"][key]:
@@ -32,14 +32,31 @@ def difference(old: Extract, new: Extract) -> str | None:
         before, after = (report["settings"][key] for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
-    norms = {row["layer_name"]: row[NORM] for row in _compared(old)}
+    known = {row["layer_name"]: row for row in _compared(old)}
     for row in _compared(new):
-        before, after = norms.get(row["layer_name"]), row[NORM]
-        if before is not None and after is not None and not isclose(before, after, rel_tol=NORM_TOLERANCE):
-            return (
-                f"it has a different original: the norm of the original {display(row['layer_name'])} is "
-                f"{before} there, {after} here"
-            )
+        before = known.get(row["layer_name"])
+        if before and (why := other_tensor(row["layer_name"], _marks(before), _marks(row))):
+            return f"it has a different original: {why}"
+    return None
+
+
+class Marks(NamedTuple):
+    """What a tensor of an original is known again by; None: not known."""
+
+    norm: float | None
+    fingerprint: str | None
+
+
+def _marks(row: dict[str, Any]) -> Marks:
+    return Marks(row[NORM], row.get(FINGERPRINT))
+
+
+def other_tensor(name: str, there: Marks, here: Marks) -> str | None:
+    """Why a tensor of an original is another one here than there; None where nothing says so."""
+    if there.norm is not None and here.norm is not None and not isclose(there.norm, here.norm, rel_tol=NORM_TOLERANCE):
+        return f"the norm of the original {display(name)} is {there.norm} there, {here.norm} here"
+    if there.fingerprint and here.fingerprint and there.fingerprint != here.fingerprint:
+        return f"the original {display(name)} has other values there than here, though the same norm"
     return None
 
 

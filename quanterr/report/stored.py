@@ -5,15 +5,16 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from quanterr.errors import ReportError
-from quanterr.report.model import Model
+from quanterr.report import checksum
+from quanterr.report.model import Document
 from quanterr.util import strict_json
 from quanterr.util.text import display
 
-Kind = TypeVar("Kind", bound=Model)
+Kind = TypeVar("Kind", bound=Document)
 
 
 def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
-    """A file of that schema.
+    """A file of that schema; whether it was edited is told on standard error.
 
     Raises:
         ReportError: no such file, of another schema, of a schema version that this quanterr does not know, a wrong
@@ -31,6 +32,10 @@ def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
     own = fields if isinstance(fields, dict) else {}
     if own.get("schema") != schema or str(own.get("schema_version", "")).split(".")[0] != version.split(".")[0]:
         raise ReportError(f"{where}: not a {schema} of schema version {version}")
+    if "checksum" not in own:
+        checksum.tell_unchecked(where)
+    elif not checksum.is_as_written(raw):
+        checksum.tell_changed(where)
     try:
         return kind.model_validate_json(raw, strict=True)
     except ValidationError as error:

@@ -5,9 +5,10 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from quanterr.errors import UsageError
+from quanterr.report import NORM
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
 from quanterr.report.reading import Extract, extract, read_extract
-from quanterr.report.same_original import NORM, change, difference
+from quanterr.report.same_original import change, difference
 from quanterr.report.values import Values, Weight
 from quanterr.util.text import display
 

@@ -9,10 +9,10 @@ from pydantic import Field, FiniteFloat
 from quanterr.report import notebook
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
-from quanterr.report.model import Model, RunInfo, Tool, dumps
+from quanterr.report.model import Document, RunInfo, Tool
 from quanterr.util.text import display
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"  # 1.1 adds a checksum
 
 Number = FiniteFloat | None
 OF_TASKS = ("accuracy", "retention", "agreement")
@@ -161,7 +161,7 @@ class Evaluated:
         return max((error for error in errors if error is not None), default=None)
 
 
-class Evaluation(Model):
+class Evaluation(Document):
     """Are quantized models still good? Candidates against their original on the same tokens, in one runtime.
 
     Weights are dequantized, activations are not quantized. ``verdict`` is ``inconclusive`` if any candidate is.
@@ -223,11 +223,6 @@ class Evaluation(Model):
         from quanterr.report.files import save
 
         save(self, fspath(path), OUTPUTS)
-
-    def to_json(self) -> str:
-        """Strict, ASCII JSON."""
-        own = type(self).model_fields.items()
-        return dumps({info.alias or name: getattr(self, name) for name, info in own}) + "\n"
 
 
 def difference(old: Evaluation, new: Evaluation) -> str | None:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.model import Model, RunInfo, Selection, Tool, dumps
+from quanterr.report.model import Document, RunInfo, Selection, Tool
 
 SCHEMA = "quanterr.plan"
-SCHEMA_VERSION = "1.1"  # 1.1 adds a measure, weighted squared error
+SCHEMA_VERSION = "1.2"  # 1.1 adds a measure, weighted squared error; 1.2 what the original is known by
 Measure = Literal["squared error", "weighted squared error", "predicted KLD"]
 ORIGINAL = "original"  # in the place of a recipe: the layer stays as it is
 
@@ -30,6 +30,8 @@ class PlannedLayer:
     bits_per_weight: FiniteFloat
     snr_db: Annotated[Number, Field(description="predicted, exactly: null where nothing changes [dB]")]
     cost: Annotated[FiniteFloat, Field(description="its share of the plan's cost, in its measure")]
+    original_norm: Annotated[Number, Field(description="identifies the original")] = None
+    original_fingerprint: Annotated[str | None, Field(description="the same, as a report has it")] = None
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class Point:
     cost: FiniteFloat
 
 
-class Plan(Model):
+class Plan(Document):
     """The recipe of each layer that leaves the least cost within a budget.
 
     ``cost`` is the sum over the layers of what ``measure`` says. No plan of these recipes and groups costs less than
@@ -113,8 +115,3 @@ class Plan(Model):
         from quanterr.report.plan import OUTPUTS
 
         save(self, fspath(path), OUTPUTS)
-
-    def to_json(self) -> str:
-        """Strict, ASCII JSON."""
-        own = type(self).model_fields.items()
-        return dumps({info.alias or name: getattr(self, name) for name, info in own}) + "\n"

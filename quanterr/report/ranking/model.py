@@ -8,12 +8,12 @@ from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
 from quanterr.report.gate_results import Gate
-from quanterr.report.model import Finding, Model, RunInfo, Selection, Tool, dumps
+from quanterr.report.model import Document, Finding, RunInfo, Selection, Tool
 
 SCHEMA = "quanterr.ranking"
 # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
 # 1.4 sample, snr_db_margin, columns of studies
-SCHEMA_VERSION = "1.4"
+SCHEMA_VERSION = "1.5"  # 1.5 adds a checksum
 
 
 Margin = Annotated[
@@ -146,7 +146,7 @@ class Study:
     ] = field(default_factory=list)
 
 
-class Ranking(Model):
+class Ranking(Document):
     """Several candidates for one original, next to each other.
 
     Error is compared over the same layers for all: those that differ in at least one of the ranked
@@ -215,8 +215,3 @@ class Ranking(Model):
         from quanterr.report.ranking import OUTPUTS
 
         save(self, fspath(path), OUTPUTS)
-
-    def to_json(self) -> str:
-        """Strict, ASCII JSON."""
-        own = type(self).model_fields.items()
-        return dumps({info.alias or name: getattr(self, name) for name, info in own}) + "\n"

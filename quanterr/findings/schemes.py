@@ -1,0 +1,89 @@
+"""The quantization that config.json declares, held against the stored tensors: groups, zero points, numbers, files."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.findings.codes import finding
+from quanterr.pairing.plan import Pair
+from quanterr.report.model import Finding
+from quanterr.util.text import count, display, listed
+
+REMEDY = "correct config.json: loaders that follow it read other values, or refuse the checkpoint"
+MODELOPT = "hf_quant_config.json"
+OF_MODELOPT = ("quant_algo", "group_size")  # keys of both files
+FLOAT_CODES = frozenset({"F8_E4M3", "F8_E5M2"})
+INTEGER_CODES = frozenset({"I8", "I32"})
+
+
+def of_scheme(quantized: Checkpoint, config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """What compressed-tensors declares of all quantized weights alike, and what files of ModelOpt say twice."""
+    groups = [_object(group) for group in _object(config.get("config_groups")).values()]
+    declared = [_object(group.get("weights")) for group in groups]
+    coded = [pair for pair in pairs if pair.quantized.format.startswith("ct_") and pair.quantized.block_size]
+    if len(declared) == 1:
+        yield from _group_size(declared[0], coded)
+        yield from _symmetric(declared[0], coded)
+    if len({weights.get("type") for weights in declared}) == 1:
+        every = [pair for pair in pairs if pair.quantized.has_codes]
+        yield from _type(declared[0].get("type"), every)
+    yield from _said_twice(quantized.config)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _group_size(weights: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
+    size = weights.get("group_size")
+    if isinstance(size, int) and size > 0:
+        other = [pair for pair in coded if _columns(pair) != min(size, pair.quantized.matrix[1])]
+        if other:
+            found = sorted({_columns(pair) for pair in other})
+            yield _mismatch(f"group_size {size}", f"groups of {' or '.join(map(str, found))} columns", other)
+
+
+def _columns(pair: Pair) -> int:
+    """That share a scale."""
+    return pair.quantized.block_size[1] if pair.quantized.block_size else pair.quantized.matrix[1]
+
+
+def _symmetric(weights: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
+    symmetric = weights.get("symmetric")
+    if symmetric is True and weights.get("type", "int") == "int":
+        if other := [pair for pair in coded if _has_zero_points(pair)]:
+            yield _mismatch("symmetric codes", "zero points", other)
+    elif symmetric is False and (other := [pair for pair in coded if not _has_zero_points(pair)]):
+        yield _mismatch("codes that are not symmetric", "no zero points", other)
+
+
+def _has_zero_points(pair: Pair) -> bool:
+    return any(entry.name.endswith("weight_zero_point") for entry in pair.consumed[1])
+
+
+def _type(declared: Any, coded: Sequence[Pair]) -> Iterator[Finding]:
+    wrong = {"int": FLOAT_CODES, "float": INTEGER_CODES}.get(str(declared), frozenset())
+    if other := [pair for pair in coded if pair.quantized.codes.dtype in wrong]:
+        dtypes = sorted({pair.quantized.codes.dtype for pair in other})
+        yield _mismatch(f"codes of type {declared}", f"codes of {' or '.join(dtypes)}", other)
+
+
+def _mismatch(declared: str, stored: str, pairs: Sequence[Pair]) -> Finding:
+    names = [pair.name for pair in pairs]
+    message = (
+        f"config.json declares {declared}, {stored} are stored, of {count(len(names), 'weight')}: {listed(names, 3)}"
+    )
+    return finding("config_mismatch", "warning", None, message, REMEDY, layers=names)
+
+
+def _said_twice(files: Mapping[str, Any]) -> Iterator[Finding]:
+    one = _object(_object(files.get("config.json")).get("quantization_config"))
+    other = _object(_object(files.get(MODELOPT)).get("quantization"))
+    for key in OF_MODELOPT:
+        there, here = one.get(key), other.get(key)
+        if there is not None and here is not None and there != here:
+            message = (
+                f"config.json declares {key} {display(str(there))}, {MODELOPT} beside it {display(str(here))}: "
+                "runtimes read one or the other"
+            )
+            yield finding("config_mismatch", "warning", None, message, REMEDY, key=key)
