@@ -43,7 +43,7 @@ class ScaleSampler:
         """Take in rows from a column on; ``e``, where it is known, is the error of the nearest codes, (r, c)."""
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
-        if x.numel() > ENOUGH and self._rows_apart:
+        if x.numel() > ENOUGH and self.rows_apart:
             rows, x, e, scales = rows[::EVERY], x[::EVERY], None if e is None else e[::EVERY], _rows(scales)
         groups, order = self._groups(scales, tuple(x.shape))
         if groups is None:
@@ -61,7 +61,7 @@ class ScaleSampler:
         self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols))
 
     @property
-    def _rows_apart(self) -> bool:
+    def rows_apart(self) -> bool:
         """Whether each row has scales of its own."""
         return not spread_over_rows(self._weight) and not self._has_one_scale
 

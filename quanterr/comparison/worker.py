@@ -218,15 +218,23 @@ class Worker:
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return ()
         sampler, chunks = Sampler(), sampled(weight.shape)
+        of_scales = ScaleSampler(weight, sums.x_max)
         for row, found in worst_rows(sums.rows.items()):
             sampled_too = any(chunk.row <= row < chunk.stop_row for chunk in chunks)
             if sampled_too or found.e_sq * sums.x_sq < CONSPICUOUS * found.x_sq * sums.e_sq:
                 continue
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
             x, y = self._values(pair, chunk, place)
-            if nearest := weight.nearest(x, y, chunk, self._ends):
-                sampler.add(chunk, x, y, nearest)
-        return sampler.worse_rows(sample)
+            scales = weight.scaling(chunk, self._ends)
+            if scales and weight.levels:
+                found_nearest = nearest(weight.levels, x, y, scales)
+                sampler.add(chunk, x, y, found_nearest)
+                if of_scales.rows_apart:
+                    of_scales.add([row], 0, x, found_nearest.values - x, scales)
+        parts = sampler.worse_rows(sample)
+        known = any(part.kind == "group" for part in sample.parts)
+        of_groups = None if known else of_scales.part()
+        return (*parts, of_groups) if of_groups else parts
 
     def _plain(
         self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler
