@@ -123,7 +123,8 @@ class TestLevels:
     @pytest.mark.parametrize("bits", [2, 3, 4])
     def test_codes_of_fewer_bits_in_whole_bytes_are_right(self, tmp_path, bits):
         x = weight()
-        stored, _ = by_row(x, 127 / (2 ** (bits - 1) - 1))
+        x[::3] = 0
+        stored, _ = by_row(x.where(x != 0, 1e-9), 127 / (2 ** (bits - 1) - 1))
 
         assert "scale_loss" not in told(compared(tmp_path, x, stored))
 

@@ -88,8 +88,8 @@ def losses(
         needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
     if not groups.whole:
         needed = _of_whole(needed, unit, levels, largest)
-    needed = needed.masked_fill(needed <= 0, 1.0)
-    needed = needed / _share_used(levels, needed)
+    live = needed > 0
+    needed = (needed / _share_used(levels, needed[live])).masked_fill(~live, 1.0)
     x_sq = groups.total(x.square())
     if _loses_nothing(levels, needed):
         usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
@@ -156,7 +156,7 @@ def _share_used(levels: Levels, needed: Tensor) -> float:
 
     Its scales are the largest values over the largest code of these bits, or half a step beyond: in all groups alike.
     """
-    if levels.table or levels.mantissa or levels.number <= BYTE // 2:
+    if levels.table or levels.mantissa or levels.number <= BYTE // 2 or not needed.numel():
         return 1.0
     largest = float(needed.median()) * levels.highest
     for bits in (1, 2, 3):  # and a sign
