@@ -17,7 +17,7 @@ from quanterr.tensors.levels import Nearest
 SMALL = 1 << 14  # elements of a weight that is sampled as a whole
 RUNS, RUN = 6, 8  # runs of rows, spread over the weight, and the rows of each
 WIDEST = 1 << 15  # columns of a sampled row
-MOST_BLOCKS = 64  # that span rows
+SMALL_BLOCKS = 1 << 18  # elements of a weight all of whose blocks are sampled
 TILE = 64  # columns of a tile, in one row
 FEWEST = 32  # elements of a part that is judged
 PART_DB = 4.0  # above what the scales allow, and above the rest of the weight: a part stands out
@@ -51,16 +51,13 @@ def sampled(shape: tuple[int, ...]) -> list[Chunk]:
 
 
 def sampled_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]:
-    """Whole blocks that span rows, spread over the weight, of about as many elements as :func:`sampled` has."""
+    """Whole rows of blocks that span rows: of a small weight all, of others one in the middle."""
     rows, cols = as_matrix(shape)
-    down, across = rows // block[0], cols // block[1]
-    most = max(min(RUNS * RUN * cols // (block[0] * block[1]), MOST_BLOCKS), 1)
-    number = min(down * across, most)
-    places = [divmod(n * (down * across - 1) // max(number - 1, 1), across) for n in range(number)]
-    return [
-        Chunk(row * block[0], (row + 1) * block[0], col * block[1], (col + 1) * block[1])
-        for row, col in dict.fromkeys(places)
-    ]
+    down = rows // block[0]
+    if not down or cols > WIDEST:
+        return []
+    numbers = range(down) if rows * cols <= SMALL_BLOCKS else [down // 2]
+    return [Chunk(number * block[0], (number + 1) * block[0], 0, cols) for number in numbers]
 
 
 class _Energies(NamedTuple):

@@ -18,6 +18,7 @@ CLIPPED_DB = 12.0  # that no search pays for fewer steps in the rest of a group
 LUCKY = 0.08  # of the worst error: below it values are few, and codes exact; a third is what rounding leaves
 FEWEST = 8  # elements of a group that is judged
 FLOOR = 1e-6  # of the energy of a group: an error below it is no damage
+ENOUGH, EVERY = 1 << 14, 4  # elements of a sample: of more every fourth row is enough
 MOST_PARTS = 64  # places that are kept
 
 
@@ -38,24 +39,31 @@ class ScaleSampler:
         self._weight, self._largest = weight, largest
         self._sampled: list[_Sampled] = []
 
-    def add(self, rows: Sequence[int], col: int, x: Tensor, e: Tensor, scales: Scaling) -> None:
-        """Take in rows from a column on; ``e`` is the error of the nearest codes, (r, c) float32 as ``x``."""
-        if self._weight.levels is None or self._weight.encoding == "cast" or not bool((x + e).isfinite().all()):
+    def add(self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling) -> None:
+        """Take in rows from a column on; ``e``, where it is known, is the error of the nearest codes, (r, c)."""
+        if self._weight.levels is None or self._weight.encoding == "cast":
             return
+        if x.numel() > ENOUGH and self.rows_apart:
+            rows, x, e, scales = rows[::EVERY], x[::EVERY], None if e is None else e[::EVERY], _rows(scales)
         groups, order = self._groups(scales, tuple(x.shape))
         if groups is None:
             return
         cols = x.shape[1] // groups.cols * groups.cols
         if order is not None:
-            x, e, scales = x[:, order], e[:, order], _columns(scales, order)
+            x, e, scales = x[:, order], None if e is None else e[:, order], _columns(scales, order)
         elif cols < x.shape[1]:
-            x, e, scales = x[:, :cols], e[:, :cols], _columns(scales, slice(cols))
+            x, e, scales = x[:, :cols], None if e is None else e[:, :cols], _columns(scales, slice(cols))
         largest = self._largest if not groups.whole and self._has_one_scale else None
         found = losses(self._weight.levels, x, e, scales, groups, largest)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
         places = [-1] if order is not None else range(col, col + cols, groups.cols)
         self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols))
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether each row has scales of its own."""
+        return not spread_over_rows(self._weight) and not self._has_one_scale
 
     @property
     def _has_one_scale(self) -> bool:
@@ -67,9 +75,11 @@ class ScaleSampler:
         rows, cols = weight.matrix
         if weight.block_size:
             block = weight.block_size
-            units = unit.expand(shape)[:, : shape[1] // block[1] * block[1]]
-            if not units.numel() or (found := groups_of(block, units)):
-                return (found if units.numel() else None), None
+            units = unit.expand(-1, shape[1])[:, : shape[1] // block[1] * block[1]]
+            if not units.numel() or shape[0] % block[0]:
+                return None, None
+            if groups_of((1 if len(units) == 1 else block[0], block[1]), units):
+                return Groups(*block), None
             order = in_order(block[1], units) if block[0] == 1 else None
             return (Groups(*block), order) if order is not None else (None, None)
         of_rows = weight.scale.n >= rows if weight.scale is not None else unit.shape[0] == shape[0]
@@ -133,10 +143,22 @@ def _good_sq(found: Losses) -> Tensor:
     return torch.where(good_sq < LUCKY * found.worst_sq, found.worst_sq, good_sq)
 
 
+def _rows(scales: Scaling) -> Scaling:
+    """Those of every so many rows."""
+    unit, shift = (side if side is None or side.shape[0] == 1 else side[::EVERY] for side in scales)
+    assert unit is not None  # noqa: S101
+    return Scaling(unit, shift)
+
+
 def _columns(scales: Scaling, which: Tensor | slice) -> Scaling:
     unit, shift = (side if side is None or side.shape[1] == 1 else side[:, which] for side in scales)
     assert unit is not None  # noqa: S101
     return Scaling(unit, shift)
+
+
+def first_columns(x: Tensor, scales: Scaling, n: int) -> tuple[Tensor, Scaling]:
+    """The first ``n`` columns of a sample."""
+    return x[:, :n].contiguous(), _columns(scales, slice(n))
 
 
 def spread_over_rows(weight: Weight) -> bool:

@@ -11,7 +11,7 @@ from quanterr.checkpoints import Entry
 from quanterr.comparison.attainable import WIDEST, Sampler, sampled, sampled_blocks
 from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
-from quanterr.comparison.scale_sampling import ScaleSampler, spread_over_rows
+from quanterr.comparison.scale_sampling import ScaleSampler, first_columns, spread_over_rows
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
@@ -195,7 +195,7 @@ class Worker:
         if found is None:
             found, of_scales = self._nearest(pair, chunks, sums, place)
         if spread_over_rows(weight):
-            of_scales = self._blocks(pair, place)
+            of_scales = self._blocks(pair)
         found = of_scales.result(found)
         return found._replace(parts=(*found.parts, *self._worst_rows(pair, sums, found, place)))
 
@@ -213,19 +213,23 @@ class Worker:
             if scales and weight.levels:
                 found = nearest(weight.levels, x, y, scales)
                 sampler.add(chunk, x, y, found)
-                of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales)
+                if not spread_over_rows(weight):
+                    of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales)
         return sampler.result(), of_scales
 
-    def _blocks(self, pair: Pair, place: int) -> ScaleSampler:
-        """What the scales of whole blocks lose, of a sample of these."""
+    def _blocks(self, pair: Pair) -> ScaleSampler:
+        """What the scales of whole blocks that span rows lose, of a few rows of blocks."""
         weight = pair.quantized
         of_scales = ScaleSampler(weight, None)
-        for chunk in sampled_blocks(weight.shape, weight.block_size or (1, 1)):
-            x, y = self._values(pair, chunk, place)
-            scales = weight.scaling(chunk, self._ends)
-            if scales and weight.levels:
-                e = nearest(weight.levels, x, y, scales).values - x
-                of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, e, scales)
+        for rows in sampled_blocks(weight.shape, weight.block_size or (1, 1)):
+            pieces = [
+                pair.original.dequantize(piece, self._original).weight.float().clone()
+                for piece in divided(rows, self.size)
+            ]
+            scales = weight.scaling(rows, self._ends)
+            if scales and all(piece.shape[1] == rows.shape[1] for piece in pieces):
+                x, scales = first_columns(torch.cat(pieces), scales, max(STACK // rows.shape[0], 1))
+                of_scales.add(range(rows.row, rows.stop_row), rows.col, x, None, scales)
         return of_scales
 
     def _worst_rows(self, pair: Pair, sums: Sums, sample: Attainable, place: int) -> tuple[Part, ...]:
@@ -234,15 +238,23 @@ class Worker:
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return ()
         sampler, chunks = Sampler(), sampled(weight.shape)
+        of_scales = ScaleSampler(weight, sums.x_max)
         for row, found in worst_rows(sums.rows.items()):
             sampled_too = any(chunk.row <= row < chunk.stop_row for chunk in chunks)
             if sampled_too or found.e_sq * sums.x_sq < CONSPICUOUS * found.x_sq * sums.e_sq:
                 continue
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
             x, y = self._values(pair, chunk, place)
-            if nearest := weight.nearest(x, y, chunk, self._ends):
-                sampler.add(chunk, x, y, nearest)
-        return sampler.worse_rows(sample)
+            scales = weight.scaling(chunk, self._ends)
+            if scales and weight.levels:
+                found_nearest = nearest(weight.levels, x, y, scales)
+                sampler.add(chunk, x, y, found_nearest)
+                if of_scales.rows_apart:
+                    of_scales.add([row], 0, x, found_nearest.values - x, scales)
+        parts = sampler.worse_rows(sample)
+        known = any(part.kind == "group" for part in sample.parts)
+        of_groups = None if known else of_scales.part()
+        return (*parts, of_groups) if of_groups else parts
 
     def _plain(
         self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler
@@ -259,8 +271,9 @@ class Worker:
             if mean is None:
                 return None
             steps += mean * x.numel()
-            rows = [row for chunk in together for row in range(chunk.row, chunk.stop_row)]
-            of_scales.add(rows, together[0].col, x, e, scales)
+            if not spread_over_rows(weight):
+                rows = [row for chunk in together for row in range(chunk.row, chunk.stop_row)]
+                of_scales.add(rows, together[0].col, x, e, scales)
             if x.numel() == sums.n:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:

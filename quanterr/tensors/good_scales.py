@@ -6,6 +6,7 @@ stored codes, so that factors of columns, branches of low rank and rotations cou
 scale is the stored one times a number for each group.
 """
 
+from math import log2
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ MOVED = 0.01  # of a code: by more a zero point differs within a group, as only 
 FIXED = 0.05  # of a code: by less the zero points of all groups differ, so the format, or the file, has but one
 ALIKE = 0.01  # relative
 BYTE = 256  # codes
+ABOVE_NORMAL = 64.0  # times the least normal number: values that are so large round as floats do
+SOME = 1.2  # times what good scales lose: less is none
 PARTLY = 4.0  # by so much the largest value of a group may be above that of a part of it
 
 
@@ -31,15 +34,15 @@ class Groups(NamedTuple):
 
     def most(self, values: Tensor) -> Tensor:
         """The largest of each group, (groups down, groups across)."""
-        return self._split(values).amax((1, 3))
+        return self._split(values).amax(3).amax(1)
 
     def least(self, values: Tensor) -> Tensor:
         """The smallest of each group."""
-        return self._split(values).amin((1, 3))
+        return self._split(values).amin(3).amin(1)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum of each group, float64."""
-        return self._split(values).sum((1, 3), dtype=torch.float64)
+        return self._split(values).sum(3).sum(1, dtype=torch.float64)
 
     def spread(self, of_groups: Tensor) -> Tensor:
         """A number of each group for its elements, a view of (r, c) where that needs no copy."""
@@ -57,22 +60,22 @@ class Losses(NamedTuple):
 
     x_sq: Tensor
     stored_sq: Tensor  # what the nearest codes lose with the stored scales
-    good_sq: Tensor  # and with good ones; (2, …): rounded up and down, where they are rounded to powers of two
+    good_sq: Tensor  # and with good ones; (2, …): as two rules make them, where they are powers of two
     worst_sq: Tensor  # and at worst: half a step, of all elements but zeros
     needed: Tensor  # a good scale / the stored one
 
 
 def losses(
-    levels: Levels, x: Tensor, e: Tensor, scales: Scaling, groups: Groups, largest: float | None = None
+    levels: Levels, x: Tensor, e: Tensor | None, scales: Scaling, groups: Groups, largest: float | None = None
 ) -> Losses:
-    """``e`` is the error of the nearest codes with the stored ``scales``, both (r, c) float32, all finite.
+    """Of ``x``, (r, c) float32; ``e``, where it is known, is the error of the nearest codes with the stored ``scales``.
 
     ``largest`` is the largest magnitude of the original, where a group is all of the weight and ``x`` a part of it.
     """
     unit, shift = scales
     none = unit == 0
     if bool(none.any()):
-        x, e = _without_codes(x, e, none, groups)
+        x, e = _without_codes(x, none, groups), None
         unit = unit.masked_fill(none, 1.0)
     codes = (x - shift if shift is not None else x) / unit
     zeros = None if shift is None else _zeros(levels, shift, unit, groups, codes.shape)
@@ -85,29 +88,37 @@ def losses(
         needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
     if not groups.whole:
         needed = _of_whole(needed, unit, levels, largest)
-    needed = needed.masked_fill(needed <= 0, 1.0)
-    needed = needed / _share_used(levels, needed)
-    rounded = [2.0 ** needed.log2().ceil(), 2.0 ** needed.log2().floor()] if _powers_of_two(unit) else [needed]
+    live = needed > 0
+    needed = (needed / _share_used(levels, needed[live])).masked_fill(~live, 1.0)
+    x_sq = groups.total(x.square())
+    if _loses_nothing(levels, needed):
+        usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
+        return Losses(x_sq, usual_sq, usual_sq[None], torch.zeros_like(usual_sq), needed.double())
+    if e is None:
+        e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
+    stored_sq = groups.total(e.square())
+    rounded = _rounded(levels, needed) if _powers_of_two(unit) else [needed]
     good_sq = []
     for factor in rounded:
         sizes = groups.spread(factor)
         ideal = (codes - groups.spread(start)).div_(sizes).add_(groups.spread(first))
         error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.total(error.square_()))
-    x_sq = groups.total(x.square())
     if levels.mantissa:
         worst_sq = x_sq / 4 ** (levels.mantissa + 1)
+    elif not bool((stored_sq > SOME * good_sq[-1]).any()):
+        worst_sq = torch.zeros_like(x_sq)
     else:
         half = levels.room(ideal) if levels.table else 0.5
         worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
-    return Losses(x_sq, groups.total(e.square()), torch.stack(good_sq), worst_sq, needed.double())
+    return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, needed.double())
 
 
-def _without_codes(x: Tensor, e: Tensor, none: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Both sides with zeros where an element has no code, as in sparse weights; a group of none lost its scale."""
+def _without_codes(x: Tensor, none: Tensor, groups: Groups) -> Tensor:
+    """The original with zeros where an element has no code, as in sparse weights; a group of none lost its scale."""
     none = none.expand(x.shape)
     pruned = none & (groups.spread(groups.least(none.float())) == 0)
-    return x.masked_fill(pruned, 0.0), e.masked_fill(pruned, 0.0)
+    return x.masked_fill(pruned, 0.0)
 
 
 def _zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: Groups, shape: torch.Size) -> Tensor | None:
@@ -132,15 +143,23 @@ def _centred(levels: Levels, high: Tensor, low: Tensor, zero: Tensor) -> Tensor:
     return torch.maximum(up, down)
 
 
+def _loses_nothing(levels: Levels, needed: Tensor) -> bool:
+    """Whether codes are floats, and scales such that few values are below the least normal number, and none above."""
+    if not levels.mantissa:
+        return False
+    least = ABOVE_NORMAL * levels.normal / levels.highest
+    return bool(((needed >= least) & (needed <= 1)).all())
+
+
 def _share_used(levels: Levels, needed: Tensor) -> float:
     """Which part of its range a file uses that holds codes of fewer bits in whole bytes; 1 of others.
 
     Its scales are the largest values over the largest code of these bits, or half a step beyond: in all groups alike.
     """
-    if levels.table or levels.mantissa or levels.number <= BYTE // 2:
+    if levels.table or levels.mantissa or levels.number <= BYTE // 2 or not needed.numel():
         return 1.0
     largest = float(needed.median()) * levels.highest
-    for bits in range(1, 7):
+    for bits in (1, 2, 3):  # and a sign
         for code in (2.0**bits - 1, 2.0**bits - 0.5):
             if abs(largest / code - 1) < ALIKE and bool(((needed * levels.highest / code - 1).abs() < ALIKE).all()):
                 return code / levels.highest
@@ -152,6 +171,12 @@ def _of_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | Non
     if largest is not None:
         return torch.full_like(needed, largest / abs(float(unit.reshape(-1)[0])) / levels.highest)
     return torch.maximum(needed, torch.minimum(needed * PARTLY, torch.ones_like(needed)))
+
+
+def _rounded(levels: Levels, needed: Tensor) -> list[Tensor]:
+    """Scales as powers of two: the least that clip nothing; and by the rule of OCP, from exponents alone."""
+    exponent = (needed * levels.highest).log2().floor() - log2(levels.highest) // 1
+    return [2.0 ** needed.log2().ceil(), 2.0**exponent]
 
 
 def _powers_of_two(unit: Tensor) -> bool:
