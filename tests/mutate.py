@@ -14,6 +14,8 @@ block of 64 elements and more, ends in one of
     slight      no finding, but that SNR is off by 1 to 3 dB: what a gate against a baseline sees
     UNNOTICED   none of these: the report has the sound number
 
+What is not quantized is cast to every dtype of floats, sound and damaged in each way of casting.DAMAGES.
+
 Exit status 1 if any is unnoticed, or if a sound file has a finding of severity error.
 """
 
@@ -25,14 +27,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import chain, product
 from math import inf, isfinite, log10
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import casting
 import torch
 from damaging import DAMAGES, Damage, cost
-from making import CPU, dequantized, planned
+from making import CPU, compared, dequantized, planned
 from mutating import MUTATIONS, OTHERS, Mutation, Stored, Weight
 from safetensors.torch import load_file, save_file
 
@@ -48,6 +52,7 @@ EXPECTED = ".expected.safetensors"
 USUAL = {row.name: row.usual_db for row in FORMATS}
 CHANGED = 1.0  # dB
 CLEARLY = 3.0  # dB
+CAST = "cast, "  # before a damage of what is not quantized
 PART = 6.0  # dB, of a row, a column or a block
 OUTCOMES = ("error", "finding", "number", "slight", "UNNOTICED")
 
@@ -229,6 +234,32 @@ def damaged(sound: Sound, damage: Damage, folder: Path) -> Iterator[Outcome]:
             yield Outcome(named(sound.case), format_name, name, damage.name, told, before, after)
 
 
+def recast(dtypes: tuple[str, str]) -> tuple[list[Outcome], list[Finding]]:
+    """What becomes of each tensor that is not quantized, damaged on the way from one dtype to another; as `judged`."""
+    original, quantized = (casting.DTYPES[dtype] for dtype in dtypes)
+    x, case, outcomes = casting.model(original), f"casts/{dtypes[0]} to {dtypes[1]}", []
+
+    def report_of(folder: Path, weights: dict[str, torch.Tensor]) -> Report:
+        folder.mkdir()
+        cast = {name: weight.to(quantized) for name, weight in weights.items()}
+        return compared(folder, x, casting.with_codes(cast))
+
+    with tempfile.TemporaryDirectory() as folder:
+        sound = report_of(Path(folder) / "sound", x)
+        for name, damage in product(casting.UNQUANTIZED, casting.DAMAGES):
+            broken = casting.damaged(x[name], damage)
+            report = report_of(Path(folder) / f"{name}{len(outcomes)}", x | {name: broken})
+            before, after = (_snr_db(x[name], y.to(quantized)) for y in (x[name], broken))
+            told = outcome(report, sound, name)
+            outcomes.append(Outcome(case, "dense", name, f"{CAST}{damage}", told, before, after))
+    return outcomes, sound.findings
+
+
+def _snr_db(x: torch.Tensor, y: torch.Tensor) -> float:
+    signal, noise = float(x.double().square().sum()), float((y.double() - x.double()).square().sum())
+    return 10 * log10(signal / noise) if noise else inf
+
+
 def outcome(report: Report, sound: Report, name: str) -> str:
     """How a report tells that something is wrong with a weight, where that of the sound file does not."""
     before = {(f.code, f.layer) for f in sound.findings}
@@ -265,11 +296,11 @@ def judged(
 def table(outcomes: list[Outcome]) -> str:
     """Mutation × outcome, in numbers of weights; then what was unnoticed."""
     lines = [f"{'mutation':<28}" + "".join(f"{told:>11}" for told in OUTCOMES) + f"{'formats':>9}"]
-    for mutation in (*MUTATIONS, *DAMAGES):
-        found = [o for o in outcomes if o.mutation == mutation.name]
+    for name in (*(one.name for one in (*MUTATIONS, *DAMAGES)), *(f"{CAST}{damage}" for damage in casting.DAMAGES)):
+        found = [o for o in outcomes if o.mutation == name]
         counts = Counter(o.outcome for o in found)
         formats = len({o.format for o in found})
-        lines.append(f"{mutation.name:<28}" + "".join(f"{counts[told]:>11}" for told in OUTCOMES) + f"{formats:>9}")
+        lines.append(f"{name:<28}" + "".join(f"{counts[told]:>11}" for told in OUTCOMES) + f"{formats:>9}")
     counts = Counter(o.outcome for o in outcomes)
     lines.append(f"{'all':<28}" + "".join(f"{counts[told]:>11}" for told in OUTCOMES))
     return "\n".join(lines)
@@ -286,19 +317,22 @@ def main() -> int:
     outcomes, alarms = [], []
     one_thread = partial(torch.set_num_threads, 1)  # for very small tensors; there are several processes
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=one_thread) as pool:
-        for case, (found, findings) in zip(chosen, pool.map(judged, chosen), strict=True):
+        of_files = zip(map(named, chosen), pool.map(judged, chosen), strict=True)
+        dtypes = casting.PAIRS if not asked.formats or "dense" in asked.formats else []
+        of_casts = zip(map(" to ".join, dtypes), pool.map(recast, dtypes), strict=True)
+        for case, (found, findings) in chain(of_files, of_casts):
             outcomes += found
             told = [
                 finding for finding in findings if finding.severity != "info" and finding.code != "ambiguous_layout"
             ]
-            alarms += [f"{named(case)}: {finding.severity}: {finding.message}" for finding in told]
+            alarms += [f"{case}: {finding.severity}: {finding.message}" for finding in told]
     print(table(outcomes))
     for o in outcomes:
         if o.outcome == "UNNOTICED" or (asked.verbose and o.outcome in ("number", "slight")):
             print(f"{o.outcome}: {o.mutation}: {o.case} {o.weight}: {o.sound_db:.1f} dB, broken {o.broken_db:.1f} dB")
     false = [alarm for alarm in alarms if ": error: " in alarm]
     print("\n".join(f"told of a sound file: {alarm}" for alarm in alarms))
-    print(f"{len(chosen)} valid files, {len(false)} false alarms")
+    print(f"{len(chosen) + len(dtypes)} valid files, {len(false)} false alarms")
     print(f"{time.monotonic() - started:.0f} s")
     return int(bool(false) or any(o.outcome == "UNNOTICED" for o in outcomes))
 

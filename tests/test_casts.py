@@ -6,15 +6,27 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from casting import (
+    DAMAGES,
+    DTYPES,
+    EMBEDDING,
+    HEAD,
+    NORM,
+    PAIRS,
+    ROUTER,
+    UNQUANTIZED,
+    damaged,
+    model,
+    noisy,
+    with_codes,
+)
 from gguf_stored import Stored, architecture, write_gguf
-from making import FP8, compared, numbers, quantized_fp8, store
+from making import compared, numbers, store
 
 import quanterr
 from quanterr.tensors.casts import CastTest, Copy, rounds_to_nearest
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-PAIRS = list(product(("F32", "F16", "BF16"), repeat=2))
 LARGEST_F16 = 65504.0
 
 
@@ -40,43 +52,6 @@ def told(x, y, computed=False):
 def truncated(x):
     """F32 to BF16 by leaving bits out."""
     return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
-
-
-def int4(x):
-    scale = x.float().abs().amax(1, keepdim=True) / 7
-    return ((x.float() / scale).round() * scale).to(x.dtype)
-
-
-def swapped_rows(x):
-    y = x.clone()
-    y[[3, 17]] = x[[17, 3]]
-    return y
-
-
-def clipped(x):
-    most = 1.2 * float(x.float().square().mean().sqrt())
-    return x.clamp(-most, most)
-
-
-def noisy(x, relative=0.02):
-    generator = torch.Generator().manual_seed(1)
-    return (x.float() * (1 + relative * torch.randn(x.shape, generator=generator))).to(x.dtype)
-
-
-DAMAGES = {
-    "two rows swapped": swapped_rows,
-    "through INT4": int4,
-    "noise": noisy,
-    "× 1.04": lambda x: (1.04 * x.float()).to(x.dtype),
-    "clipped": clipped,
-    "through E4M3": lambda x: x.float().to(FP8).to(x.dtype),
-    "one element": lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 70, 1.02 * x, x),
-}
-
-
-def damaged(x, name):
-    """A tensor after that damage; a norm as a matrix of 32 rows."""
-    return DAMAGES[name](x.view(x.shape if x.dim() > 1 else (32, 4))).view(x.shape)
 
 
 class TestCasts:
@@ -176,27 +151,6 @@ def test_what_sums_prove_is_proved(original, quantized):
 
     assert (original != quantized) == rounds_to_nearest(original, quantized, relative_max)
     assert not rounds_to_nearest(original, quantized, 0.004)
-
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-NORM, ROUTER = "model.layers.0.input_layernorm.weight", "model.layers.0.mlp.gate.weight"
-CODED = "model.layers.0.mlp.down_proj.weight"
-UNQUANTIZED = (EMBEDDING, HEAD, NORM, ROUTER)
-
-
-def model(dtype=torch.bfloat16):
-    """What a quantizer leaves alone, of all magnitudes, and a weight that it takes."""
-    x = {name: numbers(64, 128, seed=n, dtype=torch.float32) for n, name in enumerate((EMBEDDING, HEAD, ROUTER))}
-    x[EMBEDDING] *= torch.logspace(-8, 0, 64)[:, None]
-    x[NORM] = 1 + 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(5))
-    x[CODED] = numbers(64, 128, seed=9)
-    return {name: weight.to(dtype) for name, weight in x.items()}
-
-
-def with_codes(weights):
-    """The weight that is quantized in FP8."""
-    codes, scale = quantized_fp8(weights[CODED])
-    return weights | {CODED: codes, f"{CODED}_scale": scale}
 
 
 def changes(report):

@@ -475,9 +475,9 @@ class TestVectors:
         assert ("pass", [BIAS]) == (report.verdict, found.evidence["layers"])
         assert found.evidence["shift"] == pytest.approx(shift, rel=1e-3)
         assert found.evidence["share"] == pytest.approx(share, rel=1e-3)
-        assert ("info" if share <= 2 else "warning") == found.severity
+        assert ("info" if share <= 1 else "warning") == found.severity
 
-    @pytest.mark.parametrize(("by", "severity"), [(0.5, "info"), (1.9, "info"), (2.1, "warning"), (20, "warning")])
+    @pytest.mark.parametrize(("by", "severity"), [(0.1, "info"), (0.95, "info"), (1.05, "warning"), (20, "warning")])
     @pytest.mark.parametrize("norm", [None, 4.0])
     def test_corrections_are_judged_by_what_the_error_does_to_typical_inputs(self, tmp_path, by, severity, norm):
         x = vectors() | model()

@@ -21,6 +21,14 @@ def test_every_accident_is_noticed(name):
     assert [] == [outcome for outcome in outcomes if outcome.outcome == "UNNOTICED"]
 
 
+def test_damage_of_what_is_cast_is_noticed():
+    outcomes, findings = mutate.recast(("BF16", "F32"))
+
+    assert len(outcomes) > 20
+    assert [] == [outcome for outcome in outcomes if outcome.outcome not in ("error", "finding")]
+    assert [] == [finding.message for finding in findings if finding.severity != "info"]
+
+
 @pytest.mark.slow  # a file of each format
 @pytest.mark.parametrize("case", ONE_EACH, ids=mutate.named)
 def test_a_sound_file_raises_no_error(case):

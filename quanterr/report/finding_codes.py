@@ -238,7 +238,7 @@ CODES = {
         "2 biases of quantized weights were corrected: layers.0.attention.key.bias, layers.1.attention.key.bias; "
         "outputs shift by 0.083 of the norm of their row at most, by 0.31 times what the error of the weight does to "
         "typical inputs",
-        "Nothing for an info. A warning: check what the model puts out; a correction is smaller than twice what the "
+        "Nothing for an info. A warning: check what the model puts out; a correction makes up for no more than the "
         "error of the weight does to inputs as large as the norm before it makes them.",
     ),
     "bad_table": Code(
