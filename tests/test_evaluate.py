@@ -17,6 +17,7 @@ from quanterr.errors import CheckpointError, Interrupted, UsageError
 from quanterr.evaluation import gram, states, study
 from quanterr.evaluation.models import Unit
 from quanterr.pairing.importance import read_importance
+from quanterr.report.evaluation.gates import judged, rules_of
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
@@ -331,11 +332,21 @@ class TestGates:
         original, quantized, _, tokens = llama
         return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, require=require, **EXACTLY)
 
+    def test_of_the_end_of_an_interval_need_enough_chunks(self, llama):
+        found = self.evaluated(llama, "upper(kld_mean) <= 1e9", "kld_mean <= 1e9")
+        gate, other = found.candidates[0].gates
+
+        assert ("inconclusive", "fail", "pass") == (found.verdict, gate.status, other.status)
+        assert "cannot be judged: upper() needs 8 chunks of text at least, there are " in found.reasons[0]
+
     def test_hold_or_not_by_value_and_by_the_end_of_the_interval(self, llama, evaluation):
         kld, error = (evaluation.candidates[0].value(name) for name in ("kld_mean", "kld_mean_chunk_se"))
         own = max(error, evaluation.candidates[0].value("kld_mean_se"))
         between = kld + own
-        found = self.evaluated(llama, f"kld_mean <= {between!r}", f"upper(kld_mean) <= {between!r}", "lower(top1)>=0")
+        evaluation.candidates[0].scores.chunks, chunks = 8, evaluation.candidates[0].scores.chunks
+        rules = rules_of([f"kld_mean <= {between!r}", f"upper(kld_mean) <= {between!r}", "lower(top1)>=0"])
+        found = judged(evaluation, rules)
+        evaluation.candidates[0].scores.chunks = chunks
         gates = found.candidates[0].gates
 
         assert ["pass", "fail", "pass"] == [gate.status for gate in gates]
@@ -608,3 +619,31 @@ class TestHarness:
 
         with pytest.raises(UsageError, match="does not generate"):
             StreamedModel(sides[0]).generate_until([])
+
+
+NO_TEXTS = {
+    "constant": (torch.full((96,), 7), "1 different token, one of them makes up 100%"),
+    "few": (torch.arange(96) % 10, "10 different tokens"),
+    "repeated": (torch.arange(16).repeat(6) + 3, "5 of 6 chunks repeat earlier ones"),
+}
+
+
+class TestTexts:
+    """Ids that are no text give small intervals, and no information."""
+
+    @pytest.mark.parametrize("case", NO_TEXTS)
+    def test_that_are_none_are_inconclusive(self, llama, tmp_path, case):
+        ids, told = NO_TEXTS[case]
+        save_file({"ids": ids}, tmp_path / "ids.safetensors")
+        found = quanterr.evaluate(llama[0], [llama[1]], tokens=tmp_path / "ids.safetensors", context=16, **EXACTLY)
+
+        assert "inconclusive" == found.verdict
+        assert any(told in reason for reason in found.reasons), found.reasons
+
+
+class TestModel:
+    """What a candidate's files say of its model, which is run as the original's say."""
+
+    def test_of_the_original_itself_is_told(self, llama):
+        found = quanterr.evaluate(llama[0], [llama[0]], tokens=llama[3], context=CONTEXT, **EXACTLY)
+        assert ["identical"] == [finding.code for finding in found.candidates[0].findings]

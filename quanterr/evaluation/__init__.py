@@ -14,7 +14,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,13 +33,26 @@ from quanterr.evaluation.profiling import profile_of, write_sensitivity
 from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Asked, answered, read_task
-from quanterr.evaluation.tokens import LEAST_CONTEXTS, Chunks, Text, chunks_of, fingerprint, read_text, read_tokens
+from quanterr.evaluation.tokens import (
+    LEAST_CONTEXTS,
+    Chunks,
+    Likeness,
+    Text,
+    chunks_of,
+    fingerprint,
+    likeness,
+    read_text,
+    read_tokens,
+    tokenizer_fingerprint,
+)
+from quanterr.findings import finding
+from quanterr.findings.configs import of_configs
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import recipes_named
 from quanterr.recipes.candidate import quantized_by
 from quanterr.report.evaluation.gates import judged, overall, rules_of
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
-from quanterr.report.model import RunInfo, Tool
+from quanterr.report.model import Finding, RunInfo, Tool
 from quanterr.report.ranking.making import short_names
 from quanterr.selection import Selection
 from quanterr.tensors.devices import described, pick_device
@@ -157,7 +170,8 @@ def evaluate(
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
-            _evaluated(*each) for each in zip(short_names(paths), found, outcomes, predictions, answers, strict=True)
+            _evaluated(*each, prepared)
+            for each in zip(short_names(paths), found, outcomes, predictions, answers, strict=True)
         ]
         verdict, reasons = overall(evaluated)
         made = Evaluation.model_construct(
@@ -220,6 +234,14 @@ class _Prepared(NamedTuple):
     text: Text
     chunks: Chunks
     tasks: list[Asked]
+    like: Likeness
+    vocabulary: int
+    tokenizer: str | None  # fingerprint
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why numbers of this text say nothing."""
+        return self.like.doubts(len(self.chunks.raw), self.vocabulary)
 
 
 def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
@@ -231,12 +253,14 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
         config = models.read_config(folder)
         text = _text(chosen, folder)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
+        tokenizer = tokenizer_fingerprint(folder)
     architecture = models.Architecture(config, dtype, device)
-    chunks = chunks_of(text, chosen.context, chosen.chunks, config.get_text_config().vocab_size)
+    vocabulary = config.get_text_config().vocab_size
+    chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
     if (tasks or chosen.sensitivity is not None) and architecture.kind != models.CAUSAL:
         option = "--task" if tasks else "--sensitivity"
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
-    return _Prepared(architecture, text, chunks, tasks)
+    return _Prepared(architecture, text, chunks, tasks, likeness(text, chunks.raw), vocabulary, tokenizer)
 
 
 def _saliency(chosen: EvaluateOptions) -> Saliency:
@@ -274,14 +298,19 @@ def _text(chosen: EvaluateOptions, folder: ModelFolder) -> Text:
 
 
 def _evaluated(
-    name: str, candidate: Candidate, outcome: Outcome, predicted: Mapping[str, float], tasks: list[Task]
+    name: str,
+    candidate: Candidate,
+    outcome: Outcome,
+    predicted: Mapping[str, float],
+    tasks: list[Task],
+    prepared: _Prepared,
 ) -> Evaluated:
     for weight in outcome.weights:
         found = predicted.get(weight.layer_name)
         weight.predicted_kld = found if found is not None and isfinite(found) else None
     known = [weight.predicted_kld for weight in outcome.weights if weight.predicted_kld is not None]
     missing = [Missing(key, display(key), why) for key, why in candidate.not_found.items()]
-    reasons = []
+    reasons = prepared.doubts
     if missing:
         names = listed([item.layer_name for item in missing], 3)
         reasons.append(f"{count(len(missing), 'tensor')} taken from the original: {names} ({missing[0].reason})")
@@ -307,13 +336,36 @@ def _evaluated(
         weights=outcome.weights,
         missing=missing,
         gates=[],
+        findings=list(_findings(candidate, outcome, prepared)),
     )
+
+
+def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> Iterator[Finding]:
+    """What it says of its model otherwise than the original, in whose way both were run; that it is the original."""
+    same = all(block.relative_error == 0 for block in outcome.blocks)
+    if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
+        message = "nothing differs from the original; is this the quantized checkpoint?"
+        yield finding("identical", "warning", None, message, "check that it is the quantized one")
+    yield from of_configs(candidate.sides.checkpoint, candidate.checkpoint)
+    with model_folder(candidate.checkpoint) as folder:
+        own = tokenizer_fingerprint(folder)
+    if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
+        message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
+        yield finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
 
 
 def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
     scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
     raw = prepared.chunks.raw
-    return Tokens(prepared.text.source, fingerprint(raw), chosen.context, len(raw), scored)
+    return Tokens(
+        prepared.text.source,
+        fingerprint(raw),
+        chosen.context,
+        len(raw),
+        scored,
+        **prepared.like._asdict(),
+        tokenizer=prepared.tokenizer,
+    )
 
 
 def _run(chosen: EvaluateOptions, device: torch.device, started: datetime, seconds: float, read_bytes: int) -> RunInfo:

@@ -1,5 +1,6 @@
 """What is read by both models: a text through the original's own tokenizer, or token ids as they are."""
 
+import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,20 +12,25 @@ from torch import Tensor
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.models import EXTRA
-from quanterr.util.text import display
+from quanterr.util.text import count, display
 
 LEAST_CONTEXTS = 2
 CHARACTERS = 8  # of a token, at first
+MOST_UNKNOWN = 0.1  # share of tokens
+MOST_ALIKE = 0.5  # share of the most frequent token: in a text of characters a space has less than a fifth
+LEAST_DISTINCT = 16  # tokens
+MOST_REPEATED = 0.1  # share of chunks that repeat others
 CUT = 64  # tokens at the end of a beginning, which the rest of the text might have made others
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids (n,) int64, where they are from, and the token that begins each chunk."""
+    """Token ids (n,) int64, where they are from, the token that begins each chunk, and that of what is unknown."""
 
     ids: Tensor
     source: str
     bos: int | None
+    unknown: int | None = None
 
 
 def fingerprint(chunks: Tensor) -> str:
@@ -52,7 +58,7 @@ def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text
         if length >= len(text) or len(ids) >= (enough or 0) + CUT:
             break
         length *= 2
-    return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer))
+    return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer), tokenizer.unk_token_id)
 
 
 def tokenizer_of(folder: ModelFolder) -> Any:
@@ -135,3 +141,51 @@ def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> C
     if text.bos is not None:
         given[:, 0] = text.bos
     return Chunks(given, raw)
+
+
+class Likeness(NamedTuple):
+    """What tells a text from something that only looks like one to a counter of tokens."""
+
+    distinct: int
+    commonest: float  # share
+    unknown: float | None  # share; None where no token stands for the unknown
+    repeated: int  # chunks
+
+    def doubts(self, chunks: int, vocabulary: int) -> list[str]:
+        """Why numbers of such a text say nothing, as sentences."""
+        found = []
+        if (self.unknown or 0) > MOST_UNKNOWN:
+            found.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it of another language?")
+        if self.distinct < min(LEAST_DISTINCT, vocabulary // 4) or self.commonest > MOST_ALIKE:
+            share = f"one of them makes up {self.commonest:.0%}"
+            found.append(f"the text has {count(self.distinct, 'different token')}, {share}: give another text")
+        if self.repeated > MOST_REPEATED * chunks:
+            found.append(
+                f"{self.repeated:,} of {count(chunks, 'chunk')} repeat earlier ones: they say nothing new, and errors "
+                "look smaller than they are"
+            )
+        return found
+
+
+def likeness(text: Text, raw: Tensor) -> Likeness:
+    """Of the chunks of a text, (n, context)."""
+    numbers = raw.flatten().bincount()
+    unknown = None if text.unknown is None else float((raw == text.unknown).double().mean())
+    commonest = float(numbers.max()) / raw.numel()
+    return Likeness(
+        int(numbers.count_nonzero()), commonest, unknown, len(raw) - len({chunk.numpy().tobytes() for chunk in raw})
+    )
+
+
+def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
+    """SHA-256 of what decides on tokens in a tokenizer.json, however it is written; None where none can be read."""
+    try:
+        fields = json.loads((folder.path / "tokenizer.json").read_bytes())
+        model = fields["model"]
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ()]
+        special = [[token["id"], token["content"]] for token in fields.get("added_tokens") or ()]
+        parts = [model.get("type"), model.get("vocab"), merges, special, fields.get("normalizer")]
+        parts.append(fields.get("pre_tokenizer"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

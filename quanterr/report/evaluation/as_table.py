@@ -58,6 +58,9 @@ def show(
     for candidate in evaluation.candidates:
         for gate in candidate.gates:
             to.print(Text(f"{candidate.name}: {gate.message}"), soft_wrap=wrap)
+        for one in candidate.findings:
+            told = f"{one.severity}: {display(candidate.name)}: {display(one.message, 2000)}"
+            to.print(Text(told, style=STYLES["inconclusive"]), soft_wrap=wrap)
     for reason in evaluation.reasons if evaluation.verdict == "inconclusive" else ():
         to.print(Text(display(reason, 2000), style=STYLES["inconclusive"]), soft_wrap=wrap)
     answer = ended(evaluation.verdict, status, conclusion(evaluation) + written(wrote))

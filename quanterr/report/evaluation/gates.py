@@ -1,6 +1,7 @@
 """Rules over an evaluation: ``kld_mean <= 0.01``, ``upper(kld_mean) <= 0.01``, ``delta(top1) >= -0.01``.
 
 ``upper`` and ``lower`` are the ends of an interval of 95 %: 1.96 standard errors, of the larger of both that there are.
+Of fewer than eight chunks there is no such interval: the result is then inconclusive.
 ``delta`` is the value less that of the baseline, ``ratio`` the one divided by the other: of the candidate of the same
 name, or of the only one.
 
@@ -20,6 +21,7 @@ from quanterr.util.rule_file import Table, rule_tables
 from quanterr.util.text import decisive, display
 
 WIDTH = 1.96  # standard errors
+LEAST_CHUNKS = 8  # tokens of a chunk are no independent samples: of fewer chunks there is no interval
 OF_BASELINE = ("delta", "ratio")
 KEYS = ("id", "require", "severity", "reason")  # of a rule in a file
 NO_WORSE = "ratio(kld_mean) <= 1.1"  # the rule of a baseline where no other is given
@@ -54,6 +56,13 @@ class Rule(NamedTuple):
             return value - old if self.function == "delta" else value / old if old else None
         error = candidate.error(self.metric)
         return None if error is None else value + (WIDTH if self.function == "upper" else -WIDTH) * error
+
+    def unjudgeable(self, candidate: Evaluated) -> str | None:
+        """Why it cannot be judged; None where it can."""
+        chunks = candidate.scores.chunks if candidate.scores else None
+        if self.function not in ("upper", "lower") or chunks is None or chunks >= LEAST_CHUNKS:
+            return None
+        return f"{self.function}() needs {LEAST_CHUNKS} chunks of text at least, there are {chunks}: give more text"
 
     def margin(self, value: float) -> float:
         """How far inside the limit: negative outside."""
@@ -169,6 +178,10 @@ def _judged(candidate: Evaluated, rules: Sequence[Rule], before: Evaluated | Non
     gates = [_gate(rule, candidate, before) for rule in rules]
     failed = [gate.message for gate in gates if gate.status == "fail" and gate.severity == "error"]
     verdict, reasons = candidate.verdict, candidate.reasons
+    unjudged = [gate.message for gate, rule in zip(gates, rules, strict=True) if rule.unjudgeable(candidate)]
+    if unjudged:
+        reasons = [*(reasons if verdict == "inconclusive" else ()), *unjudged]
+        verdict = "inconclusive"
     if verdict != "inconclusive":
         verdict = "fail" if failed else "pass"
         warned = [gate.message for gate in gates if gate.status == "fail"]
@@ -179,11 +192,15 @@ def _judged(candidate: Evaluated, rules: Sequence[Rule], before: Evaluated | Non
 
 def _gate(rule: Rule, candidate: Evaluated, before: Evaluated | None) -> Gate:
     value = rule.observed(candidate, before)
-    holds = value is not None and rule.holds(value)
+    unjudged = rule.unjudgeable(candidate)
+    why = unjudged or (None if value is not None else "undefined")
+    holds = value is not None and unjudged is None and rule.holds(value)
     margin = None if value is None else rule.margin(value)
     shown = "undefined" if value is None else decisive(value, rule.limit)
     name = rule.text if rule.id == rule.text else f"{display(rule.id)}: {rule.text}"
     message = f"gate {name} {'holds' if holds else 'does not hold'}: {shown}"
+    if unjudged:
+        message = f"gate {name} cannot be judged: {unjudged}"
     return Gate(
         id=rule.id,
         require=rule.text,
@@ -198,6 +215,6 @@ def _gate(rule: Rule, candidate: Evaluated, before: Evaluated | None) -> Gate:
         limit=rule.limit,
         margin=margin,
         worst_layer=None,
-        violations=[] if holds else [Violation(None, value, margin, None if value is not None else "undefined")],
+        violations=[] if holds else [Violation(None, value, margin, why)],
         message=message,
     )

@@ -1,6 +1,6 @@
 """The evaluation of candidates on a text: data with a schema version."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
@@ -9,10 +9,10 @@ from pydantic import Field, FiniteFloat
 from quanterr.report import notebook
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
-from quanterr.report.model import Document, RunInfo, Tool
+from quanterr.report.model import Document, Finding, RunInfo, Tool
 from quanterr.util.text import display
 
-SCHEMA_VERSION = "1.1"  # 1.1 adds a checksum
+SCHEMA_VERSION = "1.1"  # 1.1 adds a checksum, findings, and what the text is like
 
 Number = FiniteFloat | None
 OF_TASKS = ("accuracy", "retention", "agreement")
@@ -27,6 +27,11 @@ class Tokens:
     context: Annotated[int, Field(description="tokens of a chunk")]
     chunks: int
     scored: Annotated[int, Field(description="predictions that were scored, 0 of an encoder")]
+    distinct: Annotated[int | None, Field(description="tokens that occur")] = None
+    commonest: Annotated[Number, Field(description="share of the token that occurs most often")] = None
+    unknown: Annotated[Number, Field(description="share of tokens that the tokenizer does not know")] = None
+    repeated: Annotated[int | None, Field(description="chunks that are the same as earlier ones")] = None
+    tokenizer: Annotated[str | None, Field(description="SHA-256 of what tokenizer.json makes of a text")] = None
 
 
 @dataclass(slots=True)
@@ -141,6 +146,9 @@ class Evaluated:
     weights: Annotated[list[WeightError], Field(description="matrices, the largest output error first")]
     missing: list[Missing]
     gates: list[Gate]
+    findings: Annotated[list[Finding], Field(description="what it says of its model otherwise than the original")] = (
+        field(default_factory=list)
+    )
 
     def value(self, metric: str) -> float | None:
         """A number of its scores or embeddings, predicted_kld, the least of its tasks; None where it has none."""
