@@ -82,7 +82,7 @@ REPORT_METRICS: dict[str, ReportMetric] = {
 }
 
 
-EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0)
+EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
 
 
 def _of_equal_tensors(rows: tuple[Metric, ...]) -> dict[str, float]:
