@@ -280,6 +280,7 @@ class TestChoice:
             native.chosen()
 
     def test_without_one_torch_computes(self, monkeypatch, tmp_path):
+        monkeypatch.delenv(native.VARIABLE, raising=False)
         monkeypatch.setattr(native, "best", lambda: native.Choice(None, "no kernel was compiled"))
         report = quanterr.compare(*stored_as(tmp_path, "e4m3"), device="cpu")
 

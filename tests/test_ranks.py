@@ -6,6 +6,7 @@ MOMENTS=20 python -m pytest tests/test_ranks.py     as many moments at which a r
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -121,6 +122,8 @@ class TestEvaluate:
     def test_the_result_is_that_of_one_process(self, words, tmp_path, name, world):
         one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
         output_errors = [each.pop("output errors") for each in (one, many)]
+        for each in (one, many):
+            del each["checksum"]  # of their digits
 
         assert one == many
         assert pytest.approx(output_errors[0], rel=1e-9) == output_errors[1]  # their sums are in another order
@@ -309,7 +312,9 @@ def test_a_node_with_another_file_is_named(original, tmp_path):
     said = [process.communicate(timeout=LIMIT)[1] for process in processes]
 
     assert [Status.USAGE] * 2 == [process.returncode for process in processes]
-    assert "rank 1 differs from rank 0 in inputs, plan" in said[0] or "rank 0 differs from rank 1 in inputs" in said[0]
+    assert re.search(
+        "rank 1 differs from rank 0 in inputs, contents, plan|rank 0 differs from rank 1 in inputs", said[0]
+    )
     assert "" == said[1]
     assert not (tmp_path / "a/s.json").exists()
 
