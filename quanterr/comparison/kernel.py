@@ -46,7 +46,7 @@ FEW_ROWS = 1 << 12  # that are sorted as a whole sooner than searched
 # What fast_sums keeps of every row, as rows of a (fields, rows) matrix, beside Σx², Σxe, Σex and Σe², (rows, 4).
 ADDED = ("x", "e", "x_abs", "e_abs", "relative", "relative_outliers")
 WEIGHTED = ("weighted_x_sq", "weighted_e_sq")  # undefined without an importance
-EXTREME = ("e_max", "e_min")
+EXTREME = ("x_max", "e_max", "e_min")
 
 
 def fast_sums(
@@ -93,7 +93,8 @@ def fast_sums(
     rows = _add_up(sums, stats, products, weighted=importance is not None)
     if rows is None:
         return None
-    rows = torch.vstack((rows, _zeroed_rows(load, chunks, rows))).cpu()
+    rows = rows.cpu()
+    rows = torch.vstack((rows, _zeroed_rows(load, chunks, rows)))
     _add_rows(sums, chunks, matrix[1], rows)
     if matrix_rows:
         add_matrices(sums, chunks, matrix_rows, rows)
@@ -108,6 +109,7 @@ class _RowBuffers(NamedTuple):
     relative: Tensor  # (r,)
     relative_outliers: Tensor
     weighted: Tensor  # (2, r): of x² and e²
+    x_max: Tensor
     e_max: Tensor
     e_min: Tensor
     products: Tensor  # (r, 4): Σx², Σxe, Σex and Σe²
@@ -119,7 +121,7 @@ def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tens
     products = workspace.buffer("products", (sum(heights), 4), torch.float32)
     sizes = list(heights)
     parts = zip(torch.split(stats, sizes, 1), torch.split(products, sizes), strict=True)
-    return stats, products, [_RowBuffers(s[:2], s[2:4], s[4], s[5], s[6:8], s[8], s[9], p) for s, p in parts]
+    return stats, products, [_RowBuffers(s[:2], s[2:4], s[4], s[5], s[6:8], s[8], s[9], s[10], p) for s, p in parts]
 
 
 class _PairBuffer(NamedTuple):
@@ -167,7 +169,7 @@ def _add_chunk(sides: _PairBuffer, room: _RowBuffers, workspace: Workspace, outl
     x, e = sides.x, sides.e
     torch.sum(sides.both, 2, out=room.sums)
     torch.sum(sides.both.abs_(), 2, out=room.magnitudes)
-    sums.x_max = max(sums.x_max, float(x.amax()))
+    torch.amax(x, 1, out=room.x_max)
     torch.amax(e, 1, out=room.e_max)
     largest = float(room.e_max.amax())
     if not isfinite(largest):
@@ -254,12 +256,12 @@ def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tens
         return None
     sums.zeroed -= sums.n - sums.x_nonzero - sums.zero_reference  # where x is zero too
     sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
-    sums.e_max, sums.e_min = largest[2], float(stats[-1].amin())
+    sums.x_max, sums.e_max, sums.e_min = float(stats[-3].amax()), largest[2], float(stats[-1].amin())
     return rows
 
 
 def _zeroed_rows(load: Load, chunks: Sequence[Chunk], rows: Tensor) -> Tensor:
-    """Which rows of y are zero, (1, r) of 0 and 1, for the ``rows`` of :func:`_add_up`.
+    """Which rows of y are zero, (1, r) of 0 and 1, for the ``rows`` of :func:`_add_up`, on the CPU.
 
     Sums cannot prove it: a y that drowns in the roundings of x looks the same. So the few chunks in which y has next to
     no energy are loaded again.
@@ -269,7 +271,7 @@ def _zeroed_rows(load: Load, chunks: Sequence[Chunk], rows: Tensor) -> Tensor:
     zeroed: Tensor = y_sq <= NO_ENERGY * x_sq
     for chunk, own, in_x in zip(chunks, *(v.split([c.shape[0] for c in chunks]) for v in (zeroed, x_sq)), strict=True):
         if bool((own & (in_x > 0)).any()):
-            own &= (load(chunk)[1] == 0).all(1)
+            own &= (load(chunk)[1] == 0).all(1).cpu()
     return zeroed[None].double()
 
 
