@@ -19,6 +19,7 @@ from typing import Any
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import display, whole
 
 COMFY_SUFFIX = ".comfy_quant"
@@ -173,22 +174,22 @@ def _stored_module(layer: str, entries: dict[str, Entry]) -> str | None:
 
 
 def _quantization_config(config: dict[str, Any]) -> dict[str, Any]:
-    main = _object(config.get("config.json"))
-    quip = _object(main.get("quip_params"))  # where QuIP# has its settings
-    for place in (main, _object(main.get("text_config")), _object(main.get("llm_config"))):
+    main = as_object(config.get("config.json"))
+    quip = as_object(main.get("quip_params"))  # where QuIP# has its settings
+    for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in ("quantization_config", "compression_config", "quantization"):
-            if found := _object(place.get(key)):
+            if found := as_object(place.get(key)):
                 return quip | found
-    if found := _object(_object(config.get("hf_quant_config.json")).get("quantization")):
+    if found := as_object(as_object(config.get("hf_quant_config.json")).get("quantization")):
         return found
     names = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-    return next((found for name in names if (found := _object(config.get(name)))), quip)
+    return next((found for name in names if (found := as_object(config.get(name)))), quip)
 
 
 def _config_block(config: dict[str, Any]) -> tuple[int, int] | None:
     blocks = {_pair(config.get("weight_block_size"))}
-    for group in _object(config.get("config_groups")).values():
-        blocks.add(_pair(_object(_object(group).get("weights")).get("block_structure")))
+    for group in as_object(config.get("config_groups")).values():
+        blocks.add(_pair(as_object(as_object(group).get("weights")).get("block_structure")))
     blocks.discard(None)
     return blocks.pop() if len(blocks) == 1 else None
 
@@ -199,10 +200,6 @@ def _pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
         return value[0], value[1]
     return None
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str | None:

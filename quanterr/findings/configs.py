@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
 from quanterr.report.model import Finding
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import display
 
 SAME = 1e-6  # relative: GGUF has float32
@@ -98,7 +99,7 @@ def _facts(checkpoint: Checkpoint) -> Facts:
     if checkpoint.gguf is not None:
         return Facts(_of_gguf(checkpoint.gguf), GGUF)
     config = config_of(checkpoint)
-    rope = _object(config.get("rope_parameters"))
+    rope = as_object(config.get("rope_parameters"))
     found = {key: config[name] for key, names in KEYS.items() for name in reversed((key, *names)) if name in config}
     if "rope_theta" not in found and "rope_theta" in rope:
         found["rope_theta"] = rope["rope_theta"]
@@ -107,18 +108,14 @@ def _facts(checkpoint: Checkpoint) -> Facts:
     for key in (TIED, "kv_lora_rank", "num_nextn_predict_layers", "block_auto_adjust_ff_dim"):
         if key in config:
             found[key] = config[key]
-    found["rope_scaling"] = _scaling(_object(config.get("rope_scaling")) or rope) if found else None
+    found["rope_scaling"] = _scaling(as_object(config.get("rope_scaling")) or rope) if found else None
     return Facts({key: value for key, value in found.items() if value is not None}, CONFIG)
 
 
 def config_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """What config.json says of the model of language, which in models of several is in a place of its own."""
-    main = _object(checkpoint.config.get(CONFIG))
-    return main | _object(main.get("text_config")) | _object(main.get("llm_config"))
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    main = as_object(checkpoint.config.get(CONFIG))
+    return main | as_object(main.get("text_config")) | as_object(main.get("llm_config"))
 
 
 def _of_gguf(metadata: GgufMetadata) -> dict[str, Any]:
@@ -181,7 +178,7 @@ def _tied(there: Facts, here: Facts, quantized: Checkpoint) -> Iterator[Finding]
 
 def _scaled(there: Facts, here: Facts, quantized: Checkpoint) -> Iterator[Finding]:
     """A GGUF file without the factors of the frequencies that the original's rope_scaling gives."""
-    needed = _object(there.values.get("rope_scaling")).get("rope_type") == "llama3"
+    needed = as_object(there.values.get("rope_scaling")).get("rope_type") == "llama3"
     if here.where == GGUF and there.where == CONFIG and needed and ROTATED not in quantized.entries:
         message = (
             f"config.json of the original declares rope_scaling llama3, the quantized checkpoint stores no {ROTATED}"

@@ -6,6 +6,7 @@ from typing import Any
 from quanterr.findings.codes import finding
 from quanterr.pairing.plan import COMPUTED, Bucket, Covered, Folded, Plan
 from quanterr.report.model import Finding
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed
 
 FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
@@ -58,16 +59,12 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
 def _fused_rotations(config: Mapping[str, Any]) -> str:
     """Transforms of compressed-tensors that are part of the stored weights, in words."""
     description = []
-    for name, group in _object(_object(config.get("transform_config")).get("config_groups")).items():
-        applied = _object(group).get("apply")
+    for name, group in as_object(as_object(config.get("transform_config")).get("config_groups")).items():
+        applied = as_object(group).get("apply")
         places = applied if isinstance(applied, list) else []
-        if any(_object(place).get("location") in FUSED_LOCATIONS for place in places):
+        if any(as_object(place).get("location") in FUSED_LOCATIONS for place in places):
             description.append(f"{display(name)} ({display(str(group.get('type')))})")
     return ", ".join(description)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def of_folding(folded: Sequence[Folded]) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
 from quanterr.pairing.plan import Pair
 from quanterr.report.model import Finding
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed
 
 REMEDY = "correct config.json: loaders that follow it read other values, or refuse the checkpoint"
@@ -18,8 +19,8 @@ INTEGER_CODES = frozenset({"I8", "I32"})
 
 def of_scheme(quantized: Checkpoint, config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
     """What compressed-tensors declares of all quantized weights alike, and what files of ModelOpt say twice."""
-    groups = [_object(group) for group in _object(config.get("config_groups")).values()]
-    declared = [_object(group.get("weights")) for group in groups]
+    groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
+    declared = [as_object(group.get("weights")) for group in groups]
     coded = [pair for pair in pairs if pair.quantized.format.startswith("ct_") and pair.quantized.block_size]
     if len(declared) == 1:
         yield from _group_size(declared[0], coded)
@@ -28,10 +29,6 @@ def of_scheme(quantized: Checkpoint, config: Mapping[str, Any], pairs: Sequence[
         every = [pair for pair in pairs if pair.quantized.has_codes]
         yield from _type(declared[0].get("type"), every)
     yield from _said_twice(quantized.config)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _group_size(weights: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
@@ -77,8 +74,8 @@ def _mismatch(declared: str, stored: str, pairs: Sequence[Pair]) -> Finding:
 
 
 def _said_twice(files: Mapping[str, Any]) -> Iterator[Finding]:
-    one = _object(_object(files.get("config.json")).get("quantization_config"))
-    other = _object(_object(files.get(MODELOPT)).get("quantization"))
+    one = as_object(as_object(files.get("config.json")).get("quantization_config"))
+    other = as_object(as_object(files.get(MODELOPT)).get("quantization"))
     for key in OF_MODELOPT:
         there, here = one.get(key), other.get(key)
         if there is not None and here is not None and there != here:

@@ -6,12 +6,14 @@ from typing import Any
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
+from quanterr.findings.configs import CONFIG, config_of
 from quanterr.findings.schemes import of_scheme
 from quanterr.formats import FORMATS, rows_of
 from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.model import Finding
 from quanterr.roles import role_of
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed
 
 BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
@@ -47,11 +49,8 @@ def _declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
     """Sizes of the model by the keys of config.json, and what says so."""
     if checkpoint.gguf is not None:
         return _of_gguf(checkpoint.gguf), "the GGUF metadata"
-    main = checkpoint.config.get("config.json")
-    config = main if isinstance(main, dict) else {}
-    inner = config.get("text_config")
-    config = config | (inner if isinstance(inner, dict) else {})
-    return {key: n for key, n in config.items() if isinstance(n, int) and not isinstance(n, bool)}, "config.json"
+    config = config_of(checkpoint)
+    return {key: n for key, n in config.items() if isinstance(n, int) and not isinstance(n, bool)}, CONFIG
 
 
 def _of_gguf(metadata: GgufMetadata) -> dict[str, int]:
@@ -155,7 +154,7 @@ def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Findin
 
 def _of_quantized_modules(left: Sequence[str], config: Mapping[str, Any], linear: Sequence[Pair]) -> bool:
     """Whether some of them are modules that are quantized in other blocks, where config.json tells no layers apart."""
-    targets = [_object(group).get("targets") for group in _object(config.get("config_groups")).values()]
+    targets = [as_object(group).get("targets") for group in as_object(config.get("config_groups")).values()]
     if any(config.get(key) for key in BY_LAYER) or any(target != ["Linear"] for target in targets):
         return False
     coded = {_without_numbers(pair.name) for pair in linear if pair.quantized.has_codes}
@@ -164,10 +163,6 @@ def _of_quantized_modules(left: Sequence[str], config: Mapping[str, Any], linear
 
 def _without_numbers(name: str) -> str:
     return ".".join(part for part in name.split(".") if not part.isdigit())
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _layouts(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:

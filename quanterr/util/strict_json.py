@@ -35,7 +35,7 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
     try:
         if lenient:
             return json.loads(text)
-        return json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_int=_integer, parse_constant=_constant)
     except json.JSONDecodeError as error:
         at = len(text[: error.pos].encode())
         raise Invalid(f"is not valid UTF-8 JSON at byte {at} ({error.msg})") from error
@@ -48,7 +48,12 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, indent: int |
     return json.dumps(value, allow_nan=False, default=default, indent=indent).replace("##", r"#\u0023")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def as_object(value: Any) -> dict[str, Any]:
+    """The value where it is a JSON object, else an empty one: for files that may hold anything."""
+    return value if isinstance(value, dict) else {}
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
