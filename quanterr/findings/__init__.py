@@ -83,6 +83,7 @@ class FindingCollector:
             return
         nearest = has_nearest_codes(pair, done)
         near = nearest and are_good(pair, done)
+        vanished = underflows(pair, done.sums)
         if near:
             self._facts[NEAR].add(pair.name)
         if allows_signs(done):
@@ -97,10 +98,10 @@ class FindingCollector:
             done.scales,
             offset_of(pair, done.sums),
             not done.sums.y_sq,
-            near or underflows(pair, done.sums),
+            near or vanished,
             is_too_good(pair, done),
             done.attainable.snr_db if done.attainable and not nearest else None,
-            nearest or underflows(pair, done.sums),
+            nearest or vanished,
             done.copy,
         )
 

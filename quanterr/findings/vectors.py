@@ -59,6 +59,7 @@ def of_vectors(
     changed, sought = [], 0
     shifts: dict[str, _Shift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
+    vectors = {canonical(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
     with one_thread(), on_cpu() as workspaces:
         for one in seen:
             beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
@@ -80,7 +81,7 @@ def of_vectors(
             if found:
                 yield found
             elif is_corrected and beside and not may_scale:
-                shifts[one.pair.name] = _shift(sample, beside, pairs, workspaces)
+                shifts[one.pair.name] = _shift(sample, beside, vectors, workspaces)
             elif not may_scale and _much(sample):
                 changed.append(one.pair.name)
     if shifts:
@@ -119,6 +120,9 @@ def _is_near(one: WeightSummary) -> bool:
     return one.figures is not None and one.figures.snr_db > CAST_DB
 
 
+_Vectors = Mapping[tuple[str, str], Pair]  # plain tensors of one dimension by canonical path and kind
+
+
 class _Shift(NamedTuple):
     """What the change of a bias does to outputs."""
 
@@ -126,29 +130,27 @@ class _Shift(NamedTuple):
     share: float  # of what the error of the weight does to typical inputs, all outputs together
 
 
-def _shift(sample: Sample, weight: Pair, pairs: Sequence[Pair], workspaces: Workspaces) -> _Shift:
+def _shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: Workspaces) -> _Shift:
     x, y = sample_of(weight, workspaces)
     changes = (sample.y - sample.x).flatten()[: len(x)]
     if not len(changes):
         return _Shift(0.0, 0.0)
     norms = x.norm(dim=1)[: len(changes)]
-    error = float((y - x).norm()) / sqrt(x.shape[1]) * _input_norm(weight, pairs, workspaces[0])
+    error = float((y - x).norm()) / sqrt(x.shape[1]) * _input_norm(weight, vectors, workspaces[0])
     of_rows = float((changes.abs() / norms).nan_to_num(0.0, 0.0, inf).max())
     return _Shift(of_rows, ratio(float(changes.norm()), error))
 
 
-def _input_norm(weight: Pair, pairs: Sequence[Pair], workspace: Workspace) -> float:
+def _input_norm(weight: Pair, vectors: _Vectors, workspace: Workspace) -> float:
     """The norm of typical inputs: that of the norm's weight before it; of inputs of size one where there is none."""
     path, _ = canonical(weight.name)
     for norms, fed in FED_BY_NORM:
         before = re.fullmatch(rf"((?:.*\.)?)(?:{fed})", path)
-        if before is None:
-            continue
-        for pair in pairs:
-            name, kind = canonical(pair.name)
-            if not kind and is_vector(pair) and re.fullmatch(rf"{re.escape(before[1])}(?:{norms})", name):
-                factors = first_rows(pair.original, workspace)
-                return float(max(factors.norm(), (1 + factors).norm() if bool((factors < 0).any()) else 0.0))
+        names = [before[1] + norm for norm in norms.split("|")] if before else []
+        norm = next((vectors[name, ""] for name in names if (name, "") in vectors), None)
+        if norm:
+            factors = first_rows(norm.original, workspace)
+            return float(max(factors.norm(), (1 + factors).norm() if bool((factors < 0).any()) else 0.0))
     return sqrt(weight.original.matrix[1])
 
 

@@ -16,7 +16,7 @@ from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.decoder import Decoder, Element, Native, Order, decoder_of
-from quanterr.tensors.levels import Levels, Nearest, Scaling, nearest, scaling
+from quanterr.tensors.levels import Levels, Scaling, scaling
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 # What the file of a format needs: all of it from here.
@@ -225,15 +225,6 @@ class Weight:
     def or_else(self, others: "Iterable[Weight]") -> "Weight":
         """This weight, with others of the same tensors as alternatives."""
         return replace(self, alternatives=tuple(others))
-
-    def nearest(self, x: Tensor, y: Tensor, chunk: Chunk, filled: FilledWorkspaces) -> Nearest | None:
-        """What codes with the stored scales can best stand for in place of ``x``, the elements of a chunk.
-
-        ``y`` is what they do stand for; both are (r, c) float32. What is out of range goes to the end of the range.
-        None where a code cannot be found element by element; of rotated columns ask ``rotated.weight``.
-        """
-        scales = self.scaling(chunk, filled)
-        return nearest(self.levels, x, y, scales) if self.levels and scales else None
 
     def scaling(self, chunk: Chunk, filled: FilledWorkspaces) -> Scaling | None:
         """What the codes of a chunk are multiplied by, and what is added then; None of a weight without levels."""
