@@ -1,4 +1,4 @@
-"""Writes what the outputs make of a small report, for people to look at before they accept a change.
+"""Writes what the outputs make of small documents, for people to look at before they accept a change.
 
 python tests/make_snapshots.py        tests/test_outputs.py holds the outputs against tests/snapshots
 """
@@ -6,15 +6,24 @@ python tests/make_snapshots.py        tests/test_outputs.py holds the outputs ag
 import io
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import sample_documents
+from rich.console import Console
 from sample_reports import report_of, tiny
 
-from quanterr.report import OUTPUTS
+from quanterr.report import OUTPUTS, diff, evaluation, plan, ranking
 from quanterr.report.as_table import console, show
+from quanterr.report.diff.as_text import diff_lines
+from quanterr.report.diff.evaluations_text import evaluation_lines
+from quanterr.report.evaluation.as_table import show as show_evaluation
+from quanterr.report.plan.as_table import show as show_plan
+from quanterr.report.ranking.as_table import show as show_ranking
 
 FOLDER = Path(__file__).parent / "snapshots"
 WIDTH = 100
+NARROW, WIDE = 80, 140
 
 
 class Terminal(io.StringIO):
@@ -27,35 +36,81 @@ class Terminal(io.StringIO):
         return True
 
 
-def rendered(name: str) -> str:
-    """One of the outputs."""
+def rendered(document: Callable[[], object], outputs: tuple, name: str) -> str:
+    """One of the outputs; of a page the text that is there without scripts."""
     file = io.StringIO()
-    next(output for output in OUTPUTS if output.name == name).write(report_of(tiny()), file)
-    return file.getvalue()
+    next(output for output in outputs if output.name == name).write(document(), file)
+    return text_of(file.getvalue()) if name == "html" else file.getvalue()
+
+
+def text_of(page: str) -> str:
+    """The texts of a page's body, an element per line."""
+    body = re.sub(r"<(style|script)([^>]*)>.*?</\1>", "", page.partition("<body")[2], flags=re.DOTALL)
+    body = body.partition(">")[2].replace("<wbr>", "")
+    lines = (line.strip() for line in re.sub(r"<[^>]*>", "\n", body).splitlines())
+    return "".join(f"{line}\n" for line in lines if line)
 
 
 def page() -> str:
-    """The page without style, script and data, which are tested elsewhere."""
-    text = re.sub(r"<(style|script)([^>]*)>.*?</\1>", r"<\1\2>…</\1>", rendered("html"), flags=re.DOTALL)
+    """The report's page without style, script and data, which are tested elsewhere."""
+    file = io.StringIO()
+    next(output for output in OUTPUTS if output.name == "html").write(report_of(tiny()), file)
+    text = re.sub(r"<(style|script)([^>]*)>.*?</\1>", r"<\1\2>…</\1>", file.getvalue(), flags=re.DOTALL)
     return re.sub(r"sha256-[^']+", "sha256-…", text)
 
 
-def terminal() -> str:
-    """The tables and maps of a terminal, without colours."""
+def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str = "never") -> str:
+    """What a terminal of that width shows."""
     file = Terminal()
-    to = console(file, "never")
-    to.width = WIDTH
-    show(report_of(tiny()), to)
+    to = console(file, color)
+    to.width = width
+    print_to(to)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
+def of_document(kind: str, document: Callable[[], object], outputs: tuple, show: Callable) -> dict[str, Callable]:
+    """Snapshots of each output of a document, and of two terminals."""
+
+    def of_terminal(width: int, color: str) -> str:
+        return terminal(lambda to: show(document(), to), width, color)
+
+    found: dict[str, Callable[[], str]] = {
+        f"{kind}{output.suffix}": partial(rendered, document, outputs, output.name) for output in outputs
+    }
+    found[f"{kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
+    found[f"{kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
+    return found
+
+
+def print_lines(lines: Callable) -> Callable[[object, Console], None]:
+    """What prints the lines of a diff."""
+
+    def show(found: object, to: Console) -> None:
+        to.file.writelines(f"{line}\n" for line in lines(found, 10, not to.no_color))
+
+    return show
+
+
+def of_report(name: str) -> Callable[[], str]:
+    """An output of the report."""
+    return partial(rendered, lambda: report_of(tiny()), OUTPUTS, name)
+
+
 SNAPSHOTS: dict[str, Callable[[], str]] = {
-    "tiny.jsonl": lambda: rendered("jsonl"),
-    "tiny.csv": lambda: rendered("csv"),
-    "tiny.md": lambda: rendered("md"),
-    "tiny.xml": lambda: rendered("junit"),
+    "tiny.jsonl": of_report("jsonl"),
+    "tiny.csv": of_report("csv"),
+    "tiny.md": of_report("md"),
+    "tiny.xml": of_report("junit"),
     "tiny.html": page,
-    "terminal.txt": terminal,
+    "terminal.txt": lambda: terminal(lambda to: show(report_of(tiny()), to)),
+    **of_document("ranking", sample_documents.ranking, ranking.OUTPUTS, show_ranking),
+    **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_evaluation),
+    **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_evaluation),
+    **of_document("plan", sample_documents.plan, plan.OUTPUTS, show_plan),
+    **of_document("diff", sample_documents.report_diff, diff.OUTPUTS, print_lines(diff_lines)),
+    **of_document(
+        "evaluation_diff", sample_documents.evaluation_diff, diff.OF_EVALUATIONS, print_lines(evaluation_lines)
+    ),
 }
 
 

@@ -1,0 +1,234 @@
+"""Small documents of every kind, in which every number is made up or follows from synthetic sums: for snapshots."""
+
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+
+from sample_reports import Model, report_of, tiny
+
+from quanterr.findings import finding
+from quanterr.report.diff.evaluations import EvaluationDiff, diff_of_evaluations
+from quanterr.report.diff.making import diff
+from quanterr.report.diff.model import Diff
+from quanterr.report.evaluation.gates import judged, rules_of
+from quanterr.report.evaluation.model import (
+    BlockError,
+    Embeddings,
+    Evaluated,
+    Evaluation,
+    Missing,
+    Scores,
+    Task,
+    Tokens,
+    WeightError,
+)
+from quanterr.report.model import RunInfo, Selection, Tool
+from quanterr.report.plan.model import Plan, PlannedLayer, Point, Uniform
+from quanterr.report.ranking.making import ranked
+from quanterr.report.ranking.model import Changed, Ranking, Study
+
+TOOL = Tool(name="quanterr", version="1.0")
+RUN = RunInfo(
+    started="2026-01-01T00:00:00+00:00",
+    seconds=1.5,
+    device="cpu",
+    threads=2,
+    kernel="torch",
+    torch="2.13.0",
+    python="3.11",
+    read_bytes=1 << 20,
+    command=["quanterr"],
+)
+TEXT = Tokens(
+    source="wiki.txt",
+    sha256="0" * 64,
+    context=512,
+    chunks=16,
+    scored=4080,
+    distinct=1500,
+    commonest=0.05,
+    unknown=0.0,
+    repeated=0,
+    tokenizer="1" * 64,
+)
+
+
+def model(path: str, change_db: float = 0.0, **changes: object) -> Model:
+    """The tiny model with everything compared, so many dB better."""
+    own = tiny()
+    weights = [(name, shape, form, level + change_db) for name, shape, form, level in own.weights]
+    return replace(own, **{"name": path, "weights": weights, "missing": [], "floor": None} | changes)
+
+
+def ranking() -> Ranking:
+    """Two candidates and one that is not ranked."""
+    int8 = model("int8", 2.0, weights=[(n, s, "int8_row", level + 4) for n, s, _, level in model("").weights])
+    models = {"fp8": model("fp8"), "int8": int8, "damaged": tiny()}
+    found = ranked(list(models), [report_of(each) for each in models.values()])
+    studies = [
+        Study(name, [Changed(0.1, 1.25), Changed(1.0, 2.5)], [Changed(-5.0, -0.25), Changed(5.0, None)])
+        for name in ("fp8", "int8")
+    ]
+    candidates = [replace(c, tokens_per_second=1000.0 / n) for n, c in enumerate(found.candidates, 1)]
+    return found.model_copy(update={"studies": studies, "candidates": candidates, "tool": TOOL, "run": RUN})
+
+
+def scores(scale: float = 1.0) -> Scores:
+    """Predictions at that multiple of a divergence."""
+    kld = 0.0125 * scale
+    return Scores(
+        tokens=4080,
+        chunks=16,
+        ppl_original=12.5,
+        ppl_original_se=0.25,
+        ppl=12.5 + kld * 10,
+        ppl_se=0.26,
+        ppl_ratio=1 + kld * 0.8,
+        ln_ppl_ratio=kld * 0.8,
+        ln_ppl_ratio_se=0.001,
+        ln_ppl_ratio_chunk_se=0.0011,
+        kld_mean=kld,
+        kld_mean_se=0.0005,
+        kld_mean_chunk_se=0.0006,
+        kld_median=kld / 2,
+        kld_p90=kld * 2,
+        kld_p95=kld * 3,
+        kld_p99=kld * 6,
+        kld_p99_9=kld * 12,
+        kld_max=kld * 30,
+        top1=1 - kld * 4,
+        top1_se=0.004,
+        top5_overlap=1 - kld * 3,
+        delta_p_mean=-kld / 10,
+        delta_p_mean_se=0.0002,
+        delta_p_rms=kld * 2,
+        delta_p_rms_se=0.001,
+        confident_flips=kld / 5,
+    )
+
+
+def candidate(name: str, scale: float = 1.0) -> Evaluated:
+    """A candidate of an evaluation, with everything that one can have."""
+    weights = [
+        WeightError(
+            f"model.layers.{n}.{part}.weight",
+            f"model.layers.{n}.{part}.weight",
+            f"layers.{n}",
+            1e-3 * scale / (n + 1),
+            share,
+            8192,
+            2e-3 * scale,
+        )
+        for n in range(2)
+        for part, share in (("self_attn.q_proj", 0.4), ("mlp.up_proj", 0.6))
+    ]
+    return Evaluated(
+        name=name,
+        path=f"{name}.safetensors",
+        verdict="pass",
+        reasons=["evaluated"],
+        bytes=1 << 20,
+        scores=scores(scale),
+        predicted_kld=0.011 * scale,
+        embeddings=None,
+        tasks=[Task("arc", 40, 0.75, 0.725, 0.725 / 0.75, 0.9, 0.75)],
+        not_finite=None,
+        blocks=[BlockError(f"layers.{n}", 0.01 * scale * (n + 1), 1 - 1e-4 * scale, 17, 0.05) for n in range(2)],
+        weights=weights,
+        missing=[Missing("lm_head.weight", "lm_head.weight", "tied: the embedding stands for it")],
+        gates=[],
+        findings=[finding("config_mismatch", "warning", None, "rope_theta is 10000, the original's 500000")],
+    )
+
+
+def evaluation(scale: float = 1.0) -> Evaluation:
+    """Two candidates of a language model; one fails a gate."""
+    made = Evaluation.model_construct(
+        tool=TOOL,
+        verdict="pass",
+        reasons=["evaluated"],
+        original="original.safetensors",
+        original_bytes=1 << 21,
+        model="LlamaForCausalLM",
+        kind="causal",
+        dtype="float32",
+        tokens=TEXT,
+        candidates=[candidate("fp8", scale), candidate("int4", 6 * scale)],
+        run=RUN,
+    )
+    return judged(made, rules_of(["upper(kld_mean) <= 0.02", "top1 >= 0.9"]))
+
+
+def encoder() -> Evaluation:
+    """One candidate of a model that embeds texts."""
+    own = replace(
+        candidate("q8"), scores=None, predicted_kld=None, tasks=[], embeddings=Embeddings(16, 0.999, 0.99, 0.98, 0.02)
+    )
+    changed = {"candidates": [own], "kind": "encoder", "model": "BertModel", "tokens": replace(TEXT, scored=0)}
+    return evaluation().model_copy(update=changed | {"verdict": "pass", "reasons": ["evaluated"]})
+
+
+def plan() -> Plan:
+    """A plan of four layers."""
+    layers = [
+        PlannedLayer(
+            name,
+            name,
+            recipe,
+            form,
+            131072,
+            n_bytes,
+            bits,
+            snr,
+            cost,
+            3.5,
+            "0a1b2c3d",
+        )
+        for name, recipe, form, n_bytes, bits, snr, cost in (
+            ("model.layers.0.self_attn.q_proj.weight", "fp8_row", "fp8_row", 132096, 8.0625, 31.5, 0.001),
+            ("model.layers.0.mlp.up_proj.weight", "int4_g128", "ct_pack_int4", 67584, 4.125, 20.25, 0.008),
+            ("model.layers.1.self_attn.q_proj.weight", "int4_g128", "ct_pack_int4", 67584, 4.125, 20.5, 0.002),
+            ("model.layers.1.mlp.down_proj.weight", "original", "dense", 262144, 16.0, None, 0.0),
+        )
+    ]
+    return Plan.model_construct(
+        tool=TOOL,
+        original="original.safetensors",
+        original_bytes=1 << 21,
+        architecture="llama",
+        selection=Selection(patterns=[]),
+        goal="--size 1.5MiB",
+        measure="predicted KLD",
+        notes=["the sensitivity was measured on 16 chunks"],
+        recipes=["fp8_row", "int4_g128"],
+        bytes=1_577_984,
+        bits_per_weight=8.078125,
+        cost=0.011,
+        bound=0.0105,
+        snr_db=22.75,
+        least_bytes=1_318_912,
+        unplanned_bytes=1_048_576,
+        layers=layers,
+        uniform=[Uniform("int4_g128", 1_318_912, 0.045, True), Uniform("fp8_row", 1_576_960, 0.012, True)],
+        curve=[Point(1_318_912, 0.045), Point(1_400_000, 0.02), Point(1_577_984, 0.011), Point(2_097_152, 0.0)],
+        knee=Point(1_400_000, 0.02),
+        run=RUN,
+    )
+
+
+def report_diff() -> Diff:
+    """A newer report in which a block got better, another worse, and a layer changed its format."""
+    changed = model("new", 0.0)
+    weights = [(n, s, f, level + (1.5 if ".0." in n else -2.0)) for n, s, f, level in changed.weights]
+    weights[2] = (*weights[2][:2], "fp8_row", 31.0)
+    weights.append(("model.layers.2.mlp.up_proj.weight", (256, 512), "fp8_row", 31.0))
+    return diff(report_of(model("old")), report_of(replace(changed, weights=weights)), force=True)
+
+
+def evaluation_diff() -> EvaluationDiff:
+    """A newer evaluation of one candidate, with less divergence than before."""
+    with TemporaryDirectory() as folder:
+        paths = [f"{folder}/old.json", f"{folder}/new.json"]
+        for path, scale in zip(paths, (1.0, 0.8), strict=True):
+            evaluation(scale).save(path)
+        found = diff_of_evaluations(*paths)
+    return replace(found, old="old.json", new="new.json")
