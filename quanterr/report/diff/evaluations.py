@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from quanterr.errors import UsageError
 from quanterr.report.evaluation.gates import WIDTH
-from quanterr.report.evaluation.model import Evaluated, Evaluation, difference
+from quanterr.report.evaluation.model import SCORES, Evaluated, Evaluation, difference
 from quanterr.report.evaluation.reading import read_evaluation
 from quanterr.util.text import display
 
@@ -16,24 +16,6 @@ SCHEMA_VERSION = "1.0"
 
 Word = Literal["better", "worse", "unchanged"]
 
-# Numbers that are compared: whether less of it is better.
-METRICS = {
-    "kld_mean": True,
-    "kld_p99": True,
-    "kld_max": True,
-    "ppl_ratio": True,
-    "top1": False,
-    "top5_overlap": False,
-    "delta_p_rms": True,
-    "confident_flips": True,
-    "predicted_kld": True,
-    "cosine_mean": False,
-    "cosine_min": False,
-    "rank_correlation": False,
-    "relative_error": True,
-    "accuracy": False,
-    "agreement": False,
-}
 SAME = 0.01  # of an output error: a smaller change is none
 
 
@@ -156,12 +138,12 @@ def _changes(was: Evaluated, now: Evaluated) -> CandidateChange:
 
 
 def _metrics(was: Evaluated, now: Evaluated) -> Iterator[MetricChange]:
-    for metric, less_is_better in METRICS.items():
+    for metric, score in SCORES.items():
         old, new = was.value(metric), now.value(metric)
         if old is None or new is None:
             continue
         errors = was.error(metric), now.error(metric)
         error = hypot(*(e for e in errors if e is not None)) if None not in errors else None
         chance = None if error is None else abs(new - old) <= WIDTH * error
-        word: Word = "unchanged" if new == old else "better" if (new < old) == less_is_better else "worse"
+        word: Word = "unchanged" if new == old else "better" if (new < old) == (score.better == "lower") else "worse"
         yield MetricChange(metric, old, new, new - old, error, chance, word)

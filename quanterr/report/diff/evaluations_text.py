@@ -4,16 +4,10 @@ from collections.abc import Iterator
 
 from quanterr.report.diff.as_text import TONES, listed
 from quanterr.report.diff.evaluations import CandidateChange, EvaluationDiff, MetricChange, WeightChange
-from quanterr.report.evaluation.wording import EMBEDDINGS, PREDICTIONS, SHARES
+from quanterr.report.evaluation.model import SCORES
+from quanterr.report.evaluation.wording import in_units
 from quanterr.util.colors import painted
 from quanterr.util.text import count, display, size
-
-TITLES = {metric: title for title, metric in (*PREDICTIONS, *EMBEDDINGS)} | {
-    "kld_max": "largest KLD",
-    "top5_overlap": "top 5 in common",
-    "predicted_kld": "predicted KLD",
-}
-PERCENT = (*SHARES, "top5_overlap", "accuracy", "agreement")
 
 
 def evaluation_lines(found: EvaluationDiff, top: int, colored: bool = False) -> Iterator[str]:
@@ -49,14 +43,12 @@ def _of_candidate(found: CandidateChange, top: int, colored: bool) -> Iterator[s
 
 
 def _metric(change: MetricChange, colored: bool) -> str:
-    scale, unit = (100, " %") if change.metric in PERCENT else (1, "")
-    numbers = f"{scale * change.old:.5g} -> {scale * change.new:.5g}{unit}"
-    error = "" if change.change_se is None else f" ± {scale * change.change_se:.2g}"
-    by = f" ({scale * change.change:+.3g}{error}{unit})" if change.change else ""
+    old, new = (in_units(change.metric, value) for value in (change.old, change.new))
+    by = f" ({in_units(change.metric, change.change, change.change_se, 3, '+')})" if change.change else ""
     word = change.word
     shown = painted(word, TONES[word], colored) if word in TONES and not change.chance else word
     told = ", within chance" if change.chance and change.change else ""
-    return f"{TITLES.get(change.metric, change.metric)}: {numbers}{by}: {shown}{told}"
+    return f"{SCORES[change.metric].title}: {old} -> {new}{by}: {shown}{told}"
 
 
 def _weight(item: WeightChange) -> str:

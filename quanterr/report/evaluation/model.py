@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import Field, FiniteFloat
 
@@ -15,7 +15,15 @@ from quanterr.util.text import display
 SCHEMA_VERSION = "1.1"  # 1.1 adds a checksum, findings, and what the text is like
 
 Number = FiniteFloat | None
-OF_TASKS = ("accuracy", "retention", "agreement")
+
+
+class Score(NamedTuple):
+    """What is said of a number beside its formula: an annotation of its field, from which everything else follows."""
+
+    title: str
+    better: Literal["lower", "higher"]
+    unit: Literal["", "nat", "%"] = ""  # %: a share, which people read in per cent
+    column: int | None = None  # of tables, from the left; None: it is no column
 
 
 @dataclass(slots=True)
@@ -42,30 +50,44 @@ class Scores:
     chunks: int
     ppl_original: Annotated[FiniteFloat, Field(description="perplexity of the original: exp of the mean of -ln p")]
     ppl_original_se: FiniteFloat
-    ppl: Annotated[FiniteFloat, Field(description="perplexity of the candidate")]
+    ppl: Annotated[FiniteFloat, Score("PPL", "lower", column=2), Field(description="perplexity of the candidate")]
     ppl_se: FiniteFloat
-    ppl_ratio: Annotated[FiniteFloat, Field(description="ppl / ppl_original")]
+    ppl_ratio: Annotated[FiniteFloat, Score("PPL ratio", "lower", column=3), Field(description="ppl / ppl_original")]
     ln_ppl_ratio: FiniteFloat
     ln_ppl_ratio_se: Annotated[FiniteFloat, Field(description="the covariance of both counted")]
     ln_ppl_ratio_chunk_se: Annotated[Number, Field(description="from the means of chunks")]
-    kld_mean: Annotated[FiniteFloat, Field(description="mean of KL(original || candidate) over the predictions [nat]")]
+    kld_mean: Annotated[
+        FiniteFloat,
+        Score("KLD", "lower", "nat", column=0),
+        Field(description="mean of KL(original || candidate) over the predictions [nat]"),
+    ]
     kld_mean_se: FiniteFloat
     kld_mean_chunk_se: Number
     kld_median: FiniteFloat
     kld_p90: FiniteFloat
     kld_p95: FiniteFloat
-    kld_p99: FiniteFloat
+    kld_p99: Annotated[FiniteFloat, Score("KLD 99 %", "lower", "nat", column=1)]
     kld_p99_9: FiniteFloat
-    kld_max: FiniteFloat
-    top1: Annotated[FiniteFloat, Field(description="share of predictions with the same most probable token")]
+    kld_max: Annotated[FiniteFloat, Score("largest KLD", "lower", "nat")]
+    top1: Annotated[
+        FiniteFloat,
+        Score("same top", "higher", "%", column=4),
+        Field(description="share of predictions with the same most probable token"),
+    ]
     top1_se: FiniteFloat
-    top5_overlap: Annotated[FiniteFloat, Field(description="mean share of the five most probable tokens in common")]
+    top5_overlap: Annotated[
+        FiniteFloat,
+        Score("top 5 in common", "higher", "%"),
+        Field(description="mean share of the five most probable tokens in common"),
+    ]
     delta_p_mean: Annotated[FiniteFloat, Field(description="mean change of the probability of the token that came")]
     delta_p_mean_se: FiniteFloat
-    delta_p_rms: FiniteFloat
+    delta_p_rms: Annotated[FiniteFloat, Score("Δp rms", "lower", "%", column=5)]
     delta_p_rms_se: FiniteFloat
     confident_flips: Annotated[
-        FiniteFloat, Field(description="share of predictions that flip although the original had more than 50 %")
+        FiniteFloat,
+        Score("sure flips", "lower", "%", column=6),
+        Field(description="share of predictions that flip although the original had more than 50 %"),
     ]
 
 
@@ -74,10 +96,22 @@ class Embeddings:
     """Embeddings of chunks: means of the last hidden states over their tokens."""
 
     chunks: int
-    cosine_mean: Annotated[Number, Field(description="mean cosine of the embeddings of both")]
-    cosine_min: Number
-    rank_correlation: Annotated[Number, Field(description="Spearman's, of the cosines between all pairs of chunks")]
-    relative_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ of the last hidden states")]
+    cosine_mean: Annotated[
+        Number,
+        Score("cosine", "higher", column=0),
+        Field(description="mean cosine of the embeddings of both"),
+    ]
+    cosine_min: Annotated[Number, Score("least cosine", "higher", column=1)]
+    rank_correlation: Annotated[
+        Number,
+        Score("rank correlation", "higher", column=2),
+        Field(description="Spearman's, of the cosines between all pairs of chunks"),
+    ]
+    relative_error: Annotated[
+        Number,
+        Score("relative error", "lower", column=3),
+        Field(description="‖y - x‖ / ‖x‖ of the last hidden states"),
+    ]
 
 
 @dataclass(slots=True)
@@ -87,10 +121,17 @@ class Task:
     name: str
     questions: int
     accuracy_original: FiniteFloat
-    accuracy: FiniteFloat
+    accuracy: Annotated[FiniteFloat, Score("accuracy", "higher", "%")]
     retention: Annotated[Number, Field(description="accuracy / accuracy_original; null: that is 0")]
-    agreement: Annotated[FiniteFloat, Field(description="share of questions that both answer alike")]
+    agreement: Annotated[
+        FiniteFloat,
+        Score("agreement", "higher", "%"),
+        Field(description="share of questions that both answer alike"),
+    ]
     mcnemar_p: Annotated[FiniteFloat, Field(description="exact, two-sided: that the accuracy changed is chance")]
+
+
+OF_TASKS = ("accuracy", "retention", "agreement")
 
 
 @dataclass(slots=True)
@@ -137,7 +178,9 @@ class Evaluated:
     bytes: int
     scores: Annotated[Scores | None, Field(description="null of an encoder, and where logits are not finite")]
     predicted_kld: Annotated[
-        Number, Field(description="Σ over the weights, from --sensitivity; too low beyond about 0.1 nat [nat]")
+        Number,
+        Score("predicted KLD", "lower", "nat", column=7),
+        Field(description="Σ over the weights, from --sensitivity; too low beyond about 0.1 nat [nat]"),
     ]
     embeddings: Annotated[Embeddings | None, Field(description="null of a model that predicts tokens")]
     tasks: list[Task]
@@ -256,3 +299,15 @@ METRICS = (
     "predicted_kld",
     *OF_TASKS,
 )
+
+
+def _scores_of(kind: type[Any]) -> dict[str, Score]:
+    """The annotations of its fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
+    return {name: note for name, note in annotated if isinstance(note, Score)}
+
+
+OF_PREDICTIONS = _scores_of(Scores)
+OF_EMBEDDINGS = _scores_of(Embeddings)
+SCORES = OF_PREDICTIONS | _scores_of(Evaluated) | OF_EMBEDDINGS | _scores_of(Task)

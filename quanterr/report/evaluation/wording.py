@@ -1,6 +1,6 @@
 """Numbers of an evaluation as people read them, with their errors; the same in all outputs."""
 
-from quanterr.report.evaluation.model import Evaluated, Evaluation, Task
+from quanterr.report.evaluation.model import OF_EMBEDDINGS, OF_PREDICTIONS, SCORES, Evaluated, Evaluation, Task
 from quanterr.util.text import count
 
 CAVEAT = (
@@ -8,41 +8,27 @@ CAVEAT = (
     "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error."
 )
 
-# Titles, values and errors of what is shown of a model that predicts tokens, and of one that embeds texts.
-PREDICTIONS = (
-    ("KLD", "kld_mean"),
-    ("KLD 99 %", "kld_p99"),
-    ("PPL", "ppl"),
-    ("PPL ratio", "ppl_ratio"),
-    ("same top", "top1"),
-    ("Δp rms", "delta_p_rms"),
-    ("sure flips", "confident_flips"),
-)
-EMBEDDINGS = (
-    ("cosine", "cosine_mean"),
-    ("least cosine", "cosine_min"),
-    ("rank correlation", "rank_correlation"),
-    ("relative error", "relative_error"),
-)
-SHARES = ("top1", "confident_flips", "delta_p_rms")
 
-
-def shown(evaluation: Evaluation) -> tuple[tuple[str, str], ...]:
+def shown(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Titles and metrics of what is shown of it."""
-    if evaluation.kind == "encoder":
-        return EMBEDDINGS
-    predicted = any(candidate.predicted_kld is not None for candidate in evaluation.candidates)
-    return (*PREDICTIONS, ("predicted KLD", "predicted_kld")) if predicted else PREDICTIONS
+    kinds = OF_EMBEDDINGS if evaluation.kind == "encoder" else OF_PREDICTIONS
+    own = {name: score for name, score in kinds.items() if score.column is not None}
+    if any(candidate.predicted_kld is not None for candidate in evaluation.candidates):
+        own["predicted_kld"] = SCORES["predicted_kld"]
+    return [(score.title, name) for name, score in sorted(own.items(), key=lambda item: item[1].column or 0)]
+
+
+def in_units(metric: str, value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
+    """``0.01234 ± 0.0005``; shares in per cent."""
+    scale, unit = (100, " %") if SCORES[metric].unit == "%" else (1, "")
+    margin = "" if error is None else f" ± {scale * error:.2g}"
+    return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
 
 
 def worded(candidate: Evaluated, metric: str) -> str:
-    """``0.01234 ± 0.0005``; shares in per cent."""
+    """A number of a candidate with its error."""
     value, error = candidate.value(metric), candidate.value(f"{metric}_se")
-    if value is None:
-        return "undefined"
-    if metric in SHARES:
-        return f"{100 * value:.4g} %" if error is None else f"{100 * value:.4g} ± {100 * error:.2g} %"
-    return f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
+    return "undefined" if value is None else in_units(metric, value, error, 4 if SCORES[metric].unit == "%" else 5)
 
 
 def task_cells(task: Task) -> list[str]:
@@ -61,9 +47,15 @@ def base_line(evaluation: Evaluation) -> str:
     return f"{evaluation.model} in {evaluation.dtype}: {chunks} of {tokens.context:,} tokens{scored}{ppl}"
 
 
+def first_of(evaluation: Evaluation) -> str:
+    """The metric that orders candidates."""
+    return shown(evaluation)[0][1]
+
+
 def nearest(evaluation: Evaluation) -> Evaluated | None:
     """The candidate that is nearest to the original; None if none has a number."""
-    metric, sign = ("cosine_mean", -1) if evaluation.kind == "encoder" else ("kld_mean", 1)
+    metric = first_of(evaluation)
+    sign = -1 if SCORES[metric].better == "higher" else 1
     known = [(sign * value, c) for c in evaluation.candidates if (value := c.value(metric)) is not None]
     return min(known, key=lambda item: item[0])[1] if known else None
 
@@ -73,8 +65,7 @@ def conclusion(evaluation: Evaluation) -> str:
     best = nearest(evaluation)
     if best is None:
         return "; ".join(evaluation.reasons)
-    metric = "cosine_mean" if evaluation.kind == "encoder" else "kld_mean"
-    title = next(title for title, name in shown(evaluation) if name == metric)
-    what = f"{title} {worded(best, metric)}"
+    metric = first_of(evaluation)
+    what = f"{SCORES[metric].title} {worded(best, metric)}"
     told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
     return f"{told}: {what}"
