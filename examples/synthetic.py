@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quanterr
-from quanterr.report.as_table import console, show
+from quanterr.report.as_table import show
 from quanterr.report.model import Report
+from quanterr.report.terminal import console
 
 LAYERS = 5
 HIDDEN = 320  # not a multiple of the block: the last blocks are partial

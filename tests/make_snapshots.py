@@ -14,12 +14,11 @@ from rich.console import Console
 from sample_reports import report_of, tiny
 
 from quanterr.report import OUTPUTS, diff, evaluation, plan, ranking
-from quanterr.report.as_table import console, show
+from quanterr.report.as_table import show
 from quanterr.report.diff.as_text import diff_lines
 from quanterr.report.diff.evaluations_text import evaluation_lines
-from quanterr.report.evaluation.as_table import show as show_evaluation
-from quanterr.report.plan.as_table import show as show_plan
-from quanterr.report.ranking.as_table import show as show_ranking
+from quanterr.report.terminal import console
+from quanterr.report.terminal import show as print_view
 
 FOLDER = Path(__file__).parent / "snapshots"
 WIDTH = 100
@@ -82,6 +81,11 @@ def of_document(kind: str, document: Callable[[], object], outputs: tuple, show:
     return found
 
 
+def show_view(document: object, to: Console) -> None:
+    """What a terminal shows of any document."""
+    print_view(document.view(10), to)
+
+
 def print_lines(lines: Callable) -> Callable[[object, Console], None]:
     """What prints the lines of a diff."""
 
@@ -103,10 +107,10 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     "tiny.xml": of_report("junit"),
     "tiny.html": page,
     "terminal.txt": lambda: terminal(lambda to: show(report_of(tiny()), to)),
-    **of_document("ranking", sample_documents.ranking, ranking.OUTPUTS, show_ranking),
-    **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_evaluation),
-    **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_evaluation),
-    **of_document("plan", sample_documents.plan, plan.OUTPUTS, show_plan),
+    **of_document("ranking", sample_documents.ranking, ranking.OUTPUTS, show_view),
+    **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_view),
+    **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_view),
+    **of_document("plan", sample_documents.plan, plan.OUTPUTS, show_view),
     **of_document("diff", sample_documents.report_diff, diff.OUTPUTS, print_lines(diff_lines)),
     **of_document(
         "evaluation_diff", sample_documents.evaluation_diff, diff.OF_EVALUATIONS, print_lines(evaluation_lines)

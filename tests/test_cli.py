@@ -19,7 +19,7 @@ import quanterr
 from quanterr import native
 from quanterr.cli import completion
 from quanterr.errors import Status, UsageError
-from quanterr.report.as_table import NARROWEST
+from quanterr.report.terminal import NARROWEST
 
 
 @pytest.fixture(scope="module")

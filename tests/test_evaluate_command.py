@@ -53,7 +53,7 @@ class TestCommand:
         lines = done.stdout.splitlines()
 
         assert Status.OK == done.returncode, done.stderr
-        assert lines[0].startswith("LlamaForCausalLM in float32: 3 chunks of 32 tokens, 45 predictions scored; PPL ")
+        assert "model: LlamaForCausalLM in float32: 3 chunks of 32 tokens, 45 predictions scored; PPL " in lines[0]
         assert "Against the original" in done.stdout
         assert "Hidden states, quantized" in done.stdout
         assert "The 10 largest output errors of 16 weights, quantized" in done.stdout

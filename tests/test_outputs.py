@@ -14,9 +14,10 @@ from markdown_it import MarkdownIt
 from sample_reports import HOSTILE, hostile, report_of, tiny
 
 from quanterr.errors import UsageError
-from quanterr.report import OUTPUTS, as_csv, as_jsonl, as_junit, as_md
-from quanterr.report.as_table import console, show
+from quanterr.report import OUTPUTS, as_csv, as_md, card, items, markdown
+from quanterr.report.as_table import show
 from quanterr.report.model import Report
+from quanterr.report.terminal import console
 from quanterr.util.text import decisive, display
 
 NAMES = [output.name for output in OUTPUTS]
@@ -114,7 +115,7 @@ def test_no_output_holds_what_is_no_text(evil, name):
 class TestJsonLines:
     def test_the_first_line_counts_the_others(self, report):
         head, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
-        found = {record: sum(line["record"] == record for line in lines) for record in as_jsonl.RECORDS.values()}
+        found = {record: sum(line["record"] == record for line in lines) for record in Report.ITEMS.values()}
 
         assert ("report", "inconclusive") == (head["record"], head["verdict"])
         assert found == head["records"]
@@ -123,7 +124,7 @@ class TestJsonLines:
         stored = json.loads(report.to_json())
         _, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
 
-        for key, record in as_jsonl.RECORDS.items():
+        for key, record in Report.ITEMS.items():
             assert [{"record": record} | item for item in stored[key]] == [x for x in lines if x["record"] == record]
 
 
@@ -144,7 +145,7 @@ class TestCsv:
             assert layer.worst_element.y == float(row["worst_element_y"])
 
     def test_every_tensor_has_a_line_with_the_verdict(self, report):
-        lists = [(key, item.layer_name) for key in as_csv.LISTS for item in getattr(report, key)]
+        lists = [(key, item.layer_name) for key in items.LISTS for item in getattr(report, key)]
         rows = self.rows(report)
 
         assert [("report", ""), *lists] == [(row["list"], row["layer_name"]) for row in rows]
@@ -156,9 +157,9 @@ class TestCsv:
         assert 1 == len(heads)
 
     def test_no_column_is_forgotten(self, report):
-        entries = [item for key in as_csv.LISTS for item in getattr(report, key)]
+        entries = [item for key in items.LISTS for item in getattr(report, key)]
 
-        assert {name for entry in entries for name, _ in as_csv.values(entry)} <= set(as_csv.columns())
+        assert {name for entry in entries for name, _ in items.values(entry)} <= set(items.CSV_COLUMNS)
 
     def test_what_is_undefined_is_no_empty_cell(self, report):
         spoilt = Report.model_validate_json(report.to_json())
@@ -255,18 +256,18 @@ class TestMarkdown:
 
     @pytest.mark.parametrize("name", [name for name in HOSTILE if name.strip()], ids=ascii_id)
     def test_a_name_stays_what_it_is_and_in_its_cell(self, name):
-        table = f"| a | b |\n|---|---|\n| {as_md.code(name)} | `x` |\n"
+        table = f"| a | b |\n|---|---|\n| {markdown.code(name)} | `x` |\n"
 
         assert [display(name), "x"] == self.html(table).code
 
     @pytest.mark.parametrize("text", [text for text in HOSTILE if text.strip()], ids=ascii_id)
     def test_a_sentence_is_no_markup(self, text):
-        document = self.html(f"- {as_md.prose(text)}\n")
+        document = self.html(f"- {markdown.prose(text)}\n")
 
         assert {"ul", "li"} == document.tags
 
     def test_mentions_issues_and_links_are_split(self):
-        told = as_md.prose("@everyone #1 https://evil.example www.evil.example a@b.example")
+        told = markdown.prose("@everyone #1 https://evil.example www.evil.example a@b.example")
 
         for found in ("@e", "#1", "://", "www.", "@b"):
             assert found not in told
@@ -287,36 +288,36 @@ class TestUpdating:
         return as_md.updated(text, flawless(), "README.md")
 
     def test_only_what_is_between_the_comments_changes(self):
-        made = self.update(f"# Model\n\n{as_md.BEGIN}\nold\n{as_md.END}\nafter\n")
+        made = self.update(f"# Model\n\n{card.BEGIN}\nold\n{card.END}\nafter\n")
 
         assert made == f"# Model\n\n{as_md.section(flawless())}after\n"
 
     def test_twice_is_the_same_as_once(self):
-        once = self.update(f"{as_md.BEGIN}\n{as_md.END}\n")
+        once = self.update(f"{card.BEGIN}\n{card.END}\n")
 
         assert once == self.update(once)
 
     def test_of_a_hostile_report_can_be_updated_again(self, evil):
-        text = as_md.updated(f"{as_md.BEGIN}\n{as_md.END}\n", evil, "README.md")
+        text = as_md.updated(f"{card.BEGIN}\n{card.END}\n", evil, "README.md")
 
         assert as_md.section(flawless()) == self.update(text)
 
     def test_line_endings_a_byte_order_mark_and_a_missing_last_newline_stay(self):
-        made = self.update(f"\ufeff{as_md.BEGIN}\r\n{as_md.END}")
+        made = self.update(f"\ufeff{card.BEGIN}\r\n{card.END}")
 
-        assert made.startswith(f"\ufeff{as_md.BEGIN}\r\n")
-        assert made.endswith(as_md.END)
+        assert made.startswith(f"\ufeff{card.BEGIN}\r\n")
+        assert made.endswith(card.END)
         assert made.count("\n") == made.count("\r\n")
 
     @pytest.mark.parametrize(
         "marks",
         [
             [],
-            [as_md.BEGIN],
-            [as_md.END],
-            [as_md.END, as_md.BEGIN],
-            [as_md.BEGIN, as_md.BEGIN, as_md.END],
-            [as_md.BEGIN, as_md.END, as_md.BEGIN, as_md.END],
+            [card.BEGIN],
+            [card.END],
+            [card.END, card.BEGIN],
+            [card.BEGIN, card.BEGIN, card.END],
+            [card.BEGIN, card.END, card.BEGIN, card.END],
         ],
     )
     def test_anything_but_one_pair_of_comments_is_refused(self, marks):
@@ -335,17 +336,17 @@ class TestUpdating:
     def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
         once = as_md.updated(text, flawless(), "README.md", append=True)
 
-        assert once.startswith(before + as_md.BEGIN)
+        assert once.startswith(before + card.BEGIN)
         assert once == as_md.updated(once, flawless(), "README.md", append=True)
         assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
 
     def test_appending_repairs_no_broken_comments(self):
         with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
-            as_md.updated(f"{as_md.BEGIN}\n", flawless(), "README.md", append=True)
+            as_md.updated(f"{card.BEGIN}\n", flawless(), "README.md", append=True)
 
     def test_comments_within_a_line_are_text(self):
         with pytest.raises(UsageError, match="has no place for the report"):
-            self.update(f"put {as_md.BEGIN} and {as_md.END} here")
+            self.update(f"put {card.BEGIN} and {card.END} here")
 
 
 # JUnit
@@ -411,7 +412,7 @@ class TestJunit:
 
         assert {display(name) for name in HOSTILE} <= set(names)
         assert {"testcase"} == {element.tag for suite in suites.values() for element in suite}
-        assert as_junit.MAX_CASES > len(names)
+        assert items.MAX_CASES > len(names)
 
 
 def test_the_terminal_shows_hostile_names_as_text(evil):

@@ -56,8 +56,8 @@ class TestTable:
         lines = table.stdout.splitlines()
 
         assert Status.INCONCLUSIVE == table.returncode
-        assert "2 of 3 candidates ranked" in lines[0]
-        assert lines[1].startswith("not ranked: less: inconclusive; 1 tensor only in the original: ")
+        assert "ranked: 2 of 3 candidates" in lines[0]
+        assert lines[2].startswith("not ranked: less: inconclusive; 1 tensor only in the original: ")
 
     def test_ranks_the_others_and_gives_no_numbers_of_that_one(self, table):
         rows = [line.split("|") for line in table.stdout.splitlines() if line.startswith("|")]
@@ -214,7 +214,7 @@ class TestKeepOriginal:
     def test_says_what_to_keep_and_what_that_gives(self, folder):
         done = rank(folder, "fp8", "int8", "--keep-original", "2100")
 
-        assert "fp8 with 1 layer kept as in the original: " in done.stdout
+        assert "fp8 with 1 layer as in the original: " in done.stdout
         assert "; kept in BF16, 1 of its layers gives " in done.stdout.splitlines()[-1]
 
     def test_a_budget_that_is_none_is_wrong_usage(self, folder):

@@ -419,8 +419,8 @@ def inspect(
     """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
     require_memory()
     from quanterr.inspection import inspect as run
-    from quanterr.report.as_table import console
     from quanterr.report.inspection_table import show
+    from quanterr.report.terminal import console
 
     announce([checkpoint], quiet=as_json)
     inspection = run(checkpoint, lenient, hardware)

@@ -59,7 +59,8 @@ def bench_formats(
 
 
 def _show(found: "list[Measured]", color: Color) -> None:
-    from quanterr.report.as_table import Column, console, fitted
+    from quanterr.report.sections import Column
+    from quanterr.report.terminal import console, fitted
 
     to = console(sys.stdout, color.value)
     kinds = list(dict.fromkeys(row.weights for row in found))

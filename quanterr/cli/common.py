@@ -433,7 +433,7 @@ def deliver(
 def _tell(
     display: Display, to_stderr: bool, wrote: list[str], show: "Callable[[Console, list[str]], None]", brief: str
 ) -> None:
-    from quanterr.report.as_table import console
+    from quanterr.report.terminal import console
 
     if display.quiet:
         print(brief, file=sys.stderr)

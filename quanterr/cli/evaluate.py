@@ -198,10 +198,11 @@ def evaluate(
 ) -> None:
     """Is the model still good?"""
     from quanterr.report.evaluation import OUTPUTS
-    from quanterr.report.evaluation.as_table import show
+    from quanterr.report.evaluation.view import view
     from quanterr.report.evaluation.wording import conclusion
     from quanterr.report.files import check_place, targets
     from quanterr.report.gate_results import exit_status
+    from quanterr.report.terminal import show
 
     gc.disable()  # a model has many modules, and there are no cycles to find
     inputs = [original, *(candidates or []), *(path for path in (text, tokens, *(tasks or [])) if path is not None)]
@@ -254,7 +255,7 @@ def evaluate(
             evaluation,
             to,
             shown,
-            lambda console, wrote: show(evaluation, console, top_layers, status, wrote),
+            lambda console, wrote: show(view(evaluation, top_layers), console, status, wrote),
             f"quanterr: {evaluation.verdict}: {conclusion(evaluation)}",
         )
     raise typer.Exit(status)

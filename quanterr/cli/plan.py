@@ -151,7 +151,8 @@ def plan(
     """Which recipe should each layer have?"""
     from quanterr.report.files import targets, write_output
     from quanterr.report.plan import OUTPUTS
-    from quanterr.report.plan.as_table import conclusion, show
+    from quanterr.report.plan.view import conclusion, view
+    from quanterr.report.terminal import show
 
     gc.disable()  # many layers, and there are no cycles to find
     inputs = [original, *(path for path in (importance, sensitivity) if path is not None)]
@@ -197,7 +198,7 @@ def plan(
             found,
             where,
             shown,
-            lambda console, wrote: show(found, console, top_layers, wrote),
+            lambda console, wrote: show(view(found, top_layers), console, wrote=wrote),
             f"quanterr: {conclusion(found)}",
         )
 

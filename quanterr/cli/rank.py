@@ -177,7 +177,8 @@ def run(
 ) -> int:
     """Rank files and recipes, write and show the ranking; the exit status."""
     from quanterr.report.keeping import budget
-    from quanterr.report.ranking.as_table import brief, show
+    from quanterr.report.ranking.view import brief, view
+    from quanterr.report.terminal import show
 
     keep = None if keep_original is None else budget(keep_original)
     announce([original, *(one for one in candidates if isinstance(one, str))], shown.quiet)
@@ -208,7 +209,7 @@ def run(
             ranking,
             to,
             shown,
-            lambda console, wrote: show(ranking, console, shown.top_layers, status, wrote),
+            lambda console, wrote: show(view(ranking, shown.top_layers), console, status, wrote),
             brief(ranking),
         )
         for name, report in judged.items():

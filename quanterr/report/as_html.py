@@ -9,7 +9,6 @@ from typing import IO, TYPE_CHECKING
 
 from quanterr.errors import UsageError
 from quanterr.report import html_data
-from quanterr.report.finding_codes import CODES
 from quanterr.report.formatting import (
     BUCKETS,
     cosine,
@@ -40,7 +39,8 @@ from quanterr.report.markup import (
     tag,
     with_links,
 )
-from quanterr.report.model import Aggregate, BucketSize, Finding, NotCompared, Report, Side
+from quanterr.report.model import Aggregate, BucketSize, NotCompared, Report, Side
+from quanterr.report.page import finding_item, table_of
 from quanterr.util.text import count, display, size, unrounded
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def of_same_pair(report: Report, evaluation: "Evaluation") -> "Evaluated":
 
 
 def _scores(evaluation: "Evaluation") -> Markup:
-    from quanterr.report.evaluation.as_html import scores
+    from quanterr.report.evaluation.view import scores
 
-    return folding("scores", "Scores", scores(evaluation))
+    return folding("scores", "Scores", table_of(scores(evaluation)))
 
 
 def _reasons(report: Report) -> list[Markup]:
@@ -227,35 +227,11 @@ def _findings(report: Report) -> Markup:
     if not report.findings:
         return tag("p", "No findings.", class_="none")
     shown = html_data.shown_findings(report)[:MAX_LISTED]
-    items = [_finding(found) for found in shown]
+    items = [finding_item(found) for found in shown]
     if len(shown) < len(report.findings):
         more = f"and {count(len(report.findings) - len(shown), 'more finding')}, in the JSON report"
         items.append(tag("li", tag("span"), tag("p", more)))
     return tag("ul", *items, class_="findings")
-
-
-def _finding(found: Finding) -> Markup:
-    remedy = [tag("p", sentence(found.remedy), class_="remedy")] if found.remedy else []
-    severity = tag("span", found.severity, class_=f"tag {found.severity}")
-    return tag(
-        "li",
-        severity,
-        tag(
-            "div",
-            tag("p", with_links(sentence(found.message), [found.layer] if found.layer else [])),
-            *remedy,
-            *_explained(found.code),
-        ),
-    )
-
-
-def _explained(code: str) -> list[Markup]:
-    """What the guide says of a finding; nothing of those of a newer version."""
-    row = CODES.get(code)
-    if row is None:
-        return []
-    more = tag("p", row.remedy, " More: ", tag("code", f"quanterr explain {code}"))
-    return [tag("details", tag("summary", tag("code", code)), tag("p", f"{row.meaning}."), more)]
 
 
 def _gates(report: Report) -> Markup:

@@ -1,10 +1,10 @@
-"""The report as strict JSON, a layer per line."""
+"""Documents as strict JSON; the layers of a large report a line each."""
 
 from typing import IO
 
-from quanterr.report.model import Report
+from quanterr.report.model import Document
 
 
-def write(report: Report, file: IO[str]) -> None:
-    """Write it piece by piece: a large report is never in memory twice."""
-    report.write_json(file)
+def write(document: Document, file: IO[str]) -> None:
+    """Write it; a report piece by piece: a large one is never in memory twice."""
+    document.write_json(file)

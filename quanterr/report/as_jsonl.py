@@ -1,24 +1,22 @@
-"""The report as JSON Lines, for streaming, DuckDB and pandas: first the report, then what it lists, a line each.
+"""Documents as JSON Lines, for streaming, DuckDB and pandas: first the document, then what it lists, a line each.
 
-Every line has ``record``: ``report`` for the first, then ``layer``, ``other_change``, ``lossless`` and
-``not_compared``. The first says in ``records`` how many of each follow, so that a file that was cut is noticed.
+Every line has ``record``: the kind of the document in the first, then what ``ITEMS`` call the lines of each list. The
+first says in ``records`` how many of each follow, so that a file that was cut is noticed.
 """
 
 from typing import IO
 
-from quanterr.report.model import Report, dumps
-
-RECORDS = {"layers": "layer", "other_changes": "other_change", "lossless": "lossless", "not_compared": "not_compared"}
+from quanterr.report.model import Document, dumps
 
 
-def write(report: Report, file: IO[str]) -> None:
+def write(document: Document, file: IO[str]) -> None:
     """Write it line by line."""
-    head = {
-        info.alias or name: getattr(report, name) for name, info in Report.model_fields.items() if name not in RECORDS
-    }
-    records = {record: len(getattr(report, key)) for key, record in RECORDS.items()}
-    file.write(dumps({"record": "report", **head, "records": records}) + "\n")
-    for key, record in RECORDS.items():
-        for item in getattr(report, key):
+    items, own = document.ITEMS, type(document).model_fields.items()
+    head = {info.alias or name: getattr(document, name) for name, info in own if name not in items}
+    records = {record: len(getattr(document, name)) for name, record in items.items()}
+    kind = type(document).__name__.lower()
+    file.write(dumps({"record": kind, **head, "records": records}) + "\n")
+    for name, record in items.items():
+        for item in getattr(document, name):
             # The item's own fields follow the name of its kind.
             file.write(f'{{"record": "{record}", {dumps(item)[1:]}\n')

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from quanterr.errors import UsageError
+from quanterr.report.card import BEGIN, END, MAX_LISTED
 from quanterr.report.formatting import (
     BUCKETS,
     cosine,
@@ -23,9 +24,7 @@ from quanterr.report.markdown import code, prose, table
 from quanterr.report.model import Report, Side
 from quanterr.util.text import count, size
 
-BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
 WORST = 5  # layers
-MAX_LISTED = 10  # rows of any other kind
 
 
 def write(report: Report, file: IO[str]) -> None:

@@ -1,16 +1,9 @@
-"""The report in the terminal: coverage first, the verdict last.
+"""The report in the terminal: coverage first, the verdict last."""
 
-Without a terminal (a pipe, a CI log) tables are as wide as their widest row, in ASCII. In a narrow
-terminal columns are left out, the least telling first; a name or a number is never cut short.
-"""
-
-import os
 from collections.abc import Sequence
 from itertools import takewhile
 from math import inf, log10
-from typing import IO, NamedTuple, NoReturn
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -28,43 +21,13 @@ from quanterr.report.formatting import (
     worst_layers,
 )
 from quanterr.report.model import Aggregate, Finding, Layer, Report
-from quanterr.util.colors import wanted
+from quanterr.report.sections import Column
+from quanterr.report.terminal import STYLES, bare_table, ended, fitted, is_plain, print_findings, written
 from quanterr.util.text import count, display, size
 
 BAR = 12  # characters
 BAR_DB = 60  # an SNR from which the bar is empty
-NO_LIMIT = 1 << 16  # columns
-NARROWEST = 48  # in which no table has to cut anything
-STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
-SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-MAX_FINDINGS = 10
-NAME_WIDTH = 24  # that a name has at least, folded
 WEIGHT = ".weight"
-
-
-class Column(NamedTuple):
-    """A column of numbers: in narrow terminals the ones with the highest rank go first."""
-
-    header: str
-    rank: int
-    right: bool = True
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> NoReturn:
-        """Leave it to the caller: rich would exit with 1, which says that a gate failed."""
-        raise BrokenPipeError
-
-
-def console(file: IO[str], color: str = "auto") -> Console:
-    """A console for a stream. ``color`` is auto, always or never."""
-    colored = wanted(file, color)
-    columns = os.environ.get("COLUMNS", "")
-    asked = int(columns) if columns.isdecimal() else 0
-    width = None if file.isatty() else max(asked, NARROWEST) if asked else NO_LIMIT
-    return _Console(
-        file=file, force_terminal=colored, no_color=not colored, width=width, highlight=False, markup=False, emoji=False
-    )
 
 
 def show(
@@ -78,7 +41,7 @@ def show(
 ) -> None:
     """Print the whole report; maps and curves only in a terminal. ``ending`` is the last line: see :func:`answer`."""
     unicode = "utf" in (to.encoding or "").lower()
-    plain = not to.file.isatty() or not unicode
+    plain = is_plain(to)
     to.print(Text(coverage_line(report)), soft_wrap=not to.is_terminal)
     if report.layers:
         for table in (
@@ -107,25 +70,6 @@ def answer(report: Report, status: int | None = None, wrote: Sequence[str] = ())
     return ended(report.verdict, status, _decided(report) + written(wrote))
 
 
-def written(paths: Sequence[str]) -> str:
-    """``. Wrote a.json, b.html``, behind an answer."""
-    return f". Wrote {', '.join(display(_from_here(path)) for path in paths)}" if paths else ""
-
-
-def ended(verdict: str, status: int | None, words: str) -> str:
-    """``PASS (exit 0): …``, the last line of a table."""
-    return f"{verdict.upper()}{'' if status is None else f' (exit {int(status)})'}: {words}"
-
-
-def _from_here(path: str) -> str:
-    """A path as seen from the current folder, where it is in there."""
-    try:
-        relative = os.path.relpath(path)
-    except ValueError:  # on another drive
-        return path
-    return path if relative.startswith(os.pardir) else relative
-
-
 def _decided(report: Report) -> str:
     """What made the verdict, counted."""
     if report.verdict == "pass":
@@ -151,15 +95,10 @@ def brief(report: Report) -> str:
     return f"quanterr: {report.verdict}: {snr if report.layers else ''}{reasons}"
 
 
-def _table(title: str, plain: bool) -> Table:
-    style = box.ASCII2 if plain else box.SIMPLE_HEAD
-    return Table(title=title, title_justify="left", title_style="bold", box=style, pad_edge=plain)
-
-
 def _aggregate(report: Report, plain: bool) -> Table:
     a: Aggregate = report.aggregate
     differ = "layer differs" if a.total_layers == 1 else "layers differ"
-    table = _table(f"{a.total_layers:,} {differ}, {a.total_elements:,} elements", plain)
+    table = bare_table(f"{a.total_layers:,} {differ}, {a.total_elements:,} elements", plain)
     table.show_header = False
     cells = [
         ("SNR, pooled", db(a.overall_snr_db, " dB") + _of_finite(report)),
@@ -230,34 +169,6 @@ def _groups(report: Report, kind: str, plain: bool, to: Console) -> Table:
         ]
         rows.append((name, row))
     return fitted(f"By {kind}", kind, GROUP_COLUMNS, rows, plain, to)
-
-
-def fitted(
-    title: str,
-    first: str,
-    columns: Sequence[Column],
-    rows: Sequence[tuple[str, Sequence[str | Text]]],
-    plain: bool,
-    to: Console,
-) -> Table:
-    """A table whose first column holds names, with as many of the others as the console is wide enough for."""
-    widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
-    name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
-    kept = list(range(len(columns)))
-    while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:
-        kept.remove(max(kept, key=lambda n: columns[n].rank))
-    table = _table(title, plain)
-    table.add_column(first, overflow="fold", min_width=name)
-    for n in kept:
-        table.add_column(
-            columns[n].header,
-            justify="right" if columns[n].right else "left",
-            no_wrap=len(kept) > 1,
-            overflow="fold",
-        )
-    for shown, row in rows:
-        table.add_row(Text(display(shown)), *(row[n] for n in kept))
-    return table
 
 
 LAYER_COLUMNS = (
@@ -354,46 +265,6 @@ def _worst_first(report: Report) -> list[Finding]:
         return -inf if snr_db is None else snr_db
 
     return sorted(report.findings, key=level)
-
-
-def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:
-    """The first few findings, or all: each layer once, with all that is found of it."""
-    groups = _by_layer(findings)
-    shown = groups if verbose else groups[:MAX_FINDINGS]
-    if shown:
-        to.print()
-    for first, *others in shown:
-        to.print(_finding(first, first.message), soft_wrap=not to.is_terminal)
-        for item in others:
-            message = item.message.removeprefix(f"{display(item.layer or '')}: ")
-            to.print(Text("  and ") + _finding(item, message), soft_wrap=not to.is_terminal)
-    left = sum(map(len, groups[len(shown) :]))
-    if left:
-        to.print(Text(f"and {count(left, 'more finding')} (-v shows all)"))
-    if shown:
-        codes = ", ".join(dict.fromkeys(display(item.code) for group in shown for item in group))
-        to.print(Text(f"quanterr explain NAME says more: {codes}", style="dim"), soft_wrap=not to.is_terminal)
-
-
-def _by_layer(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Those of one layer together, the worst first; groups by the worst that is in them."""
-    severities = list(SEVERITIES)
-    groups: dict[object, list[Finding]] = {}
-    for n, item in enumerate(findings):
-        groups.setdefault(n if item.layer is None else item.layer, []).append(item)
-    for group in groups.values():
-        group.sort(key=lambda item: severities.index(item.severity))
-    return sorted(groups.values(), key=lambda group: severities.index(group[0].severity))
-
-
-def _finding(item: Finding, message: str) -> Text:
-    text = Text(f"{item.severity}: ", style=SEVERITIES[item.severity])
-    text.append(sentence(message), style="default not bold")
-    if item.remedy:
-        remedy = sentence(item.remedy)
-        end = "" if item.message.endswith("?") else "."
-        text.append(f"{end} {remedy[0].upper()}{remedy[1:]}", style="default not bold")
-    return text
 
 
 def _print_reasons(report: Report, to: Console) -> None:

@@ -3,8 +3,9 @@
 from rich.console import Console
 from rich.text import Text
 
-from quanterr.report.as_table import Column, fitted, print_findings
 from quanterr.report.inspection import DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.report.sections import Column
+from quanterr.report.terminal import fitted, print_findings
 from quanterr.util.text import count, display, size
 
 TALLY_COLUMNS = (

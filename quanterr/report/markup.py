@@ -19,7 +19,7 @@ from urllib.parse import quote
 from quanterr.util.text import display
 
 FOLDER = Path(__file__).parent / "html"
-SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
+SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"}
 LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # of any page with layers
 LISTED_NAME = 80  # characters of a file's name in a title
 
@@ -64,12 +64,17 @@ def with_links(text: str, names: Iterable[str]) -> Markup:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, numbers: int = 0) -> Markup:
-    """A table whose first cells are row heads and whose last columns, that many, are numbers.
+    """A table whose first cells are row heads and whose last columns, that many, are numbers: see cells_table."""
+    return cells_table(heads, rows, kind, [n >= len(heads) - numbers for n in range(len(heads))])
+
+
+def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, are_numbers: Sequence[bool]) -> Markup:
+    """A table whose first cells are row heads; ``are_numbers`` says of each column whether it holds numbers.
 
     ``kind``: "short" names are never broken. Where the page is narrow the rows of a "stack" become lines, and the
     cells of "rows" lines with the head before each.
     """
-    right = [{"class_": "number"} if n >= len(heads) - numbers else {} for n in range(len(heads))]
+    right = [{"class_": "number"} if is_number else {} for is_number in are_numbers]
     head = tag("tr", *(tag("th", text, scope="col", **right[n]) for n, text in enumerate(heads)))
     body = [
         tag(

@@ -6,10 +6,11 @@ names are still read; 1.2 adds the metrics that are ``later``, null in what is r
 """
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
+from importlib import import_module
 from os import PathLike, fspath
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
@@ -18,6 +19,9 @@ from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, OUTPUTS, SCHEMA, checks
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.report.gate_results import Gate
 from quanterr.util import strict_json
+
+if TYPE_CHECKING:
+    from quanterr.report.sections import Cells, Suite, View
 
 # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 what scales lose, fingerprints
 SCHEMA_VERSION = "1.5"
@@ -31,7 +35,37 @@ class Model(BaseModel):
 
 
 class Document(Model):
-    """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it."""
+    """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it.
+
+    ``ITEMS`` are the fields of which JSON Lines have an item per line, with what a line of each is called;
+    ``VIEW`` is the module that declares what is seen of it.
+    """
+
+    VIEW: ClassVar[str]
+    ITEMS: ClassVar[Mapping[str, str]] = {}
+
+    def view(self, top: int) -> "View":
+        """What its reader sees, with ``top`` layers of each kind."""
+        return self._declared().view(self, top)  # type: ignore[no-any-return] # by name: what shows it imports this
+
+    def columns(self) -> "Sequence[str]":
+        """The columns of its CSV."""
+        return self._declared().CSV_COLUMNS  # type: ignore[no-any-return]
+
+    def rows(self) -> "Iterator[Cells]":
+        """The rows of its CSV."""
+        return self._declared().rows(self)  # type: ignore[no-any-return]
+
+    def suites(self) -> "Sequence[Suite]":
+        """What JUnit has of it."""
+        return self._declared().suites(self)  # type: ignore[no-any-return]
+
+    def _declared(self) -> Any:
+        return import_module(self.VIEW)
+
+    def write_json(self, file: IO[str]) -> None:
+        """Write it as strict, ASCII JSON."""
+        file.write(self.to_json())
 
     def to_json(self) -> str:
         """Strict, ASCII JSON."""
@@ -307,13 +341,21 @@ class RunInfo(Model):
     command: list[str]
 
 
-class Report(Model):
+class Report(Document):
     """Everything that is known of how far a quantized checkpoint is from its original.
 
     ``verdict`` is ``pass`` only if everything selected was compared, nothing is wrong and all gates
     hold; ``inconclusive`` if the comparison itself cannot be relied on, as ``reasons`` say. Weight
     error is not task accuracy.
     """
+
+    VIEW: ClassVar[str] = "quanterr.report.items"
+    ITEMS: ClassVar[Mapping[str, str]] = {
+        "layers": "layer",
+        "other_changes": "other_change",
+        "lossless": "lossless",
+        "not_compared": "not_compared",
+    }
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
@@ -351,7 +393,7 @@ class Report(Model):
         Raises:
             UsageError: pandas is not installed.
         """
-        from quanterr.report.as_csv import LISTS, values
+        from quanterr.report.items import LISTS, values
 
         rows = ({"list": key} | dict(values(entry)) for key in LISTS for entry in getattr(self, key))
         return notebook.frame(rows)

@@ -20,12 +20,13 @@ from quanterr.gates.github import annotations, summary
 from quanterr.gates.judging import Verdict, judge_values, needed
 from quanterr.gates.rules import PRESETS, Rule, read_rules
 from quanterr.report import LISTS, OUTPUTS
-from quanterr.report.as_table import console, show
+from quanterr.report.as_table import show
 from quanterr.report.checksum import KEY as CHECKSUM
 from quanterr.report.diff.as_text import diff_lines
 from quanterr.report.diff.making import AGGREGATES, METRICS
 from quanterr.report.diff.making import difference_of as diff
 from quanterr.report.reading import read_extract, read_report
+from quanterr.report.terminal import console
 from quanterr.report.values import Values
 
 LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")

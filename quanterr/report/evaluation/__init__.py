@@ -11,12 +11,12 @@ SCHEMA = "quanterr.evaluation"
 BEGINNING = 200  # bytes, in which an evaluation names itself
 
 OUTPUTS: tuple[Output, ...] = (
-    Output("json", ".json", "everything, as strict JSON, for jq and for gate", f"{_HERE}.as_json"),
+    Output("json", ".json", "everything, as strict JSON, for jq and for gate", "quanterr.report.as_json"),
     Output("jsonl", ".jsonl", "the same as JSON Lines: the evaluation, then a weight per line", f"{_HERE}.as_jsonl"),
-    Output("csv", ".csv", "a line per candidate, block and weight", f"{_HERE}.as_csv"),
-    Output("html", ".html", "one page: numbers, blocks, map by output error, all weights", f"{_HERE}.as_html"),
-    Output("md", ".md", "a section for a model card", f"{_HERE}.as_md"),
-    Output("junit", ".xml", "JUnit XML, as CI systems show it", f"{_HERE}.as_junit"),
+    Output("csv", ".csv", "a line per candidate, block and weight", "quanterr.report.as_csv"),
+    Output("html", ".html", "one page: numbers, blocks, map, all weights", "quanterr.report.page"),
+    Output("md", ".md", "a section for a model card", "quanterr.report.card"),
+    Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.report.as_junit"),
 )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from pydantic import Field, FiniteFloat
 
@@ -217,6 +217,8 @@ class Evaluation(Document):
 
     Weights are dequantized, activations are not quantized. ``verdict`` is ``inconclusive`` if any candidate is.
     """
+
+    VIEW: ClassVar[str] = "quanterr.report.evaluation.view"
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION

@@ -25,7 +25,7 @@ def in_units(metric: str, value: float, error: float | None = None, digits: int 
     return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
 
 
-def worded(candidate: Evaluated, metric: str) -> str:
+def in_words(candidate: Evaluated, metric: str) -> str:
     """A number of a candidate with its error."""
     value, error = candidate.value(metric), candidate.value(f"{metric}_se")
     return "undefined" if value is None else in_units(metric, value, error, 4 if SCORES[metric].unit == "%" else 5)
@@ -66,6 +66,6 @@ def conclusion(evaluation: Evaluation) -> str:
     if best is None:
         return "; ".join(evaluation.reasons)
     metric = first_of(evaluation)
-    what = f"{SCORES[metric].title} {worded(best, metric)}"
+    what = f"{SCORES[metric].title} {in_words(best, metric)}"
     told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
     return f"{told}: {what}"

@@ -1,8 +1,9 @@
 """A plan: which recipe each layer of an original should have; data with a schema version."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -59,6 +60,9 @@ class Plan(Document):
     ``bound``.
     """
 
+    VIEW: ClassVar[str] = "quanterr.report.plan.view"
+    ITEMS: ClassVar[Mapping[str, str]] = {"layers": "layer"}
+
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
     tool: Tool
@@ -103,7 +107,7 @@ class Plan(Document):
         return notebook.frame({name: getattr(layer, name) for name in names} for layer in self.layers)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a .json file.
+        """Write it to a file, as ``plan -o`` does: the suffix chooses the output.
 
         Raises:
             UsageError: an unknown suffix.

@@ -1,8 +1,9 @@
 """Several candidates for one original: data with a schema version, made from their reports."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -152,6 +153,9 @@ class Ranking(Document):
     Error is compared over the same layers for all: those that differ in at least one of the ranked
     candidates. A candidate that is inconclusive is not ranked and changes nothing for the others.
     """
+
+    VIEW: ClassVar[str] = "quanterr.report.ranking.view"
+    ITEMS: ClassVar[Mapping[str, str]] = {"layers": "layer"}
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION

@@ -1,0 +1,67 @@
+"""Documents as a section of a model card, between two comments, so that the next one can take its place.
+
+Names are hostile: see markdown.py.
+"""
+
+from collections.abc import Iterator
+from typing import IO
+
+from quanterr.report.formatting import gate_words, judged
+from quanterr.report.markdown import code, prose, table
+from quanterr.report.sections import Findings, Gates, Name, Part, Shown, Table, View
+
+BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
+TOP = 5  # layers
+MAX_LISTED = 10  # rows of any other kind
+
+
+def write(document: Shown, file: IO[str]) -> None:
+    """Write the section, with its comments."""
+    file.write("\n".join([BEGIN, *_lines(document), END]) + "\n")
+
+
+def _lines(document: Shown) -> Iterator[str]:
+    view = document.view(TOP)
+    yield f"## {view.heading}"
+    yield ""
+    verdict = "" if view.verdict is None else f"**Verdict: {view.verdict}**: "
+    yield f"{verdict}{prose(view.conclusion)}"
+    yield ""
+    yield from (f"- {prose(reason)}" for reason in view.reasons[:MAX_LISTED])
+    yield from _facts(view)
+    for section in view.sections:
+        for part in () if section.is_detail else section.parts:
+            yield ""
+            yield from _part(part)
+    yield ""
+    yield f"Made by {prose(view.made_by)}. {view.about}"
+
+
+def _facts(view: View) -> Iterator[str]:
+    for title, texts in view.facts:
+        yield f"- {title}: {''.join(map(_cell, texts))}"
+
+
+def _cell(text: str) -> str:
+    return code(text) if isinstance(text, Name) else prose(text)
+
+
+def _part(part: Part) -> Iterator[str]:
+    if isinstance(part, Table):
+        yield f"{prose(part.title)}:"
+        yield ""
+        rows = [list(map(_cell, row)) for row in part.rows[:MAX_LISTED]]
+        more = part.more + len(part.rows) - len(rows)
+        rows += [[f"and {more:,} more", *[""] * len(part.columns)]] if more else []
+        yield from table([part.first, *(prose(column.header) for column in part.columns)], rows)
+    elif isinstance(part, Findings):
+        for name, found in part.found[:MAX_LISTED]:
+            yield f"- {found.severity}: {code(name) + ': ' if name else ''}{prose(found.message)}"
+    elif isinstance(part, Gates):
+        rows = [
+            [code(name), code(gate.require), gate_words(gate)[0], judged(gate.observed, gate.limit)]
+            for name, gate in part.judged
+        ]
+        yield from table(["candidate", "condition", "verdict", "observed"], rows)
+    else:
+        yield from (f"- {prose(line)}" for line in part.lines)

@@ -1,0 +1,197 @@
+"""An evaluation as its reader sees it: numbers, tasks, blocks, the weights that matter, gates, findings.
+
+Also its rows of CSV and its tests of JUnit.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quanterr.report import html_data
+from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
+from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, in_words, nearest, shown, task_cells
+from quanterr.report.formatting import sentence
+from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
+from quanterr.report.sections import (
+    Case,
+    Cells,
+    Column,
+    Findings,
+    Gates,
+    LayerName,
+    Lines,
+    Maps,
+    Metric,
+    Name,
+    Part,
+    Section,
+    Suite,
+    Table,
+    View,
+)
+from quanterr.roles import role_of
+from quanterr.util.text import count, display, size
+
+BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
+WEIGHTS = (Column("output error", 0), Column("share of block", 1))
+TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
+MAX_BLOCKS = 8
+MAX_DETAILED = 2  # candidates
+CSV_COLUMNS = (
+    *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
+    *("reason", "severity"),
+)
+
+
+def view(evaluation: Evaluation, top: int) -> View:
+    """The evaluation with ``top`` weights of each candidate."""
+    facts: list[tuple[str, list[str]]] = [
+        ("original", [Name(evaluation.original), f", {size(evaluation.original_bytes)}"]),
+        ("text", [Name(evaluation.tokens.source)]),
+        ("model", [base_line(evaluation)]),
+    ]
+    words, first = {"role": "Role", "unit": "Block"}, "output_0"
+    maps = Maps(_metrics(evaluation), words, lambda: page_data(evaluation), first, first)
+    has_weights = any(candidate.weights for candidate in evaluation.candidates)
+    return View(
+        "Quality",
+        evaluation.verdict,
+        conclusion(evaluation),
+        evaluation.reasons,
+        facts,
+        list(_sections(evaluation, top)),
+        CAVEAT,
+        f"{evaluation.tool.name} {evaluation.tool.version}",
+        maps if has_weights else None,
+    )
+
+
+def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
+    candidates = evaluation.candidates
+    found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
+    gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
+    yield Section("scores", "Scores", [scores(evaluation)])
+    if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
+        rows = [[Name(f"{task.name}, {candidate.name}"), *task_cells(task)] for task, candidate in tasks]
+        yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
+    if blocks := [_blocks(candidate) for candidate in _detailed(evaluation) if top and candidate.blocks]:
+        yield Section("blocks", "Hidden states by block", blocks)
+    if worst := [_worst(candidate, top) for candidate in _detailed(evaluation) if top and candidate.weights]:
+        yield Section("worst", "Largest output errors", worst)
+    if missing := [candidate for candidate in candidates if candidate.missing]:
+        yield Section("missing", "Taken from the original", [Lines(list(map(_missing, missing)), warn=True)])
+    if gates:
+        yield Section("gates", "Gates", [Gates(gates)])
+    if found:
+        yield Section("findings", "Findings", [Findings(found)])
+
+
+def scores(evaluation: Evaluation) -> Table:
+    """The numbers of each candidate."""
+    metrics = shown(evaluation)
+    columns = (Column("size", 9), *(Column(title, n) for n, (title, _) in enumerate(metrics)))
+    rows = [
+        [Name(candidate.name), size(candidate.bytes), *(in_words(candidate, metric) for _, metric in metrics)]
+        for candidate in evaluation.candidates
+    ]
+    return Table("Against the original", "candidate", columns, rows)
+
+
+def _detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
+    """Whose blocks and weights are shown: of many candidates that of the nearest alone."""
+    best = nearest(evaluation)
+    return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
+
+
+def _blocks(candidate: Evaluated) -> Part:
+    """Evenly chosen blocks, with the first and the last."""
+    blocks, n = candidate.blocks, min(len(candidate.blocks), MAX_BLOCKS)
+    places = sorted({round(k * (len(blocks) - 1) / max(n - 1, 1)) for k in range(n)})
+    rows = []
+    for block in (blocks[place] for place in places):
+        cells = (block.relative_error, block.cosine, block.worst_token_error)
+        rows.append([Name(block.name), *("not finite" if cell is None else f"{cell:.5g}" for cell in cells)])
+    return Table(f"Hidden states, {display(candidate.name)}", "behind", BLOCKS, rows)
+
+
+def _worst(candidate: Evaluated, top: int) -> Part:
+    weights = [weight for weight in candidate.weights if weight.output_error][:top]
+    rows = [
+        [LayerName(w.layer_name), f"{w.output_error:.4g}", f"{100 * (w.share_of_block or 0):.3g} %"] for w in weights
+    ]
+    title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
+    return Table(f"{title}, {display(candidate.name)}", "weight", WEIGHTS, rows)
+
+
+def _missing(candidate: Evaluated) -> str:
+    names = [one.display_name for one in candidate.missing]
+    return f"{display(candidate.name)}: {count(len(names), 'tensor')} that it lacks: {', '.join(names[:3])}"
+
+
+def _metrics(evaluation: Evaluation) -> dict[str, Metric]:
+    """The output error and the share of its block, of each candidate."""
+    single, found = len(evaluation.candidates) == 1, {}
+    for n, candidate in enumerate(evaluation.candidates):
+        name = display(candidate.name)
+        of, column = ("", "Output error %") if single else (f", {name}", f"{name} %")
+        found[f"output_{n}"] = Metric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
+    for n, candidate in enumerate(evaluation.candidates):
+        of, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
+        found[f"share_{n}"] = Metric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
+    return found
+
+
+def page_data(evaluation: Evaluation) -> dict[str, Any]:
+    """All weights, with the output error of each candidate."""
+    by_name: dict[str, dict[str, Any]] = {}
+    blocks: dict[str, str] = {}
+    keys = [f"{kind}_{n}" for n in range(len(evaluation.candidates)) for kind in ("output", "share")]
+    for n, candidate in enumerate(evaluation.candidates):
+        for weight in candidate.weights:
+            blocks[weight.layer_name] = weight.block
+            own = by_name.setdefault(weight.layer_name, dict.fromkeys(keys))
+            own[f"output_{n}"] = rounded(weight.output_error, html_data.DIGITS)
+            own[f"share_{n}"] = rounded(weight.share_of_block, html_data.SHARE_DIGITS)
+    return columns_of(
+        Row(name, DIFFERS, {"role": role_of(name), "unit": display(blocks[name])}, numbers)
+        for name, numbers in by_name.items()
+    )
+
+
+def rows(evaluation: Evaluation) -> Iterator[Cells]:
+    """CSV: the verdict, then each number, block, weight and finding of each candidate; ``list`` says which it is."""
+    for row in _rows(evaluation):
+        yield {"quanterr_verdict": evaluation.verdict, **row}.items()
+
+
+def _rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    yield {"list": "evaluation", "reason": "; ".join(evaluation.reasons)}
+    for candidate in evaluation.candidates:
+        yield {"list": "candidates", "candidate": candidate.name, "reason": "; ".join(candidate.reasons)}
+        for row in _rows_of(candidate):
+            yield {"candidate": candidate.name, **row}
+
+
+def _rows_of(candidate: Evaluated) -> Iterator[dict[str, Any]]:
+    for metric in METRICS:
+        if (value := candidate.value(metric)) is not None:
+            yield {"list": "scores", "name": metric, "value": value}
+    for block in candidate.blocks:
+        yield {"list": "blocks", "name": block.name, "value": block.relative_error, "cosine": block.cosine}
+    for w in candidate.weights:
+        numbers = {"value": w.output_error, "share_of_block": w.share_of_block}
+        yield {"list": "weights", "name": w.layer_name, "block": w.block, **numbers}
+    for found in candidate.findings:
+        yield {"list": "findings", "name": found.code, "severity": found.severity, "reason": found.message}
+
+
+def suites(evaluation: Evaluation) -> list[Suite]:
+    """JUnit: a suite for each candidate, with a test for its reliability and one for each gate."""
+    return [_suite(candidate) for candidate in evaluation.candidates]
+
+
+def _suite(candidate: Evaluated) -> Suite:
+    problem, message = "", ""
+    if candidate.verdict == "inconclusive":
+        problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
+    case = Case("evaluation", "evaluated completely, and can be relied on", problem, message)
+    return Suite(candidate.name, [case], candidate.gates)

@@ -1,0 +1,76 @@
+// Puts the map and the table of a page together whose metrics come with its data.
+
+const METRICS = {};
+
+const SHOWN = {
+  dB: { step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
+  bit: { step: 0.5, show: (v) => v.toFixed(3), brief: (v) => v.toFixed(1) },
+  "%": { show: (v) => percent(v, 3), brief: (v) => percent(v, 2) },
+  "": { show: (v) => figure(v), brief: () => "" },
+};
+
+/** What is shown of a change: with its sign. */
+function signed({ step, show, brief }) {
+  const plus = (show) => (v) => (v > 0 ? "+" : "") + show(v);
+  return { step: step && step / 2, show: plus(show), brief: plus(brief) };
+}
+
+/** Metrics as the scripts of maps and tables take them, by their keys. */
+function metricsOf(declared) {
+  for (const [key, { title, better, unit, log, is_signed }] of Object.entries(declared)) {
+    const own = SHOWN[unit] ?? SHOWN[""];
+    METRICS[key] = { title, better, unit: unit === "bit" ? "" : unit, log, ...(is_signed ? signed(own) : own) };
+  }
+}
+
+function columnsOf({ metrics, titles }) {
+  return [
+    { key: "name", title: "Layer" },
+    ...Object.entries(titles).map(([key, title]) => ({ key, title, wide: true })),
+    ...Object.entries(metrics)
+      .filter(([, { column }]) => column)
+      .map(([key, { column, is_wide }]) => ({ key, title: column, number: true, wide: is_wide })),
+  ];
+}
+
+/** Everything about a layer. */
+function contentsOf({ titles, details }, layers, i) {
+  const found = facts([
+    ...Object.entries(titles).map(([key, title]) => [title, layers[key][i]]),
+    ...Object.entries(METRICS).map(([key, { title }]) => [title, valueText(layers, key, i)]),
+  ]);
+  if (!details) return [found];
+  if (!details.rows[i]) return [found, element("p", { class: "about" }, "More of this layer is in the JSON.")];
+  const rows = details.rows[i].map(([first, ...texts]) =>
+    element("tr", {}, element("th", { scope: "row" }, first), ...texts.map((text) => element("td", { class: "number" }, text))),
+  );
+  return [found, plainTable(details.title, details.heads, rows)];
+}
+
+async function main() {
+  themes();
+  const report = await unpacked(byId("data"));
+  metricsOf(report.metrics);
+  const layers = layersOf(report);
+  document.documentElement.dataset.live = ""; // shows what needs the script
+  const words = Object.entries(report.titles);
+  const drawer = new Drawer(layers, (i) => contentsOf(report, layers, i));
+  const table = new LayerTable(layers, columnsOf(report), report.order, (place) => {
+    drawer.open(table.order, place, (last) => table.goTo(last));
+  });
+  const filters = new Filters(table, words.map(([key, title]) => [key, title, pairsOf(layers[key])]));
+  const pick = picker(table, filters, drawer);
+  const map = byId("places");
+  map.dataset.first = report.colour;
+  heatMaps(map, layers, pick);
+  if (report.front.length) {
+    frontPlot(byId("front-plot"), report.front, (n) => {
+      byId("place-metric").value = `snr_${n}`;
+      byId("place-metric").dispatchEvent(new Event("change"));
+      map.scrollIntoView();
+    });
+  }
+  followLinks(opener(layers, drawer), (parts) => filters.follow(parts));
+}
+
+main().catch(failed);

@@ -1,0 +1,116 @@
+"""What CSV, pandas and JUnit have of a report: a row for each tensor, compared or not, and the tests of CI."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import chain
+from operator import attrgetter
+from typing import Any, cast
+
+from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
+from quanterr.report.formatting import BUCKETS, coverage_line, sentence, worst_expert
+from quanterr.report.model import Layer, Report
+from quanterr.report.sections import Case, Cells, Suite
+from quanterr.util.text import count, display
+
+UNUSUAL = frozenset(("elements", "absolute_error_percentiles", "worst_rows", "experts", "worst_element"))  # columns
+LISTS = ("not_compared", "layers", "other_changes", "lossless")
+MAX_CASES = 1000  # of a kind
+
+
+def rows(report: Report) -> Iterator[Cells]:
+    """CSV: the verdict with its reasons, then each tensor, compared or not."""
+    yield {"quanterr_verdict": report.verdict, "list": "report", "reason": "; ".join(report.reasons)}.items()
+    codes: dict[str | None, list[str]] = defaultdict(list)
+    for found in report.findings:
+        codes[found.layer].append(found.code)
+    for key in LISTS:
+        for entry in getattr(report, key):
+            description = {"quanterr_verdict": report.verdict, "list": key, "findings": codes.get(entry.layer_name)}
+            yield chain(description.items(), values(entry))
+
+
+def values(entry: Any) -> Iterator[tuple[str, Any]]:
+    """Columns of one tensor with their values."""
+    names, get = _names_of(cast(Hashable, type(entry)))
+    undefined = getattr(entry, "nonfinite", {})
+    for name, value in zip(names, get(entry), strict=True):
+        if name not in UNUSUAL:
+            yield name, NONFINITE.get(undefined[name], value) if name in undefined else value
+        elif name == "elements":
+            yield "tensor_elements", value
+        elif name == "absolute_error_percentiles":
+            yield from ((f"{name}_{key}", getattr(value, key)) for key in PERCENTILES)
+        elif name == "worst_rows":
+            yield from (("worst_row", value[0].row), ("worst_row_snr_db", value[0].snr_db)) if value else ()
+        elif name == "experts":
+            if value:
+                worst = worst_expert(value)
+                yield from (("worst_expert", worst.expert), ("worst_expert_snr_db", worst.snr_db))
+        elif name == "worst_element" and value is not None:
+            yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))
+
+
+@cache
+def _names_of(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    """The fields of an entry that are columns, and what gets their values."""
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
+    kept = [name for name in names if name not in ("display_name", "nonfinite", "bytes")]
+    return kept, attrgetter(*kept)
+
+
+def suites(report: Report) -> list[Suite]:
+    """JUnit: a suite of the comparison, with each reason why it cannot be relied on as an error; one of the gates."""
+    gates = [Suite("gates", [], report.gates)] if report.gates else []
+    return [Suite("comparison", list(_cases(report))), *gates]
+
+
+def _cases(report: Report) -> Iterator[Case]:
+    reasons = "\n".join(sentence(reason) for reason in report.reasons)
+    problem, message = "", ""
+    if report.verdict == "inconclusive":
+        problem, message = "error", f"inconclusive: {sentence(report.reasons[0]) if report.reasons else ''}"
+    elif report.verdict == "fail" and not any(g.status == "fail" and g.severity == "error" for g in report.gates):
+        problem, message = "failure", "fail"
+    name, output = "everything selected was compared and can be relied on", f"{coverage_line(report)}\n{reasons}"
+    yield Case("comparison", name, problem, message, reasons, output)
+    for item in report.not_compared[:MAX_CASES]:
+        message = f"not compared: {BUCKETS.get(item.bucket, display(item.bucket))}"
+        name = display(item.layer_name)
+        yield Case(f"comparison.{item.side}", name, "error", message, sentence(item.reason))
+    yield from _more(len(report.not_compared), "tensor was not compared", "tensors were not compared")
+    errors = [found for found in report.findings if found.severity == "error"]
+    for found in errors[:MAX_CASES]:
+        name, remedy = display(found.layer or "the whole"), sentence(found.remedy) if found.remedy else ""
+        yield Case(f"comparison.{display(found.code)}", name, "error", sentence(found.message), remedy)
+    yield from _more(len(errors), "error", "errors")
+
+
+def _more(n: int, one: str, many: str) -> Iterator[Case]:
+    """What has no test of its own."""
+    if n > MAX_CASES:
+        name = f"and {count(n - MAX_CASES, 'more ' + one, 'more ' + many)}"
+        yield Case("comparison", name, "error", "too many to list; the JSON report has them all")
+
+
+def _columns() -> list[str]:
+    """The columns of CSV, in order."""
+    names = ["quanterr_verdict", "list", "layer_name", "bucket", "side", "reason"]
+    metrics = {row.name: row.kind for row in METRICS}
+    for field in fields(Layer):
+        kind = metrics.get(field.name, "")
+        if kind == "percentiles":
+            names += [f"{field.name}_{key}" for key in PERCENTILES]
+        elif kind == "rows":
+            names += ["worst_row", "worst_row_snr_db"]
+        elif kind == "experts":
+            names += ["worst_expert", "worst_expert_snr_db"]
+        elif field.name == "worst_element":
+            names += ["worst_element", "worst_element_x", "worst_element_y"]
+        elif field.name not in ("layer_name", "display_name", "nonfinite"):
+            names.append(field.name)
+    return [*names, "findings"]
+
+
+CSV_COLUMNS = _columns()

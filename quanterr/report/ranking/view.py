@@ -1,0 +1,382 @@
+"""A ranking as its reader sees it: who is not in it, the candidates, where they differ, what could be swapped.
+
+Also its rows of CSV and its tests of JUnit.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quanterr.report import html_data
+from quanterr.report.formatting import LONG, sentence
+from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
+from quanterr.report.keeping import FEW
+from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
+from quanterr.report.sections import (
+    Case,
+    Cells,
+    Column,
+    Details,
+    Gates,
+    LayerName,
+    Lines,
+    Maps,
+    Metric,
+    Name,
+    Part,
+    Section,
+    Suite,
+    Table,
+    View,
+)
+from quanterr.roles import role_of
+from quanterr.util.text import count, display, size
+
+COLUMNS = (
+    Column("rank", 0),
+    Column("front", 2, right=False),
+    Column("size", 3),
+    Column("bits/w", 4),
+    Column("SNR dB", 1),
+    Column("excess dB", 5),
+    Column("worst dB", 6),
+    Column("best in", 7),
+    Column("warnings", 8),
+    Column("worst layer", 9, right=False),
+)
+WEIGHTED = Column("weighted dB", 2)
+PREDICTED = Column("predicted KLD", 2)
+SPEED = Column("tokens/s at most", 2)
+GATES = Column("gates held", 1)
+SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
+GAIN_COLUMNS = (
+    Column("instead of", 0, right=False),
+    Column("what", 3, right=False),
+    Column("dB", 1),
+    Column("bytes", 2),
+)
+STUDY_TITLE = "dB gained without outliers, and by other scales (a sample of rows)"
+SAME_SIZE = 0.05  # %
+NONE = "-"
+CSV_COLUMNS = (
+    *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
+    *("snr_db_margin", "tokens_per_second", "best", "reason"),
+)
+
+
+def view(ranking: Ranking, top: int) -> View:
+    """The ranking with ``top`` layers."""
+    ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
+    facts: list[tuple[str, list[str]]] = [
+        ("original", [Name(ranking.original), f", {size(ranking.original_bytes)}"]),
+        ("ranked", [f"{len(ranked):,} of {count(len(ranking.candidates), 'candidate')}"]),
+        ("compared", [_compared(ranking)]),
+    ]
+    about = (
+        f"From {_source(ranking)} of all checkpoints. SNR is the energy of the original over that of the error, in dB, "
+        "over the layers that differ in at least one candidate. Weight error is not task accuracy."
+    )
+    return View(
+        "Quantized candidates",
+        ranking.verdict,
+        conclusion(ranking),
+        ranking.reasons,
+        facts,
+        list(_sections(ranking, top)),
+        about,
+        f"{ranking.tool.name} {ranking.tool.version}",
+        _maps(ranking),
+    )
+
+
+def _compared(ranking: Ranking) -> str:
+    tensors = f"{count(ranking.tensors, 'tensor')} common to all, {ranking.elements:,} elements"
+    differ = count(len(ranking.layers), "layer differs", "layers differ")
+    return f"{tensors}; {differ} in at least one candidate"
+
+
+def _source(ranking: Ranking) -> str:
+    return "the weights" if ranking.sample is None else f"{100 * ranking.sample:g} % of the rows of the weights"
+
+
+def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
+    excluded = _excluded(ranking)
+    behind = [
+        f"{display(c.name)}: {display(c.behind)} is no larger and has no more error"
+        for c in ranking.candidates
+        if c.behind
+    ]
+    parts: list[Part] = [Lines(excluded, warn=True)] if excluded else []
+    parts.append(_candidates(ranking))
+    yield Section("candidates", "Candidates", [*parts, *([Lines(behind)] if behind else [])])
+    if ranking.gains:
+        yield Section("gains", "What each choice buys", [_gains(ranking)])
+    if ranking.studies:
+        yield Section("studies", "Outliers and scales", [_studies(ranking)])
+    if top and ranking.layers:
+        yield Section("spread", "Where the choice matters", [_spread_table(ranking, top)])
+    if swaps := [*ranking.swaps, *ranking.kept]:
+        yield Section("mix", "What to change", [part for one in swaps for part in _swaps(one, ranking, top)])
+    if gates := [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]:
+        yield Section("gates", "Gates", [Gates(gates)], is_detail=True)
+
+
+def _candidates(ranking: Ranking) -> Table:
+    """The columns that mean something here, and their cells."""
+    columns, rows = list(COLUMNS), []
+    weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
+    gates = any(candidate.gates for candidate in ranking.candidates)
+    predicted = any(candidate.predicted_kld is not None for candidate in ranking.candidates)
+    bounded = any(candidate.tokens_per_second is not None for candidate in ranking.candidates)
+    columns += [WEIGHTED] * weighted + [PREDICTED] * predicted + [SPEED] * bounded + [GATES] * gates
+    for candidate in ranking.candidates:
+        cells = _cells(candidate, len(ranking.layers))
+        if weighted:
+            cells.append(NONE if candidate.weighted_snr_db is None else f"{candidate.weighted_snr_db:.2f}")
+        if predicted:
+            cells.append(NONE if candidate.predicted_kld is None else f"{candidate.predicted_kld:.4g}")
+        if bounded:
+            speed = candidate.tokens_per_second
+            cells.append(NONE if speed is None else f"{speed:,.0f}")
+        if gates:
+            cells.append(f"{sum(gate.status == 'pass' for gate in candidate.gates)} of {len(candidate.gates)}")
+        rows.append([Name(candidate.name), *cells])
+    return Table("Candidates, the least error first", "candidate", columns, rows)
+
+
+def _cells(candidate: Candidate, layers: int) -> list[str]:
+    warnings = sum(finding.severity != "info" for finding in candidate.findings)
+    worst = candidate.worst_layer
+    if candidate.rank is None:
+        why = "inconclusive" if candidate.verdict == "inconclusive" else "undefined"
+        return [why, NONE, size(candidate.checkpoint_bytes), *[NONE] * 5, f"{warnings:,}", NONE]
+    return [
+        str(candidate.rank),
+        "yes" if candidate.on_front else "no",
+        size(candidate.bytes or 0),
+        NONE if candidate.bits_per_weight is None else f"{candidate.bits_per_weight:.4g}",
+        _db(candidate),
+        NONE if candidate.excess_db is None else f"{candidate.excess_db:.2f}",
+        NONE if worst is None else "undefined" if worst.snr_db is None else f"{worst.snr_db:.2f}",
+        f"{candidate.best_layers:,} of {layers:,}",
+        f"{warnings:,}",
+        LayerName(worst.layer_name) if worst else NONE,
+    ]
+
+
+def conclusion(ranking: Ranking) -> str:
+    """Which candidate is best, by how much, for how many bytes, and what would make it better still."""
+    kept = next((swaps for swaps in ranking.kept if swaps.candidate == ranking.candidates[0].name), None)
+    more = f"; {_better_kept(kept, ranking.candidates[0])}" if kept else ""
+    failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
+    predicted = [(c.predicted_kld, c) for c in ranking.candidates if c.predicted_kld is not None]
+    least = min(predicted, key=lambda item: item[0], default=None)
+    if least and least[1].name != ranking.candidates[0].name:
+        more += f"; {display(least[1].name)} has the least predicted KLD ({least[0]:.4g})"
+    held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
+    sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
+    return f"{_best(ranking)}{more}{held}{sampled}"
+
+
+def _better_kept(kept: Swaps, own: Candidate) -> str:
+    dtypes = {swap.format for swap in kept.layers}
+    where = f"in {dtypes.pop()}" if len(dtypes) == 1 else "as in the original"
+    several = len(kept.layers) > 1
+    if kept.snr_db is None or own.snr_db is None:
+        gain = f"{'make' if several else 'makes'} it identical to the original"
+    else:
+        gain = f"{'give' if several else 'gives'} {kept.snr_db - own.snr_db:.2f} dB more"
+    share = 100 * kept.bytes_change / (own.bytes or 1)
+    return f"kept {where}, {len(kept.layers):,} of its layers {gain} for {share:.2g} % more bytes"
+
+
+def _best(ranking: Ranking) -> str:
+    ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
+    if len(ranked) < 2:
+        return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
+    best, second = ranked[:2]
+    if best.snr_db is None or second.snr_db is None:
+        gain = "identical to the original" if not best.squared_error else f"less error than {display(second.name)}"
+        return f"{display(best.name)} is best: {gain}, {_cost(best, second)}"
+    gain = f"{best.snr_db - second.snr_db:.2f} dB more than {display(second.name)}"
+    return f"{display(best.name)} is best: {gain} {_cost(best, second)}"
+
+
+def _cost(best: Candidate, second: Candidate) -> str:
+    share = 100 * ((best.bytes or 0) / (second.bytes or 1) - 1)
+    if abs(share) < SAME_SIZE:
+        return "in as many bytes"
+    return f"for {share:.2g} % more bytes" if share > 0 else f"in {-share:.2g} % fewer bytes"
+
+
+def brief(ranking: Ranking) -> str:
+    """Who is not ranked, and the front on one line, for ``--quiet``."""
+    description = []
+    for name in ranking.front:
+        candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
+        description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_db(candidate)} dB)")
+    front = f"on the front of size and error: {', '.join(description)}" if description else "no candidate can be ranked"
+    return "\n".join(f"quanterr: {line}" for line in (*_excluded(ranking), f"{ranking.verdict}: {front}"))
+
+
+def _excluded(ranking: Ranking) -> list[str]:
+    return [f"not ranked: {display(c.name)}: {display(c.not_ranked, LONG)}" for c in ranking.candidates if c.not_ranked]
+
+
+def _db(candidate: Candidate) -> str:
+    return _snr(candidate.snr_db, candidate.squared_error, candidate.snr_db_margin)
+
+
+def _snr(snr_db: float | None, squared_error: float | None, margin: float | None = None) -> str:
+    if snr_db is not None:
+        return f"{snr_db:.2f}" + ("" if margin is None else f" ± {margin:.2f}")
+    return "undefined" if squared_error else "identical"  # undefined: of an original of zeros
+
+
+def _studies(ranking: Ranking) -> Table:
+    """What outliers and scales do to each recipe."""
+    first = ranking.studies[0]
+    heads = [f"{one.percent:g} % out" for one in first.outliers]
+    heads += [f"{one.percent:g} % of columns out" for one in first.columns]
+    heads += [f"scale {one.percent:+g} %" for one in first.scales]
+    rows = []
+    for one in ranking.studies:
+        changes = (*one.outliers, *one.columns, *one.scales)
+        cells = (NONE if change.gain_db is None else f"{change.gain_db:+.2f}" for change in changes)
+        rows.append([Name(one.candidate), *cells])
+    return Table(STUDY_TITLE, "candidate", [Column(head, n) for n, head in enumerate(heads)], rows)
+
+
+def _gains(ranking: Ranking) -> Table:
+    sizes = {candidate.name: candidate.bytes or 1 for candidate in ranking.candidates}
+    rows = [
+        [
+            Name(gain.candidate),
+            Name(gain.instead_of),
+            gain.what,
+            f"{gain.snr_gain_db:+.2f}",
+            _percent(gain.bytes_change, sizes[gain.instead_of]),
+        ]
+        for gain in ranking.gains
+    ]
+    return Table("What each choice buys", "recipe", GAIN_COLUMNS, rows)
+
+
+def _spread_table(ranking: Ranking, top: int) -> Table:
+    """Where the candidates are furthest apart."""
+    layers = sorted(ranking.layers, key=_spread, reverse=True)[:top]
+    names = [choice.candidate for choice in layers[0].choices]
+    columns = (Column("best", 0, right=False), *(Column(display(name), n) for n, name in enumerate(names, 1)))
+    rows = [
+        [
+            LayerName(layer.layer_name),
+            Name(layer.best),
+            *(_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin) for choice in layer.choices),
+        ]
+        for layer in layers
+    ]
+    title = f"SNR in dB where the choice matters most, {len(layers):,} of {count(len(ranking.layers), 'layer')}"
+    return Table(title, "layer", columns, rows)
+
+
+def _spread(layer: RankedLayer) -> float:
+    errors = [choice.squared_error for choice in layer.choices]
+    return max(errors) - min(errors)
+
+
+def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Iterator[Part]:
+    own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
+    error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
+    after = _snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
+    whence = "taken from other candidates" if any(swap.take_from for swap in swaps.layers) else "as in the original"
+    title = (
+        f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} {whence}: "
+        f"{_percent(swaps.bytes_change, own.bytes or 1)} bytes, {_percent(swaps.squared_error_change, error)} "
+        f"squared error, {_db(own)} -> {after}"
+    )
+    rows = [
+        [
+            LayerName(swap.layer_name),
+            f"{display(swap.take_from or 'original')} ({swap.format})",
+            f"{swap.bytes_change:+,}",
+            _percent(swap.squared_error_change, error),
+        ]
+        for swap in swaps.layers[: max(top, FEW)]
+    ]
+    yield Table(title, "layer", SWAP_COLUMNS, rows, len(swaps.layers) - len(rows))
+
+
+def _percent(change: float, whole: float) -> str:
+    return f"{100 * change / whole:+.3g} %"
+
+
+def _maps(ranking: Ranking) -> Maps:
+    """The SNR of each ranked candidate is a metric of every layer."""
+    ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
+    metrics = {"spread": Metric("Spread", "lower", "%", log=True, column="Spread %")}
+    for n, candidate in enumerate(ranked):
+        name = display(candidate.name)
+        metrics[f"snr_{n}"] = Metric(name, "higher", "dB", column=name, is_wide=n > 0)
+    front = [(display(c.name), c.bytes or 0, c.snr_db, c.on_front) for c in ranked]
+    details = Details("Candidates", ["", "format", "SNR dB", "bytes", "Σe²"], lambda n: _choices(ranking.layers[n]))
+    return Maps(
+        metrics, {"role": "Role", "best": "Best"}, lambda: page_data(ranking), "spread", "snr_0", front, details
+    )
+
+
+def _choices(layer: RankedLayer) -> list[list[str]]:
+    return [
+        [
+            display(choice.candidate),
+            display(choice.format),
+            _snr(choice.snr_db, choice.squared_error, choice.snr_db_margin),
+            f"{choice.bytes:,}",
+            f"{choice.squared_error:.{html_data.DIGITS}g}",
+        ]
+        for choice in layer.choices
+    ]
+
+
+def page_data(ranking: Ranking) -> dict[str, Any]:
+    """All layers, with an SNR for each ranked candidate."""
+    total = max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
+    return columns_of(_row(layer, total) for layer in ranking.layers)
+
+
+def _row(layer: RankedLayer, total: float) -> Row:
+    levels = {f"snr_{n}": _level(choice) for n, choice in enumerate(layer.choices)}
+    spread = rounded(_spread(layer) / total, SHARE_DIGITS) if total else None
+    words = {"role": role_of(layer.layer_name), "best": display(layer.best)}
+    return Row(layer.layer_name, DIFFERS, words, {"spread": spread, **levels})
+
+
+def _level(choice: Choice) -> float | str | None:
+    if choice.snr_db is not None:
+        return round(choice.snr_db, DB_PLACES)
+    return None if choice.squared_error else SAME
+
+
+def rows(ranking: Ranking) -> Iterator[Cells]:
+    """CSV: the verdict, each candidate, then each layer of each candidate; ``list`` says which it is."""
+    verdict = {"quanterr_verdict": ranking.verdict}
+    yield (verdict | {"list": "ranking", "reason": "; ".join(ranking.reasons)}).items()
+    for candidate in ranking.candidates:
+        own = {name: getattr(candidate, name) for name in CSV_COLUMNS if hasattr(candidate, name)}
+        reason = candidate.not_ranked or "; ".join(candidate.reasons)
+        yield (verdict | {"list": "candidates", "candidate": candidate.name, "reason": reason} | own).items()
+    for layer in ranking.layers:
+        named = {"list": "layers", "layer_name": layer.layer_name, "best": layer.best}
+        for choice in layer.choices:
+            own = {name: getattr(choice, name) for name in CSV_COLUMNS if hasattr(choice, name)}
+            yield (verdict | named | own).items()
+
+
+def suites(ranking: Ranking) -> Sequence[Suite]:
+    """JUnit: a suite for each candidate, with a test for whether it can be ranked and one for each gate."""
+    answer = sentence(conclusion(ranking))
+    return [_suite(candidate, "" if n else answer) for n, candidate in enumerate(ranking.candidates)]
+
+
+def _suite(candidate: Candidate, output: str) -> Suite:
+    problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
+    name = "everything selected was compared and can be relied on"
+    return Suite(candidate.name, [Case("ranking", name, *problem, output=output)], candidate.gates)
