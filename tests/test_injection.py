@@ -24,7 +24,7 @@ from quanterr.gates.github import LEFT_OUT, annotations, summary
 from quanterr.gates.judging import Verdict
 from quanterr.gates.rules import read_rules
 from quanterr.report import OUTPUTS
-from quanterr.report.as_table import brief, show
+from quanterr.report.as_table import show
 from quanterr.report.files import targets
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Report, dumps
@@ -200,7 +200,7 @@ def test_a_name_is_only_text_in_a_terminal(name):
     file = io.StringIO()
     show(named(name), console(file, "never"), 30, verbose=True)
 
-    check_lines(file.getvalue() + brief(named(name)))
+    check_lines(file.getvalue() + named(name).brief())
 
 
 @every_name

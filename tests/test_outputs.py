@@ -285,7 +285,7 @@ class TestMarkdown:
 
 class TestUpdating:
     def update(self, text):
-        return as_md.updated(text, flawless(), "README.md")
+        return card.updated(text, as_md.section(flawless()), "README.md")
 
     def test_only_what_is_between_the_comments_changes(self):
         made = self.update(f"# Model\n\n{card.BEGIN}\nold\n{card.END}\nafter\n")
@@ -298,7 +298,7 @@ class TestUpdating:
         assert once == self.update(once)
 
     def test_of_a_hostile_report_can_be_updated_again(self, evil):
-        text = as_md.updated(f"{card.BEGIN}\n{card.END}\n", evil, "README.md")
+        text = card.updated(f"{card.BEGIN}\n{card.END}\n", as_md.section(evil), "README.md")
 
         assert as_md.section(flawless()) == self.update(text)
 
@@ -334,15 +334,15 @@ class TestUpdating:
         ],
     )
     def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
-        once = as_md.updated(text, flawless(), "README.md", append=True)
+        once = card.updated(text, as_md.section(flawless()), "README.md", append=True)
 
         assert once.startswith(before + card.BEGIN)
-        assert once == as_md.updated(once, flawless(), "README.md", append=True)
+        assert once == card.updated(once, as_md.section(flawless()), "README.md", append=True)
         assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
 
     def test_appending_repairs_no_broken_comments(self):
         with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
-            as_md.updated(f"{card.BEGIN}\n", flawless(), "README.md", append=True)
+            card.updated(f"{card.BEGIN}\n", as_md.section(flawless()), "README.md", append=True)
 
     def test_comments_within_a_line_are_text(self):
         with pytest.raises(UsageError, match="has no place for the report"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import sample_documents
 from forked import call, call_anew
 from sample_reports import hostile, report_of, tiny
 from stored import pair
@@ -161,3 +162,18 @@ class TestErrors:
 
         assert done.returncode in (Status.OK, Status.BROKEN_PIPE)
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["ranking", "evaluation", "plan"])
+def test_every_document_can_be_rendered(kind, tmp_path):
+    document = getattr(sample_documents, kind)()
+    document.save(tmp_path / "x.json")
+    suffixes = ("json", "jsonl", "csv", "html", "md", "xml")
+    done = call("render", tmp_path / "x.json", *(word for s in suffixes for word in ("-o", tmp_path / f"y.{s}")))
+
+    assert (0, document.brief() + "\n") == (done.returncode, done.stderr)
+    for suffix in suffixes:
+        document.save(tmp_path / f"z.{suffix}")
+        assert (tmp_path / f"z.{suffix}").read_bytes() == (tmp_path / f"y.{suffix}").read_bytes()
+    call("render", tmp_path / "x.json", "--update", tmp_path / "y.md")
+    assert (tmp_path / "z.md").read_text() == (tmp_path / "y.md").read_text()

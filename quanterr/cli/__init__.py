@@ -275,13 +275,13 @@ def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "
 
 
 def _deliver(report: "Report", to: "list[Target]", display: Display, status: Status) -> None:
-    from quanterr.report.as_table import answer, brief, show
+    from quanterr.report.as_table import answer, show
 
     def table(console: "Console", wrote: list[str]) -> None:
         ending = answer(report, status, wrote)
         show(report, console, display.top_layers, display.sort_by, display.verbose, display.plot, ending)
 
-    deliver(report, to, display, table, brief(report))
+    deliver(report, to, display, status, table)
 
 
 def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
@@ -302,12 +302,13 @@ app.command(cls=Command, help=evaluate.HELP)(evaluate.evaluate)
 app.command(cls=Command, help=ppl.HELP)(ppl.ppl)
 
 
-RENDER_HELP = help_of("""Write other outputs of a stored report, without the models.
+RENDER_HELP = help_of("""Write other outputs of a stored report, ranking, evaluation or plan, without the models.
 
 \b
 [bold]quanterr render report.json -o report.html -o report.csv[/bold]
 [bold]quanterr render report.json --to md >> model-card.md[/bold]
 [bold]quanterr render report.json --update README.md --append[/bold]
+[bold]quanterr render plan.json -o plan.html[/bold]
 
 Exits with 0 when they are written, whatever the verdict, which goes to stderr: quanterr gate judges.
 """)
@@ -315,7 +316,7 @@ Exits with 0 when they are written, whatever the verdict, which goes to stderr: 
 
 @app.command(cls=Command, help=RENDER_HELP)
 def render(
-    stored: Annotated[str, typer.Argument(metavar="REPORT", help="What compare -o report.json wrote.")],
+    stored: Annotated[str, typer.Argument(metavar="REPORT", help="What -o FILE.json wrote.")],
     to: Annotated[
         str | None,
         typer.Option(
@@ -355,7 +356,8 @@ def render(
         bool, typer.Option("--append", help="With --update: at the end, if the document has no such comments.")
     ] = False,
 ) -> None:
-    """Write other outputs of a stored report."""
+    """Write other outputs of a stored document."""
+    from quanterr.report.documents import KINDS, read_document, schema_of
     from quanterr.report.files import STDOUT, output_named, targets, update, write_output
 
     if not to and not outputs and not document:
@@ -365,30 +367,30 @@ def render(
     if to and outputs and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    targeted = targets(given, [stored], output_named(to) if to else None, no_clobber)
-
-    from quanterr.report.as_table import brief
-    from quanterr.report.reading import read_report
-
+    known = KINDS[schema_of(stored)].outputs
+    targeted = targets(given, [stored], output_named(to, known) if to else None, no_clobber, known)
     gc.disable()  # what is read is kept to the end, and the end is near
-    report = read_report(stored)
-    evaluated = None if evaluation is None else _evaluation_of(evaluation, report, targeted)
+    found = read_document(stored)
+    evaluated = None if evaluation is None else _evaluation_of(evaluation, found, targeted)
     with printing():
         if document:
-            update(document, report, append)
+            update(document, found, output_named("md", known), append)
         for target in targeted:
             more: dict[str, Any] = (
                 {"evaluation": evaluated} if evaluated is not None and target.output.name == "html" else {}
             )
-            write_output(report, target, **more)
-        print(brief(report), file=sys.stderr)
+            write_output(found, target, **more)
+        print(found.brief(), file=sys.stderr)
 
 
-def _evaluation_of(path: str, report: "Report", to: "list[Target]") -> "Evaluation":
+def _evaluation_of(path: str, report: "Document", to: "list[Target]") -> "Evaluation":
     """The evaluation that goes into a page, checked before anything is written."""
     from quanterr.report.as_html import of_same_pair
     from quanterr.report.evaluation.reading import read_evaluation
+    from quanterr.report.model import Report
 
+    if not isinstance(report, Report):
+        raise UsageError("--evaluation goes into the page of a report of compare")
     if not any(target.output.name == "html" for target in to):
         raise UsageError("--evaluation goes into a page: give -o report.html")
     evaluation = read_evaluation(path)

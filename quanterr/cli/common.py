@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from quanterr.cli.progress import Bar, Heartbeat, Steps
     from quanterr.report.files import Target
-    from quanterr.report.model import Finding, Layer
+    from quanterr.report.model import Document, Finding, Layer
 
 
 ROOM = 256 * 2**20  # bytes: what a small comparison takes above torch
@@ -404,9 +404,15 @@ def _abandon_stdout() -> None:
 
 
 def deliver(
-    found: Any, to: "Sequence[Target]", display: Display, show: "Callable[[Console, list[str]], None]", brief: str
+    found: "Document",
+    to: "Sequence[Target]",
+    display: Display,
+    status: int | None = None,
+    show: "Callable[[Console, list[str]], None] | None" = None,
 ) -> None:
-    """A result to where it was asked for: files, tables by ``show(console, files that were written)``, standard output.
+    """A document to where it was asked for: files, tables that end with the exit ``status``, standard output.
+
+    ``show(console, files that were written)`` prints it in another way than its view.
 
     Files first: no reader that leaves the table early costs a result, and no full disk costs the table. Standard output
     carries one thing: the document, if one is to go there.
@@ -422,7 +428,7 @@ def deliver(
                     write_output(found, target)
                     wrote.append(str(target.path))
         finally:
-            _tell(display, bool(documents), wrote, show, brief)
+            _tell(found, display, status, bool(documents), wrote, show)
         for target in documents:
             write_output(found, target)
         if display.as_json and not documents:
@@ -431,13 +437,22 @@ def deliver(
 
 
 def _tell(
-    display: Display, to_stderr: bool, wrote: list[str], show: "Callable[[Console, list[str]], None]", brief: str
+    found: "Document",
+    display: Display,
+    status: int | None,
+    to_stderr: bool,
+    wrote: list[str],
+    show: "Callable[[Console, list[str]], None] | None",
 ) -> None:
-    from quanterr.report.terminal import console
+    from quanterr.report import terminal
 
     if display.quiet:
-        print(brief, file=sys.stderr)
+        print(found.brief(), file=sys.stderr)
     elif not display.as_json:
         stream = sys.stderr if to_stderr else sys.stdout
-        show(console(stream, display.color), wrote)
+        console = terminal.console(stream, display.color)
+        if show is None:
+            terminal.show(found.view(display.top_layers), console, status, wrote)
+        else:
+            show(console, wrote)
         stream.flush()

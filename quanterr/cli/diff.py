@@ -68,12 +68,15 @@ def diff(
     import gc
 
     from quanterr.report.diff import OF_EVALUATIONS, OUTPUTS
-    from quanterr.report.evaluation import is_evaluation
+    from quanterr.report.documents import schema_of
+    from quanterr.report.evaluation import SCHEMA as EVALUATION
     from quanterr.report.files import STDOUT, targets, write_output
 
     gc.disable()  # what is read is kept to the end, and the end is near
     given = [*(outputs or []), *([STDOUT] if as_json and STDOUT not in (outputs or []) else [])]
-    are_evaluations = is_evaluation(old) or is_evaluation(new)  # of one alone, the other is told to be none
+    are_evaluations = (
+        schema_of(old) == EVALUATION or schema_of(new) == EVALUATION
+    )  # of one alone, the other is told to be none
     outputs_of_them = OF_EVALUATIONS if are_evaluations else OUTPUTS
     to = targets(given, [old, new], no_clobber=no_clobber, outputs=outputs_of_them)
     colored, top = wanted(sys.stdout, color_of(color, no_color)), 0 if quiet else top_layers

@@ -198,11 +198,8 @@ def evaluate(
 ) -> None:
     """Is the model still good?"""
     from quanterr.report.evaluation import OUTPUTS
-    from quanterr.report.evaluation.view import view
-    from quanterr.report.evaluation.wording import conclusion
     from quanterr.report.files import check_place, targets
     from quanterr.report.gate_results import exit_status
-    from quanterr.report.terminal import show
 
     gc.disable()  # a model has many modules, and there are no cycles to find
     inputs = [original, *(candidates or []), *(path for path in (text, tokens, *(tasks or [])) if path is not None)]
@@ -251,11 +248,5 @@ def evaluate(
             evaluation = evaluated(original, candidates or [], against=against or [], **options)
         status = exit_status(evaluation, allow_partial)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
-        deliver(
-            evaluation,
-            to,
-            shown,
-            lambda console, wrote: show(view(evaluation, top_layers), console, status, wrote),
-            f"quanterr: {evaluation.verdict}: {conclusion(evaluation)}",
-        )
+        deliver(evaluation, to, shown, status)
     raise typer.Exit(status)

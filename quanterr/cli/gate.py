@@ -154,7 +154,8 @@ def gate(
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.judging import judge_values, needed, unreliable
     from quanterr.gates.rules import check_baseline_use, read_rules
-    from quanterr.report.evaluation import is_evaluation
+    from quanterr.report.documents import schema_of
+    from quanterr.report.evaluation import SCHEMA as EVALUATION
     from quanterr.report.files import targets
     from quanterr.report.formatting import sentence
     from quanterr.report.gate_results import exit_status
@@ -163,7 +164,7 @@ def gate(
 
     gc.disable()  # what is read is kept to the end, and the end is near
     colored = wanted(sys.stderr, color_of(color, no_color))
-    if is_evaluation(report):
+    if schema_of(report) == EVALUATION:
         if any((fail_if, explain, update_baseline)) or not (require or baseline or thresholds):
             raise UsageError(
                 f"{display(report)} is an evaluation: give rules such as --require 'kld_mean <= 0.01', and no others"

@@ -151,8 +151,6 @@ def plan(
     """Which recipe should each layer have?"""
     from quanterr.report.files import targets, write_output
     from quanterr.report.plan import OUTPUTS
-    from quanterr.report.plan.view import conclusion, view
-    from quanterr.report.terminal import show
 
     gc.disable()  # many layers, and there are no cycles to find
     inputs = [original, *(path for path in (importance, sensitivity) if path is not None)]
@@ -194,13 +192,7 @@ def plan(
                 print(text, end="", flush=True)
             return
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
-        deliver(
-            found,
-            where,
-            shown,
-            lambda console, wrote: show(view(found, top_layers), console, wrote=wrote),
-            f"quanterr: {conclusion(found)}",
-        )
+        deliver(found, where, shown)
 
 
 def _bytes(text: str) -> float:

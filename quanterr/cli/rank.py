@@ -177,8 +177,6 @@ def run(
 ) -> int:
     """Rank files and recipes, write and show the ranking; the exit status."""
     from quanterr.report.keeping import budget
-    from quanterr.report.ranking.view import brief, view
-    from quanterr.report.terminal import show
 
     keep = None if keep_original is None else budget(keep_original)
     announce([original, *(one for one in candidates if isinstance(one, str))], shown.quiet)
@@ -205,13 +203,7 @@ def run(
             ranking = with_bounds(ranking, original, recipes, asked, more.hardware)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, allow_partial, interrupt.signal)
-        deliver(
-            ranking,
-            to,
-            shown,
-            lambda console, wrote: show(view(ranking, shown.top_layers), console, status, wrote),
-            brief(ranking),
-        )
+        deliver(ranking, to, shown, status)
         for name, report in judged.items():
             gate.report_verdict(report, name)
     return status

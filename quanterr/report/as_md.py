@@ -1,4 +1,4 @@
-"""The report as a section of a model card, between two comments, so that the next one can take its place.
+"""The report as a section of a model card: see card.py.
 
 Names are hostile: see markdown.py.
 """
@@ -6,7 +6,6 @@ Names are hostile: see markdown.py.
 from collections.abc import Iterator
 from typing import IO
 
-from quanterr.errors import UsageError
 from quanterr.report.card import BEGIN, END, MAX_LISTED
 from quanterr.report.formatting import (
     BUCKETS,
@@ -35,43 +34,6 @@ def write(report: Report, file: IO[str]) -> None:
 def section(report: Report) -> str:
     """The section, with its comments."""
     return "\n".join([BEGIN, *_lines(report), END]) + "\n"
-
-
-def updated(text: str, report: Report, where: str, append: bool = False) -> str:
-    """A document with the section in the place of what stood between its comments.
-
-    ``append``: at the end of a document that has no such comments.
-
-    Raises:
-        UsageError: not exactly one pair of comments, each on a line of its own.
-    """
-    lines = text.splitlines(keepends=True)
-    found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
-    if not found and append:
-        return _appended(text, report)
-    if not found:
-        raise UsageError(
-            f"{where}: has no place for the report; give --append to put it at the end, or add two lines where it "
-            f"belongs: {BEGIN} and {END}"
-        )
-    if [mark for _, mark in found] != [BEGIN, END]:
-        description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
-        raise UsageError(
-            f"{where}: needs {BEGIN} once and {END} once after it, each on its own line; it has {description}"
-        )
-    first, last = found[0][0], found[1][0]
-    newline = "\r\n" if lines[first].endswith("\r\n") else "\n"
-    before = "".join(lines[:first]) + ("\ufeff" if lines[first].startswith("\ufeff") else "")
-    ending = "" if lines[last].endswith("\n") else newline
-    made = section(report).replace("\n", newline)
-    return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
-
-
-def _appended(text: str, report: Report) -> str:
-    """With a blank line before the section, and line ends as they are there."""
-    newline = "\r\n" if "\r\n" in text else "\n"
-    ends = "" if not text or text.endswith("\n") else newline
-    return f"{text}{ends}{newline if text else ''}{section(report).replace(chr(10), newline)}"
 
 
 def _lines(report: Report) -> Iterator[str]:

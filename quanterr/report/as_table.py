@@ -88,13 +88,6 @@ def _damaged(report: Report) -> set[str]:
     return {found.layer for found in report.findings if found.severity == "error" and found.layer is not None}
 
 
-def brief(report: Report) -> str:
-    """Verdict, the one number and the reasons on one line, for ``--quiet``."""
-    snr = f"{count(report.aggregate.total_layers, 'layer')}, {db(report.aggregate.overall_snr_db, ' dB')}; "
-    reasons = "; ".join(sentence(reason) for reason in report.reasons)
-    return f"quanterr: {report.verdict}: {snr if report.layers else ''}{reasons}"
-
-
 def _aggregate(report: Report, plain: bool) -> Table:
     a: Aggregate = report.aggregate
     differ = "layer differs" if a.total_layers == 1 else "layers differ"

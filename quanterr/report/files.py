@@ -8,16 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.report import OUTPUTS, Output
 from quanterr.util.platform import give_mode, is_closed_pipe, sync_folder
 from quanterr.util.replacing import PRIVATE, replacing
 from quanterr.util.text import display
-
-if TYPE_CHECKING:
-    from quanterr.report.model import Report
 
 STDOUT = "-"
 BEGINNING = 128  # bytes
@@ -135,15 +132,15 @@ def save(found: object, path: str, outputs: Sequence[Output]) -> None:
         write_output(found, target, "save()")
 
 
-def output_named(name: str) -> Output:
+def output_named(name: str, outputs: Sequence[Output]) -> Output:
     """The output of that name.
 
     Raises:
         UsageError: there is none.
     """
-    found = next((output for output in OUTPUTS if output.name == name), None)
+    found = next((output for output in outputs if output.name == name), None)
     if found is None:
-        raise UsageError(f"--to {display(name)}: choose one of {', '.join(output.name for output in OUTPUTS)}")
+        raise UsageError(f"--to {display(name)}: choose one of {', '.join(output.name for output in outputs)}")
     return found
 
 
@@ -220,14 +217,16 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
-def update(given: str, report: "Report", append: bool = False) -> None:
-    """Put the Markdown section into a document, between its two comments; or append it where there are none.
+def update(given: str, found: object, output: Output, append: bool = False) -> None:
+    """Put a section into a Markdown file, between its two comments; or append it where there are none.
+
+    ``output`` makes the section of what was found.
 
     Raises:
         UsageError: no such document, not UTF-8, or not exactly one pair of comments.
         ResourceError: it cannot be written.
     """
-    from quanterr.report.as_md import updated
+    from quanterr.report.card import updated
 
     where = f"--update {display(given)}"
     try:
@@ -236,5 +235,7 @@ def update(given: str, report: "Report", append: bool = False) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{where}: {reason}") from error
-    made = updated(text, report, where, append)
-    write(Target(output_named("md"), Path(os.path.realpath(given))), lambda file: file.write(made), "--update")
+    section = io.StringIO()
+    output.write(found, section)
+    made = updated(text, section.getvalue(), where, append)
+    write(Target(output, Path(os.path.realpath(given))), lambda file: file.write(made), "--update")

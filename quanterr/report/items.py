@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
-from quanterr.report.formatting import BUCKETS, coverage_line, sentence, worst_expert
+from quanterr.report.formatting import BUCKETS, coverage_line, db, sentence, worst_expert
 from quanterr.report.model import Layer, Report
 from quanterr.report.sections import Case, Cells, Suite
 from quanterr.util.text import count, display
@@ -58,6 +58,13 @@ def _names_of(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
     names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
     kept = [name for name in names if name not in ("display_name", "nonfinite", "bytes")]
     return kept, attrgetter(*kept)
+
+
+def brief(report: Report) -> str:
+    """Verdict, the one number and the reasons on one line, for ``--quiet``."""
+    snr = f"{count(report.aggregate.total_layers, 'layer')}, {db(report.aggregate.overall_snr_db, ' dB')}; "
+    reasons = "; ".join(sentence(reason) for reason in report.reasons)
+    return f"quanterr: {report.verdict}: {snr if report.layers else ''}{reasons}"
 
 
 def suites(report: Report) -> list[Suite]:

@@ -48,6 +48,10 @@ class Document(Model):
         """What its reader sees, with ``top`` layers of each kind."""
         return self._declared().view(self, top)  # type: ignore[no-any-return] # by name: what shows it imports this
 
+    def brief(self) -> str:
+        """The answer on one line, for ``--quiet``."""
+        return self._declared().brief(self)  # type: ignore[no-any-return]
+
     def columns(self) -> "Sequence[str]":
         """The columns of its CSV."""
         return self._declared().CSV_COLUMNS  # type: ignore[no-any-return]

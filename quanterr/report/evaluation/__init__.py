@@ -5,25 +5,13 @@ To add an output: write its file with ``write(evaluation, file)``, add its row h
 
 from quanterr.report import Output
 
-_HERE = "quanterr.report.evaluation"
 SCHEMA = "quanterr.evaluation"
-
-BEGINNING = 200  # bytes, in which an evaluation names itself
 
 OUTPUTS: tuple[Output, ...] = (
     Output("json", ".json", "everything, as strict JSON, for jq and for gate", "quanterr.report.as_json"),
-    Output("jsonl", ".jsonl", "the same as JSON Lines: the evaluation, then a weight per line", f"{_HERE}.as_jsonl"),
+    Output("jsonl", ".jsonl", "the same as JSON Lines: the whole, then a weight per line", f"{__name__}.as_jsonl"),
     Output("csv", ".csv", "a line per candidate, block and weight", "quanterr.report.as_csv"),
     Output("html", ".html", "one page: numbers, blocks, map, all weights", "quanterr.report.page"),
     Output("md", ".md", "a section for a model card", "quanterr.report.card"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.report.as_junit"),
 )
-
-
-def is_evaluation(path: str) -> bool:
-    """Whether a file begins as an evaluation does; what cannot be read is for its reader to report."""
-    try:
-        with open(path, "rb") as file:
-            return f'"{SCHEMA}"'.encode() in file.read(BEGINNING)
-    except (OSError, ValueError):
-        return False

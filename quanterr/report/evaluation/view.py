@@ -184,6 +184,11 @@ def _rows_of(candidate: Evaluated) -> Iterator[dict[str, Any]]:
         yield {"list": "findings", "name": found.code, "severity": found.severity, "reason": found.message}
 
 
+def brief(evaluation: Evaluation) -> str:
+    """The answer on one line."""
+    return f"quanterr: {evaluation.verdict}: {conclusion(evaluation)}"
+
+
 def suites(evaluation: Evaluation) -> list[Suite]:
     """JUnit: a suite for each candidate, with a test for its reliability and one for each gate."""
     return [_suite(candidate) for candidate in evaluation.candidates]

@@ -143,5 +143,10 @@ def conclusion(plan: Plan) -> str:
     )
 
 
+def brief(plan: Plan) -> str:
+    """The answer on one line."""
+    return f"quanterr: {conclusion(plan)}"
+
+
 def _distance(plan: Plan) -> str:
     return f"no plan is more than {100 * (plan.cost / plan.bound - 1):.2g} % better" if plan.bound > 0 else "no bound"
