@@ -39,22 +39,28 @@ class ScaleSampler:
         self._weight, self._largest = weight, largest
         self._sampled: list[_Sampled] = []
 
-    def add(self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling) -> None:
-        """Take in rows from a column on; ``e``, where it is known, is the error of the nearest codes, (r, c)."""
+    def add(
+        self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None = None
+    ) -> None:
+        """Take in rows from a column on, (r, c).
+
+        ``e``, where it is known, is the error of the nearest codes; ``y`` what is stored, where these are others.
+        """
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
         if x.numel() > ENOUGH and self.rows_apart:
-            rows, x, e, scales = rows[::EVERY], x[::EVERY], None if e is None else e[::EVERY], _rows(scales)
+            rows, x, scales = rows[::EVERY], x[::EVERY], _rows(scales)
+            e, y = (None if side is None else side[::EVERY] for side in (e, y))
         groups, order = self._groups(scales, tuple(x.shape))
         if groups is None:
             return
         cols = x.shape[1] // groups.cols * groups.cols
-        if order is not None:
-            x, e, scales = x[:, order], None if e is None else e[:, order], _columns(scales, order)
-        elif cols < x.shape[1]:
-            x, e, scales = x[:, :cols], None if e is None else e[:, :cols], _columns(scales, slice(cols))
+        if order is not None or cols < x.shape[1]:
+            chosen = slice(cols) if order is None else order
+            x, scales = x[:, chosen], _columns(scales, chosen)
+            e, y = (None if side is None else side[:, chosen] for side in (e, y))
         largest = self._largest if not groups.whole and self._has_one_scale else None
-        found = losses(self._weight.levels, x, e, scales, groups, largest)
+        found = losses(self._weight.levels, x, e, scales, groups, largest, y)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
         places = [-1] if order is not None else range(col, col + cols, groups.cols)
@@ -113,7 +119,8 @@ class ScaleSampler:
         places: list[tuple[float, tuple[int, int], int, Losses, tuple[int, int]]] = []
         for one in self._sampled:
             lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
-            fits = (one.losses.needed > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & (lost < CLIPPED_DB)
+            clips = one.losses.needed > 1
+            fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & ((lost < CLIPPED_DB) | ~clips)
             out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
             for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
                 place = one.rows[down], one.cols[across] if len(one.cols) > 1 else -1

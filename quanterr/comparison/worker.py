@@ -203,7 +203,8 @@ class Worker:
         """What the nearest codes of a sample come to, and what its scales lose."""
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
-        sampler, of_scales = Sampler(), ScaleSampler(weight, None if rotated else sums.x_max)
+        sampler = Sampler(None if rotated else pair.importance)
+        of_scales = ScaleSampler(weight, None if rotated else sums.x_max)
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             if rotated:
@@ -214,7 +215,7 @@ class Worker:
                 found = nearest(weight.levels, x, y, scales)
                 sampler.add(chunk, x, y, found)
                 if not spread_over_rows(weight):
-                    of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales)
+                    of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales, y)
         return sampler.result(), of_scales
 
     def _blocks(self, pair: Pair) -> ScaleSampler:
@@ -250,7 +251,7 @@ class Worker:
                 found_nearest = nearest(weight.levels, x, y, scales)
                 sampler.add(chunk, x, y, found_nearest)
                 if of_scales.rows_apart:
-                    of_scales.add([row], 0, x, found_nearest.values - x, scales)
+                    of_scales.add([row], 0, x, found_nearest.values - x, scales, y)
         parts = sampler.worse_rows(sample)
         known = any(part.kind == "group" for part in sample.parts)
         of_groups = None if known else of_scales.part()

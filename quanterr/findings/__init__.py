@@ -22,8 +22,16 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import allows_signs, has_nearest_codes, is_too_good, of_attainable, underflows
-from quanterr.findings.explanations import NEAR, SIGNED, drop_explained
+from quanterr.findings.excess import (
+    allows_signs,
+    has_nearest_codes,
+    is_repairable,
+    is_too_good,
+    is_usual,
+    of_attainable,
+    underflows,
+)
+from quanterr.findings.explanations import NEAR, SIGNED, USUAL, drop_explained
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -37,6 +45,7 @@ from quanterr.findings.layers import (
     unquantized_changed,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
+from quanterr.findings.methods import Method, compensates
 from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
@@ -73,7 +82,9 @@ class FindingCollector:
         self._seen: dict[int, WeightSummary] = {}
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
-        self._facts: dict[str, set[str]] = {NEAR: set(), SIGNED: set()}
+        self._facts: dict[str, set[str]] = {NEAR: set(), USUAL: set(), SIGNED: set()}
+        config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
+        self._compensates, self._undone = compensates(config), {name for one in plan.folded for name in one.names}
 
     def add(self, done: ComparedWeight) -> None:
         """Take in a compared weight; its sums are not kept."""
@@ -81,13 +92,16 @@ class FindingCollector:
         if done.sums.exact:
             self._equal[done.number] = pair
             return
-        nearest = has_nearest_codes(pair, done)
-        near = nearest and are_good(pair, done)
+        method = Method(self._compensates, pair.name in self._undone)
+        nearest, good = has_nearest_codes(pair, done, method), are_good(pair, done)
+        near = nearest and good
         if near:
             self._facts[NEAR].add(pair.name)
+        if good and is_usual(pair, done, method):
+            self._facts[USUAL].add(pair.name)
         if allows_signs(done):
             self._facts[SIGNED].add(pair.name)
-        if found := [*of_weight(pair, done), *of_attainable(pair, done), *of_scales(pair, done)]:
+        if found := [*of_weight(pair, done), *of_attainable(pair, done, method), *of_scales(pair, done, method)]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(
@@ -100,7 +114,7 @@ class FindingCollector:
             near or underflows(pair, done.sums),
             is_too_good(pair, done),
             done.attainable.snr_db if done.attainable and not nearest else None,
-            nearest or underflows(pair, done.sums),
+            nearest or not is_repairable(pair, done) or underflows(pair, done.sums),
             done.copy,
         )
 

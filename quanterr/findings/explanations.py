@@ -12,6 +12,7 @@ from quanterr.report.model import Finding
 
 # Facts about single weights.
 NEAR = "near"  # its codes are about the nearest that its scales allow, and these about as good as good ones
+USUAL = "usual"  # its codes are as far from the nearest as its method leaves them, and its scales are good
 SIGNED = "signed"  # its codes go with the signs of its scales
 Facts = Mapping[str, Collection[str]]  # fact → names of weights
 
@@ -44,9 +45,16 @@ EXPLANATIONS = (
     Explanation(
         (NEAR,),
         "info",
-        (*LEVELS, "saturated", "biased_error", "bad_rows"),
+        (*LEVELS, "saturated", "biased_error", "bad_rows", *REPAIRS),
         "error",
         "no codes are better with these scales, nor other scales much better, however low the SNR is",
+    ),
+    Explanation(
+        (USUAL,),
+        "info",
+        (*LEVELS, "bad_rows"),
+        "error",
+        "it is as good as its scales allow but for what its method costs, which is told as excess",
     ),
     Explanation(
         (SIGNED,),

@@ -6,6 +6,7 @@ from math import isfinite, log2
 from quanterr.findings.codes import finding
 from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED
 from quanterr.findings.figures import bits_of
+from quanterr.findings.methods import Method
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.model import Finding
@@ -19,7 +20,7 @@ PART_WARNED_DB = 6.0  # of groups, of which sound ones lose up to 4
 REMEDY = "make scales of the original's largest values: of each group the largest over the largest code"
 
 
-def of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+def of_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
     """Scales that are too large or too small, of a whole weight or of some of its groups."""
     found = done.attainable
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
@@ -27,7 +28,7 @@ def of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     severity, loss = _severity(pair, found), found.scale_loss_db
     part = next((part for part in found.parts if part.kind == "group"), None)
     if severity in (None, "info") and part:
-        yield _of_groups(pair, part)
+        yield _of_groups(pair, part, method)
     elif severity:
         yield finding(
             "scale_loss",
@@ -69,13 +70,14 @@ def _words(pair: Pair, ratio: float) -> str:
     return f"{what}scales are {ratio:.3g} x what the values need"
 
 
-def _of_groups(pair: Pair, part: Part) -> Finding:
+def _of_groups(pair: Pair, part: Part, method: Method) -> Finding:
     lost = part.attainable_db - part.snr_db
+    warned = BROKEN_DB if method.compensates else PART_WARNED_DB
     row, col = part.worst
     where = f"row {row}" + (f", columns from {col}" if col >= 0 else "")
     return finding(
         "scale_loss",
-        "warning" if lost > PART_WARNED_DB else "info",
+        "warning" if lost > warned else "info",
         pair.name,
         f"{display(pair.name)}: {count(part.number, 'sampled group')} of {part.size}, the worst at {where}: "
         f"{_words(pair, part.factor)}: they allow {part.snr_db:.1f} dB, good ones {part.attainable_db:.1f} dB",

@@ -63,14 +63,22 @@ class Losses(NamedTuple):
     good_sq: Tensor  # and with good ones; (2, …): as two rules make them, where they are powers of two
     worst_sq: Tensor  # and at worst: half a step, of all elements but zeros
     needed: Tensor  # a good scale / the stored one
+    used: Tensor  # the same for what the stored codes stand for: which part of their range these use
 
 
 def losses(
-    levels: Levels, x: Tensor, e: Tensor | None, scales: Scaling, groups: Groups, largest: float | None = None
+    levels: Levels,
+    x: Tensor,
+    e: Tensor | None,
+    scales: Scaling,
+    groups: Groups,
+    largest: float | None = None,
+    y: Tensor | None = None,
 ) -> Losses:
     """Of ``x``, (r, c) float32; ``e``, where it is known, is the error of the nearest codes with the stored ``scales``.
 
     ``largest`` is the largest magnitude of the original, where a group is all of the weight and ``x`` a part of it.
+    ``y`` is what is stored, where its codes are not the nearest.
     """
     unit, shift = scales
     none = unit == 0
@@ -79,13 +87,10 @@ def losses(
         unit = unit.masked_fill(none, 1.0)
     codes = (x - shift if shift is not None else x) / unit
     zeros = None if shift is None else _zeros(levels, shift, unit, groups, codes.shape)
-    high, low = groups.most(codes), groups.least(codes)
-    if zeros is None or _fixed(zeros):
-        zero = torch.zeros_like(high) if zeros is None else zeros
-        needed, start, first = _centred(levels, high, low, zero), zero, zero
-    else:
-        start, first = torch.minimum(low, zeros), torch.full_like(low, levels.lowest)
-        needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
+    needed, start, first = _needed(levels, codes, zeros, groups)
+    used = needed
+    if y is not None:
+        used = _needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups)[0]
     if not groups.whole:
         needed = _of_whole(needed, unit, levels, largest)
     live = needed > 0
@@ -93,7 +98,7 @@ def losses(
     x_sq = groups.total(x.square())
     if _loses_nothing(levels, needed):
         usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
-        return Losses(x_sq, usual_sq, usual_sq[None], torch.zeros_like(usual_sq), needed.double())
+        return Losses(x_sq, usual_sq, usual_sq[None], torch.zeros_like(usual_sq), needed.double(), used.double())
     if e is None:
         e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
     stored_sq = groups.total(e.square())
@@ -111,7 +116,20 @@ def losses(
     else:
         half = levels.room(ideal) if levels.table else 0.5
         worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
-    return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, needed.double())
+    return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, needed.double(), used.double())
+
+
+def _needed(levels: Levels, codes: Tensor, zeros: Tensor | None, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+    """By how much the steps of each group must be larger for ``codes``, (r, c); the code where these begin, and which
+    level is there: the zero point, or of zero points that differ the least code.
+    """
+    high, low = groups.most(codes), groups.least(codes)
+    if zeros is None or _fixed(zeros):
+        zero = torch.zeros_like(high) if zeros is None else zeros
+        return _centred(levels, high, low, zero), zero, zero
+    start = torch.minimum(low, zeros)
+    needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
+    return needed, start, torch.full_like(low, levels.lowest)
 
 
 def _without_codes(x: Tensor, none: Tensor, groups: Groups) -> Tensor:

@@ -1,0 +1,140 @@
+"""Sound files of real methods, written here in float64 by code that shares nothing with quanterr: nothing is amiss."""
+
+from functools import cache
+
+import numpy as np
+import packing
+import pytest
+import torch
+from making import compared, legacy
+
+MODULE = "model.layers.0.mlp.up_proj"
+NAME = f"{MODULE}.weight"
+GPTQ = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq"}}
+
+
+def weights(rows, cols, seed=0, sizes=0.4, outliers=3):
+    """Heavy tails, rows of many sizes, and columns of outliers; exact in BF16, float64."""
+    random = np.random.default_rng(seed)
+    w = 0.02 * random.standard_t(5, (rows, cols)) * np.exp(sizes * random.standard_normal((rows, 1)))
+    w[:, random.choice(cols, outliers, replace=False)] *= random.uniform(4, 12, outliers)
+    return torch.tensor(w).bfloat16().double().numpy()
+
+
+@cache
+def inputs(cols=256, n=512):
+    """Correlated, with channels of many sizes, and a few that are far larger."""
+    random = np.random.default_rng(0)
+    directions, _ = np.linalg.qr(random.standard_normal((cols, cols)))
+    x = (random.standard_normal((n, cols)) / np.sqrt(np.arange(1, cols + 1))) @ directions.T
+    x *= np.exp(0.5 * random.standard_normal(cols))
+    x[:, random.choice(cols, 4, replace=False)] *= 10
+    return x
+
+
+def by_gptq(w, x, bits, group, symmetric, in_order=False):
+    """Codes, zero points and scales, (r, c) each, as the paper has them; the group of each column, for inputs x.
+
+    ``in_order``: columns of large inputs first (act-order).
+    """
+    hessian = x.T @ x
+    hessian += 0.01 * np.diag(hessian).mean() * np.eye(len(hessian))
+    order = np.argsort(-np.diag(hessian)) if in_order else np.arange(len(hessian))
+    factor = np.linalg.cholesky(np.linalg.inv(hessian[order][:, order])).T
+    left, top = w[:, order].copy(), 2**bits - 1
+    codes, zeros, scales = np.zeros((3, *w.shape))
+    for col in range(w.shape[1]):
+        if col % group == 0:
+            part = left[:, col : col + group]
+            low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+            if symmetric:
+                high = np.maximum(high, -low)
+                low = -high
+            scale = np.float16((high - low) / top).astype(float)
+            zero = np.full(len(w), (top + 1) / 2) if symmetric else np.round(-low / scale)
+        codes[:, col] = np.clip(np.round(left[:, col] / scale) + zero, 0, top)
+        zeros[:, col], scales[:, col] = zero, scale
+        error = (left[:, col] - (codes[:, col] - zero) * scale) / factor[col, col]
+        left[:, col:] -= np.outer(error, factor[col, col:])
+    back = np.argsort(order)
+    return codes[:, back], zeros[:, back], scales[:, back], (np.arange(w.shape[1]) // group)[back]
+
+
+def as_gptq(codes, zeros, scales, groups, bits):
+    """As GPTQModel stores it."""
+    first = np.unique(groups, return_index=True)[1]
+    return {
+        f"{MODULE}.qweight": torch.from_numpy(packing.dense(codes.astype(int), bits).T.copy()),
+        f"{MODULE}.qzeros": torch.from_numpy(packing.less_one(zeros[:, first].T.astype(int), bits).copy()),
+        f"{MODULE}.scales": torch.from_numpy(scales[:, first].T.astype(np.float16).copy()),
+        f"{MODULE}.g_idx": torch.from_numpy(groups.astype(np.int32)),
+    }
+
+
+def report_of(folder, w, stored, config=None, **options):
+    return compared(folder, {NAME: torch.from_numpy(w).bfloat16()}, stored, config=config or {}, **options)
+
+
+def told(report, least="info"):
+    severities = ("info", "warning", "error")[("info", "warning", "error").index(least) :]
+    return {found.code: found for found in report.findings if found.severity in severities}
+
+
+def snr_db(x, y):
+    return 10 * np.log10((x**2).sum() / ((y - x) ** 2).sum())
+
+
+class TestErrorsThatMakeUpForEachOther:
+    """GPTQ as it is: outputs gain, each weight loses."""
+
+    @pytest.mark.parametrize("in_order", [False, True])
+    @pytest.mark.parametrize("symmetric", [False, True])
+    @pytest.mark.parametrize("bits", [2, 3, 4, 8])
+    def test_are_no_fault(self, tmp_path, bits, symmetric, in_order):
+        w, x = weights(64, 256, bits), inputs()
+        codes, zeros, scales, groups = by_gptq(w, x, bits, 64, symmetric, in_order)
+        plain = (np.clip(np.round(w / scales) + zeros, 0, 2**bits - 1) - zeros) * scales
+        y = (codes - zeros) * scales
+        report = report_of(tmp_path, w, as_gptq(codes, zeros, scales, groups, bits), GPTQ)
+
+        assert snr_db(x @ w.T, x @ y.T) > snr_db(x @ w.T, x @ plain.T)
+        assert report.layers[0].excess_db == pytest.approx(snr_db(w, plain) - snr_db(w, y), abs=0.5)
+        assert {} == told(report, "warning")
+
+    @pytest.mark.parametrize("bits", [3, 8])
+    def test_are_no_error_where_no_config_names_the_method(self, tmp_path, bits):
+        w, x = weights(64, 256, bits), inputs()
+        report = report_of(tmp_path, w, as_gptq(*by_gptq(w, x, bits, 64, True, True), bits))
+
+        assert {} == told(report, "error")
+
+    def test_a_block_that_none_makes_up_for_is_told(self, tmp_path):
+        w, x = weights(64, 256), inputs()
+        codes, *rest = by_gptq(w, x, 8, 64, True)
+        codes[20, 64:128] = codes[20, 127:63:-1]
+        found = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")["excess_error"]
+
+        assert [[20, 64]] == found.evidence["places"]
+
+    @pytest.mark.parametrize(("config", "severity"), [(GPTQ, "warning"), (None, "error")])
+    def test_that_are_too_large_are_a_warning_at_most(self, tmp_path, config, severity):
+        w, x = weights(64, 256), inputs()
+        codes, *rest = by_gptq(w, x, 8, 64, True)
+        codes = np.clip(codes + np.random.default_rng(1).integers(-3, 4, codes.shape), 0, 255)
+        found = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), config))["excess_error"]
+
+        assert severity == found.severity
+        assert found.evidence["excess_db"] > 8
+
+    @pytest.mark.parametrize(("importance", "is_error"), [(1e-6, False), (1.0, True)])
+    def test_count_as_much_as_the_importance_says(self, tmp_path, importance, is_error):
+        w, even = weights(64, 256), np.arange(256) % 2 == 0
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        codes = np.round(w / scales) + 128
+        codes[:, even] += np.random.default_rng(1).integers(-3, 4, codes[:, even].shape)
+        stored = as_gptq(np.clip(codes, 0, 255), np.full(w.shape, 128.0), scales + 0 * w, np.zeros(256, int), 8)
+        imatrix = tmp_path / "imatrix.dat"
+        imatrix.write_bytes(legacy({"blk.0.ffn_up.weight": np.where(even, importance, 1.0)}))
+        report = report_of(tmp_path, w, stored, importance=imatrix)
+
+        assert is_error == ("excess_error" in told(report, "error"))
