@@ -66,6 +66,19 @@ def coarse_and_at_random(folder):
     return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
 
 
+def truncated(folder):
+    """Codes of few bits, so that what is left is clearly smaller."""
+    x = weight_of(64)
+    unit = x.abs().amax(1, keepdim=True) / 15
+    return compared(folder, {NAME: x}, {NAME: (x / unit).trunc().to(torch.int8), f"{NAME}_scale": unit}).findings
+
+
+def rounded_down(folder):
+    x = weight_of(64)
+    unit = x.abs().amax(1, keepdim=True) / 127
+    return compared(folder, {NAME: x}, {NAME: (x / unit).floor().to(torch.int8), f"{NAME}_scale": unit}).findings
+
+
 def another_weight(folder):
     codes, unit = by_row(numbers(64, 256, seed=4).float())
     return damaged(folder, lambda *_: (codes, unit))
@@ -78,7 +91,7 @@ def norm_in_another_order(folder):
 
 # Of each row the first cause and the first finding that it explains → findings of files in which it does.
 CASES = {
-    ("underflow", "implausible_error"): lambda folder: (
+    ("underflows", "implausible_error"): lambda folder: (
         unusual.compared(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings
     ),
     ("near", "implausible_error"): values_of_one_size,
@@ -86,6 +99,8 @@ CASES = {
     ("signed", "scale_negative"): lambda folder: damaged(folder, every_other_negative),
     ("scale_factor", "excess_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 3 * unit)),
     ("nonfinite_original", "excess_error"): another_weight,
+    ("one way", "scale_factor"): truncated,
+    ("one way", "zero_points"): rounded_down,
     ("scale_loss", "implausible_error"): lambda folder: damaged(folder, lambda *_: by_row(weight_of(64), 64)),
     ("excess_error", "implausible_error"): lambda folder: damaged(folder, zeros_in_a_row),
     ("excess_rows", "bad_rows"): lambda folder: damaged(folder, noise_in_rows, rows=1024),
@@ -111,7 +126,7 @@ def test_every_row_has_codes_a_reason_and_a_case():
     assert CASES.keys() == {key(row) for row in EXPLANATIONS}
     for row in EXPLANATIONS:
         assert row.reason
-        assert set(row.causes) - {explanations.NEAR, explanations.USUAL, explanations.SIGNED} <= CODES.keys()
+        assert set(row.causes) - set(explanations.FACTS) <= CODES.keys()
         assert set(row.explained) <= CODES.keys()
 
 

@@ -138,3 +138,135 @@ class TestErrorsThatMakeUpForEachOther:
         report = report_of(tmp_path, w, stored, importance=imatrix)
 
         assert is_error == ("excess_error" in told(report, "error"))
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def nibbles(values):
+    """E2M1 codes of (r, c), two in a byte, the first in the low bits."""
+    codes = np.abs(np.abs(values)[..., None] - E2M1).argmin(-1) | np.signbit(values) << 3
+    return torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+
+
+def as_mxfp4(w, exponent):
+    """As ModelOpt and Quark store it, by a rule for exponents."""
+    blocks = w.reshape(len(w), -1, 32)
+    exponents = exponent(np.abs(blocks).max(2, keepdims=True))
+    values = np.clip(blocks / 2.0**exponents, -6, 6).reshape(w.shape)
+    return {NAME: nibbles(values), f"{NAME}_scale": torch.from_numpy((exponents[..., 0] + 127).astype(np.uint8))}
+
+
+def as_nvfp4(w, scale=None):
+    """As ModelOpt stores it; ``scale`` is that of the tensor."""
+    blocks = w.reshape(len(w), -1, 16)
+    scale = scale or np.abs(w).max() / 448 / 6
+    scales = torch.from_numpy(np.abs(blocks).max(2) / 6 / scale).to(torch.float8_e4m3fn)
+    steps = scales.double().numpy()[..., None] * scale
+    values = np.divide(blocks, steps, out=np.zeros_like(blocks), where=steps != 0).clip(-6, 6)
+    second = torch.tensor(scale, dtype=torch.float32)
+    return {NAME: nibbles(values.reshape(w.shape)), f"{NAME}_scale": scales, f"{NAME}_scale_2": second}
+
+
+def as_int8(w, scales, offsets=0.5):
+    """Codes of 8 bits, rounded up where what is left is above 1 less the offsets."""
+    codes = np.floor(np.divide(w, scales, out=np.zeros_like(w), where=scales != 0) + offsets).clip(-128, 127)
+    return {NAME: torch.from_numpy(codes.astype(np.int8)), f"{NAME}_scale": torch.from_numpy(scales).float()}
+
+
+SIGNS = np.where(np.random.default_rng(3).random((64, 256)) < 0.5, -1.0, 1.0)
+
+
+class TestPowersOfTwo:
+    @pytest.mark.parametrize("rule", [lambda x: np.floor(np.log2(x)) - 2, lambda x: np.ceil(np.log2(x / 6))])
+    @pytest.mark.parametrize(
+        "w",
+        [
+            weights(64, 256),
+            0.018 * SIGNS,
+            0.0149 + 0 * SIGNS,  # which OCP's rule clips by a fifth
+            np.exp(np.random.default_rng(4).standard_normal((64, 1))) * SIGNS,
+            np.random.default_rng(5).uniform(-0.0155, 0.0155, (64, 256)),
+        ],
+        ids=["heavy tails", "two values", "constant", "two values a row", "uniform"],
+    )
+    def test_by_any_rule_are_good_scales(self, tmp_path, w, rule):
+        w = torch.from_numpy(w).bfloat16().double().numpy()
+
+        assert {} == told(report_of(tmp_path, w, as_mxfp4(w, rule)))
+
+    def test_of_half_the_size_are_told(self, tmp_path):
+        w = weights(64, 256)
+        found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
+
+        assert "what is larger is clipped" in found["scale_loss"].message
+
+
+class TestZeros:
+    def test_of_the_original_have_scales_of_zero(self, tmp_path):
+        w = weights(64, 256)
+        w[10:14] = 0
+        stored = as_int8(w, np.abs(w).max(1, keepdims=True) / 127)
+
+        assert {} == told(report_of(tmp_path, w, stored))
+
+    def test_that_take_values_away_are_told(self, tmp_path):
+        w = weights(64, 256)
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        w[10:13], scales[10:14] = 0, 0
+        found = told(report_of(tmp_path, w, as_int8(w, scales)))
+
+        assert 4 == found["scale_zero"].evidence["scales"]
+
+
+class TestUnderflow:
+    @pytest.mark.parametrize(("rows", "severity"), [(1, "info"), (40, "warning")])
+    def test_of_rows_beside_far_larger_ones(self, tmp_path, rows, severity):
+        w = weights(128, 256)
+        w[5 : 5 + rows] *= 1e-6
+        (found,) = report_of(tmp_path, w, as_nvfp4(w)).findings
+
+        assert ("underflow", severity) == (found.code, found.severity)
+        assert "too small for the scales of nvfp4" in found.message
+
+    def test_is_no_excuse_for_another_scale(self, tmp_path):
+        """Zeros where a scale could have been stored."""
+        w = weights(128, 256)
+        stored = as_nvfp4(w)
+        stored[f"{NAME}_scale"][5] = 0
+        stored[NAME][5] = 0
+        found = told(report_of(tmp_path, w, stored), "warning")
+
+        assert "scales are zero: all values are lost" in found["scale_loss"].message
+
+
+@pytest.mark.parametrize("make", [np.sign, np.ones_like, lambda w: np.sign(np.round(30 * w))])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_few_values_are_exact_in_any_codes(tmp_path, make, by_row):
+    sizes = np.exp(np.random.default_rng(6).standard_normal((64, 1))) if by_row else 0.02
+    w = torch.from_numpy(make(weights(64, 256)) * sizes).bfloat16().double().numpy()
+    report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True)))
+    (found,) = report.findings
+
+    assert ("lossless_codes", "info") == (found.code, found.severity)
+    assert "BitNet" in found.remedy
+
+
+class TestRoundingAtRandom:
+    @pytest.mark.parametrize("heavy", [1, 40])
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_is_no_fault(self, tmp_path, heavy, shared):
+        w = weights(64, 256)
+        w[17] *= heavy
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        scales = scales.max().reshape(1) if shared else scales
+        report = report_of(tmp_path, w, as_int8(w, scales, np.random.default_rng(7).random(w.shape)))
+
+        assert {} == told(report, "warning")
+        assert report.layers[0].excess_db > 2.5
+
+    def test_always_down_is_told(self, tmp_path):
+        w = weights(64, 256)
+        report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, 0.0))
+
+        assert {"excess_error"} == set(told(report, "warning"))

@@ -33,6 +33,7 @@ LOST = 0.5  # of the elements of a part of zeros, that are out of range: its sca
 MOST_PARTS = 64  # places of one kind that are kept
 LIKE = 0.5  # of the error of a part: a factor that takes away so much explains it
 FACTOR = 0.08  # by so much the factor of a part differs from that of the others, where its scale is wrong
+SURE = 2.0  # standard errors of such a factor
 FACTOR_DB = 1.0  # and it is so much worse than its scales allow
 
 
@@ -65,10 +66,10 @@ def sampled_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk
 
 
 class _Energies(NamedTuple):
-    """Σ of x², (y - x)², (n - x)², xy, y² and what is out of range, (6, n) float64, of n parts; where these begin."""
+    """Σ of x², (y - x)², (n - x)², xy, y², what is out of range and (x·(y - x))², (7, n) float64, of n parts."""
 
     sums: Tensor
-    places: list[tuple[int, int]]
+    places: list[tuple[int, int]]  # where they begin
     size: int  # elements of a part
 
 
@@ -111,10 +112,12 @@ class Sampler:
             weighted = (squares[1:] * self._importance(chunk).to(x.device).double()).sum((1, 2))
             self._weighted_e_sq += float(weighted[0])
             self._weighted_best_sq += float(weighted[1])
-        self._add_parts(chunk, torch.cat((squares, torch.stack((x * y, y.square(), outside.double())))))
+        self._add_parts(
+            chunk, torch.cat((squares, torch.stack((x * y, y.square(), outside.double(), squares[0] * squares[1]))))
+        )
 
     def _add_parts(self, chunk: Chunk, products: Tensor) -> None:
-        """Add up (6, r, c) by rows, columns and tiles."""
+        """Add up (7, r, c) by rows, columns and tiles."""
         rows, cols = range(chunk.row, chunk.stop_row), range(chunk.col, chunk.stop_col)
         self._rows.append(_Energies(products.sum(2), [(row, -1) for row in rows], len(cols)))
         before = self._columns.get((chunk.col, chunk.stop_col))
@@ -124,7 +127,7 @@ class Sampler:
         self._columns[chunk.col, chunk.stop_col] = _Energies(sums, [(-1, col) for col in cols], size)
         whole = len(cols) // TILE * TILE
         if whole:
-            tiles = products[:, :, :whole].reshape(6, len(rows), -1, TILE).sum(3).flatten(1)
+            tiles = products[:, :, :whole].reshape(7, len(rows), -1, TILE).sum(3).flatten(1)
             places = [(row, col) for row in rows for col in cols[:whole:TILE]]
             self._tiles.append(_Energies(tiles, places, TILE))
 
@@ -160,13 +163,14 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
     energies = _Energies(
         torch.cat([one.sums for one in found], 1), [place for one in found for place in one.places], found[0].size
     )
-    x_sq, e_sq, best_sq, xy, y_sq, outside = energies.sums
+    x_sq, e_sq, best_sq, xy, y_sq, outside, scatter = energies.sums
     excess = 10 * (e_sq / (best_sq + FLOOR * x_sq)).log10().nan_to_num(nan=0.0, neginf=0.0)
     usual = min(max(float(excess.median()), 0.0), whole.excess_db)
     bad = e_sq * whole.x_sq > x_sq * whole.best_sq / 10 ** (BETTER_DB / 10)
     factors = (xy / x_sq).nan_to_num(1.0, 1.0, 1.0)
     explained = e_sq - (y_sq - factors * xy)
     scaled = (explained > LIKE * e_sq) & ((factors - factors.median()).abs() > FACTOR) & (excess > usual + FACTOR_DB)
+    scaled &= (xy - x_sq).square() > SURE**2 * scatter  # by all of its elements, not by the largest alone
     lost = (outside > LOST * energies.size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
     if usual > COMPENSATED_DB:  # GPTQ leaves some in all parts, and any amount in a column

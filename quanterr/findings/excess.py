@@ -81,6 +81,12 @@ def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
 
 
+def is_one_way(done: ComparedWeight) -> bool:
+    """Whether values were rounded always to the same side, or to zero: what is left is smaller or larger, or biased."""
+    found = done.attainable
+    return found is not None and _rounding(done, found) == ONE_WAY
+
+
 def allows_signs(done: ComparedWeight) -> bool:
     """Whether codes go with the signs of their scales: those of AutoRound and of ggml's Q4_0 may be negative."""
     found = done.attainable
@@ -222,9 +228,18 @@ def _evidence(part: Part | None) -> dict[str, object]:
 
 
 def _told(found: Attainable) -> Part | None:
-    """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements."""
-    parts = [part for part in found.parts if part.kind in KINDS]
+    """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements.
+
+    Those that are lost with their scales are told of the scales, where these are known.
+    """
+    of_scales = any(part.kind not in KINDS for part in found.parts)
+    parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_codes(part))]
     return min(parts, key=lambda part: part.number * part.size, default=None)
+
+
+def _has_no_codes(part: Part) -> bool:
+    """Whether no codes would be better."""
+    return part.attainable_db - part.snr_db < NOTED_DB
 
 
 def _named(part: Part) -> str:
@@ -246,8 +261,11 @@ def _named(part: Part) -> str:
 
 
 def _clips(pair: Pair, found: Attainable) -> bool:
-    """Whether values beyond the range of their scales cost more than any quantizer accepts."""
-    if not found.clipped or found.snr_db > EXACT_DB:
+    """Whether values beyond the range of their scales cost more than any quantizer accepts.
+
+    Where good scales are known these say it: some clip as well, as the rule of OCP for powers of two does.
+    """
+    if not found.clipped or found.snr_db > EXACT_DB or found.stored_sq is not None:
         return False
     levels = pair.quantized.levels
     fine = bits_of(pair) >= 8 and not (levels and levels.mantissa)

@@ -22,6 +22,7 @@ CORRECTED = 7.0
 NEAR_DB = 3.0  # below what the scales allow
 BETTER_DB = {2: 5.0}  # bits → by how much it must be better, where one number for all is not enough
 BETTER = 4.5  # factors of blocks alone gain 3.5 dB where codes are as coarse as E5M2's
+SHIFTED_DB = 5.5  # what a shift must gain: half a step costs 6.0, and what is rounded afterwards in 16 bits up to 5.1
 SIMPLER_DB = 2.0  # a later repair must be that much better than an earlier, simpler one
 BLOCKS = (16, 32, 64, 128)
 
@@ -51,15 +52,21 @@ class Repair(NamedTuple):
     mend: Callable[[Sample], Correction | None]
 
 
-def simplest(sample: Sample, bits: int, attainable_db: float = -inf) -> tuple[Repair, Correction] | None:
+def simplest(
+    sample: Sample, bits: int, attainable_db: float = -inf, has_zero: bool = True
+) -> tuple[Repair, Correction] | None:
     """The first repair of REPAIRS that is about as good as any; None where none corrects a weight of this many bits.
 
-    It has to come near what the stored scales allow, where that is known.
+    It has to come near what the stored scales allow, where that is known. ``has_zero``: codes are counted from one that
+    stands for zero, which may be wrong.
     """
     good = []
     least = max(CORRECTED_DB.get(bits, CORRECTED), attainable_db - NEAR_DB)
     for repair in REPAIRS:
+        if repair.code == "zero_points" and not has_zero:
+            continue
         better = GAINS.get(bits, GAIN) if repair is ONE_FACTOR else BETTER_DB.get(bits, BETTER)
+        better = max(better, SHIFTED_DB) if repair.code == "zero_points" else better
         corrected = repair.mend(sample)
         if corrected and corrected.snr_db >= least and corrected.gained_db > better:
             good.append((repair, corrected))

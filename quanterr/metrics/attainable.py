@@ -3,14 +3,15 @@
 from math import inf, log10
 from typing import Literal, NamedTuple
 
-Kind = Literal["row", "column", "tile", "group"]
+Kind = Literal["row", "column", "tile", "group", "underflow"]
 
 
 class Part(NamedTuple):
     """Rows, columns or tiles (64 columns of a row) of the sample whose error is far above what their scales allow.
 
     Or groups of a scale that is far worse than a good one: there ``snr_db`` is that of the nearest codes,
-    ``attainable_db`` that of good scales, and ``factor`` the stored scale / a good one.
+    ``attainable_db`` that of good scales, and ``factor`` the stored scale / a good one. The kind underflow: good ones
+    are too small to be stored.
     """
 
     kind: Kind

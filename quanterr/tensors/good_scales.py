@@ -64,6 +64,8 @@ class Losses(NamedTuple):
     worst_sq: Tensor  # and at worst: half a step, of all elements but zeros
     needed: Tensor  # a good scale / the stored one
     used: Tensor  # the same for what the stored codes stand for: which part of their range these use
+    stored: Tensor  # the stored scale, and a good one, as what codes are multiplied by
+    good: Tensor
 
 
 def losses(
@@ -81,7 +83,7 @@ def losses(
     ``y`` is what is stored, where its codes are not the nearest.
     """
     unit, shift = scales
-    none = unit == 0
+    none, stored = unit == 0, groups.most(unit.abs().expand(x.shape))
     if bool(none.any()):
         x, e = _without_codes(x, none, groups), None
         unit = unit.masked_fill(none, 1.0)
@@ -96,9 +98,12 @@ def losses(
     live = needed > 0
     needed = (needed / _share_used(levels, needed[live])).masked_fill(~live, 1.0)
     x_sq = groups.total(x.square())
+    good = needed * groups.most(unit.abs().expand(x.shape))
+    of_groups = [numbers.double() for numbers in (needed, used, stored, good)]
     if _loses_nothing(levels, needed):
         usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
-        return Losses(x_sq, usual_sq, usual_sq[None], torch.zeros_like(usual_sq), needed.double(), used.double())
+        none_sq = torch.zeros_like(usual_sq)
+        return Losses(x_sq, usual_sq, usual_sq[None], none_sq, *of_groups)
     if e is None:
         e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
     stored_sq = groups.total(e.square())
@@ -116,7 +121,7 @@ def losses(
     else:
         half = levels.room(ideal) if levels.table else 0.5
         worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
-    return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, needed.double(), used.double())
+    return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
 
 
 def _needed(levels: Levels, codes: Tensor, zeros: Tensor | None, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
