@@ -35,6 +35,8 @@ KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_block
 MOST_NAMED = 6
 # Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
 ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
+PART_DB = 6.0  # that a part loses: from here on it is a warning
+UNDONE_DB = 6.0  # SNR of a part whose factor is known to a half
 LOUD_DB = 12.0  # above the mean square error of a weight
 ZERO = 1e-3  # of a factor: all is lost
 CLOSE = 0.02  # of a factor to 1: it says nothing
@@ -196,15 +198,16 @@ def _of_part(pair: Pair, part: Part, method: Method) -> Finding:
 
 
 def _severity_of_part(pair: Pair, part: Part, method: Method) -> str:
-    """An info only where scales or a branch were rounded after the codes, and it is no louder than that makes parts.
+    """A warning from some size on, but for what a format or a method leaves in parts.
 
-    And of columns in which errors were piled up: those of methods that let them make up for each other, without a
-    factor that explains them.
+    That are scales or a branch that were rounded after the codes; columns in which errors were piled up, and no factor
+    explains them; and those of factors that were undone, which are known as well as codes of few bits show them.
     """
-    if method.compensates and part.kind == "column" and not isfinite(part.factor):
-        return "info"
-    afterwards = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts)
-    return "info" if afterwards and part.louder_db <= LOUD_DB else "warning"
+    afterwards = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts) and part.louder_db <= LOUD_DB
+    piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
+    undone = method.folded and part.snr_db > UNDONE_DB
+    small = part.attainable_db - part.snr_db < PART_DB
+    return "info" if small or afterwards or piled_up or undone else "warning"
 
 
 def _described(part: Part) -> str:
