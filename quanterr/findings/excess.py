@@ -1,7 +1,7 @@
 """What a weight loses beyond what its stored scales allow, and what it loses because of them."""
 
 from collections.abc import Iterator
-from math import isfinite, sqrt
+from math import ceil, isfinite, log2, sqrt
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
@@ -11,6 +11,7 @@ from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.model import Finding
+from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
 
 MANY = 16  # elements: of fewer nothing is inferred
@@ -77,7 +78,7 @@ def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
     sums = done.sums
     if sums.nonfinite or not sums.y_sq:
         return False
-    if found.stored_sq is None and (found.snr_db <= 0 or _clips(pair, found)):
+    if (found.stored_sq is None and found.snr_db <= 0) or _clips(pair, found):
         return False  # worse than zeros: the scales themselves are wrong, or too coarse to say anything
     whole = found.n == sums.n
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
@@ -264,18 +265,24 @@ def _named(part: Part) -> str:
 
 
 def _clips(pair: Pair, found: Attainable) -> bool:
-    """Whether values beyond the range of their scales cost more than any quantizer accepts.
-
-    Where good scales are known these say it: some clip as well, as the rule of OCP for powers of two does.
-    """
-    if not found.clipped or found.snr_db > EXACT_DB or found.stored_sq is not None:
+    """Whether values beyond the range of their scales cost more than any quantizer accepts."""
+    if not found.clipped or found.snr_db > EXACT_DB:
         return False
     levels = pair.quantized.levels
     fine = bits_of(pair) >= 8 and not (levels and levels.mantissa)
-    if not fine and found.clipped_sq <= OVERSHOOT**2 * found.clipped_x_sq:
+    if not fine and found.clipped_sq <= _overshoot(levels) ** 2 * found.clipped_x_sq:
         return False
     limit = CLIPPING_8_BITS_DB if fine else CLIPPING_DB
     return found.clipping_db > (CLIPPING_BY_DESIGN_DB if _by_design(pair) else limit)
+
+
+def _overshoot(levels: Levels | None) -> float:
+    """By how much of themselves values may be beyond the range: the rule of OCP for powers of two as scales, the floor
+    of the exponent, leaves out what is between the largest of small floats and the next power of two.
+    """
+    if levels is None or not levels.mantissa:
+        return OVERSHOOT
+    return max(OVERSHOOT, 1.01 - levels.highest / 2.0 ** ceil(log2(levels.highest)))
 
 
 def _by_design(pair: Pair) -> bool:
