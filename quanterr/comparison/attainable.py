@@ -33,7 +33,7 @@ LOST = 0.5  # of the elements of a part of zeros, that are out of range: its sca
 MOST_PARTS = 64  # places of one kind that are kept
 LIKE = 0.5  # of the error of a part: a factor that takes away so much explains it
 FACTOR = 0.08  # by so much the factor of a part differs from that of the others, where its scale is wrong
-SURE = 3.0  # standard errors of such a factor, one of some thousand columns
+SURE = 3.0  # standard errors of such a factor, one of some thousands
 FACTOR_DB = 1.0  # and it is so much worse than its scales allow
 
 
