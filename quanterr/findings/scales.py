@@ -10,12 +10,15 @@ from quanterr.findings.methods import Method
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.model import Finding
+from quanterr.tensors.good_scales import FEW_LEVELS
 from quanterr.util.text import count, display
 
-# dB that stored scales lose beside good ones. Sound files of all families: -5 to 0.8, where absolute maxima were
-# rounded or searched; 1.8 where scales are products of coarse ones.
+# dB that stored scales lose beside good ones. Sound files of all families: -5 to 0.6, where absolute maxima were
+# rounded or searched; 1.8 where scales are products of coarse ones (asymmetric codes of 6 bits in ComfyUI): 0.2 below
+# what is noted and 1.7 below what is warned of. Of codes of few levels good scales are sought, down to 0.7 of the
+# largest value: an absolute maximum loses up to 3.1 by that, 1.8 in sound files; of four levels or fewer 3.4.
 NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
-FEW_LEVELS, FEW_LEVELS_DB = 4, 1.5  # codes of so few levels lose that much more or less by any choice of a scale
+MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # levels, at most → by how much more is noted and warned of
 PART_WARNED_DB = 6.0  # of groups, of which sound ones lose up to 4
 FEWER = 0.8  # stored / good scale of most groups: it is others that are wrong
 MANY_UNDERFLOW = 0.05  # of the elements of a sample
@@ -59,7 +62,8 @@ def _severity(pair: Pair, found: Attainable) -> str | None:
     if found.scale_loss_db is None:
         return None
     levels = pair.quantized.levels
-    loss = found.scale_loss_db - (FEW_LEVELS_DB if levels and levels.number <= FEW_LEVELS else 0.0)
+    margins = [margin for most, margin in MARGINS_DB.items() if levels and levels.number <= most]
+    loss = found.scale_loss_db - max(margins, default=0.0)
     if loss > BROKEN_DB:
         return "error"
     return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None

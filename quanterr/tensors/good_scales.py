@@ -6,6 +6,7 @@ stored codes, so that factors of columns, branches of low rank and rotations cou
 scale is the stored one times a number for each group.
 """
 
+from collections.abc import Sequence
 from math import log2
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ ALIKE = 0.01  # relative
 BYTE = 256  # codes
 ABOVE_NORMAL = 64.0  # times the least normal number: values that are so large round as floats do
 SOME = 1.2  # times what good scales lose: less is none
+FEW_LEVELS = 16  # of fewer, scales are sought: more lose little by one that clips nothing
+SEARCHED = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)
 PARTLY = 4.0  # by so much the largest value of a group may be above that of a part of it
 
 
@@ -107,13 +110,15 @@ def losses(
     if e is None:
         e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
     stored_sq = groups.total(e.square())
-    rounded = _rounded(levels, needed) if _powers_of_two(unit) else [needed]
+    rounded = _rounded(levels, needed) if _powers_of_two(unit) else [needed * size for size in _sizes(levels)]
     good_sq = []
     for factor in rounded:
         sizes = groups.spread(factor)
         ideal = (codes - groups.spread(start)).div_(sizes).add_(groups.spread(first))
         error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.total(error.square_()))
+    if not _powers_of_two(unit):  # the best that a short search finds in each group
+        good_sq = [torch.stack(good_sq).amin(0)]
     if levels.mantissa:
         worst_sq = x_sq / 4 ** (levels.mantissa + 1)
     elif not bool((stored_sq > SOME * good_sq[-1]).any()):
@@ -200,6 +205,11 @@ def _rounded(levels: Levels, needed: Tensor) -> list[Tensor]:
     """Scales as powers of two: the least that clip nothing; and by the rule of OCP, from exponents alone."""
     exponent = (needed * levels.highest).log2().floor() - log2(levels.highest) // 1
     return [2.0 ** needed.log2().ceil(), 2.0**exponent]
+
+
+def _sizes(levels: Levels) -> Sequence[float]:
+    """Which multiples of the scale that clips nothing are tried: of codes of few bits some smaller and larger ones."""
+    return SEARCHED if levels.number <= FEW_LEVELS else (1.0,)
 
 
 def _powers_of_two(unit: Tensor) -> bool:
