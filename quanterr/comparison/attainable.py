@@ -112,9 +112,8 @@ class Sampler:
             weighted = (squares[1:] * self._importance(chunk).to(x.device).double()).sum((1, 2))
             self._weighted_e_sq += float(weighted[0])
             self._weighted_best_sq += float(weighted[1])
-        self._add_parts(
-            chunk, torch.cat((squares, torch.stack((x * y, y.square(), outside.double(), squares[0] * squares[1]))))
-        )
+        others = torch.stack((x * y, y.square(), outside.double(), squares[0] * squares[1]))
+        self._add_parts(chunk, torch.cat((squares, others)))
 
     def _add_parts(self, chunk: Chunk, products: Tensor) -> None:
         """Add up (7, r, c) by rows, columns and tiles."""
@@ -203,7 +202,7 @@ def _above_others(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
     """By how many dB the error of each tile is above that of its row and of its columns, (n,)."""
     left = 10 * e_sq.clamp(min=torch.finfo(e_sq.dtype).tiny).log10()
     for axis in (1, 0):
-        of = torch.tensor([place[axis] for place in places])
+        of = torch.tensor([place[axis] for place in places], device=e_sq.device)
         for one in {place[axis] for place in places}:
             alike = of == one
             if int(alike.sum()) >= FEWEST_ROWS:

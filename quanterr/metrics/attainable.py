@@ -36,7 +36,6 @@ class Attainable(NamedTuple):
     clipped_x_sq: float = 0.0  # Σx² of these
     off: int = 0  # elements in range whose code is two or more steps from the nearest
     clipped: int = 0  # elements out of range
-    beyond_sq: float = 0.0  # the part of Σe² of elements in range whose code is none of the two around them
     parts: tuple[Part, ...] = ()
     rounding: float | None = None  # mean square of the errors in steps, where all codes are the nearest
     stored_sq: float | None = None  # Σe*² of the sampled groups of a scale, which may be others; None: there are none
@@ -44,6 +43,7 @@ class Attainable(NamedTuple):
     scale_ratio: float = 1.0  # median of stored / good scale over these groups
     weighted_e_sq: float | None = None  # Σe² times the importance of the columns, where it is known
     weighted_best_sq: float = 0.0  # Σe*² times it
+    beyond_sq: float = 0.0  # the part of Σe² of elements in range whose code is none of the two around them
 
     @property
     def snr_db(self) -> float:
