@@ -111,7 +111,7 @@ class TestOneWeight:
 
         assert "warning" == found.severity
         assert found.evidence["excess_db"] == pytest.approx(6, abs=0.3)
-        assert "each code is a step off at most" in found.message
+        assert "one of the two around its value: truncated" in found.message
 
     def test_digits_do_not_depend_on_threads(self, tmp_path, monkeypatch):
         wide = numbers(2048, 512, seed=5).float()

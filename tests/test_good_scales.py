@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 import quanterr
 from quanterr.comparison.attainable import sampled
 from quanterr.tensors.good_scales import Groups, groups_of, in_order, losses
-from quanterr.tensors.levels import E4M3, INT8, Scaling, uniform
+from quanterr.tensors.levels import E4M3, INT8, Levels, Scaling, uniform
 
 NAME = "layers.0.mlp.up_proj.weight"
 
@@ -175,6 +175,22 @@ class TestGroups:
         found = losses(levels, x, None, Scaling(2 * unit, low), Groups(1, 32))
 
         assert found.needed.flatten().tolist() == pytest.approx([0.5] * 8)
+
+    @pytest.mark.parametrize(("bits", "gains"), [(3, True), (8, False)])
+    def test_of_few_levels_are_sought(self, bits, gains):
+        """A scale of 0.7 of the largest value, by which most of a row of outliers is better."""
+        x, top = numbers(8, 256, seed=7).float(), 2 ** (bits - 1) - 1
+        x[:, 0] = 4 * x.abs().amax(1)
+        unit = x.abs().amax(1, keepdim=True) / top
+        levels = Levels(0, 0, -top - 1.0, float(top))
+        found = losses(levels, x, None, Scaling(unit), Groups(1, 256))
+        candidates = torch.tensor([1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3])
+        best = torch.stack(
+            [((x / (f * unit)).round().clamp(-top - 1, top) * f * unit - x).square().sum(1) for f in candidates]
+        ).amin(0)
+
+        assert gains == bool((found.good_sq[0, :, 0] < found.stored_sq[:, 0]).all())
+        assert not gains or found.good_sq[0, :, 0].tolist() == pytest.approx(best.tolist(), rel=1e-5)
 
     def test_elements_without_a_code_count_for_nothing(self):
         x, pruned = numbers(8, 32, seed=5).float(), torch.arange(32) % 4 < 2

@@ -216,3 +216,20 @@ def test_fused_rotation_that_config_tells_of_is_an_error(tmp_path):
 
     assert "rotated_weights" in {finding.code for finding in report.findings}
     assert Status.INCONCLUSIVE == exit_status(report)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_norm_times_nearly_one_number_is_a_fold_if_its_weights_went_the_other_way(tmp_path, bits):
+    norm, s = f"{BLOCK}input_layernorm.weight", (1 + 0.06 * numbers(128, seed=9).float()) / 1.066
+    x = model()
+    rounded = int4 if bits == 4 else lambda weight: (weight.float() * 50).round() / 50
+    y = x | {norm: x[norm] / s} | {name: rounded(x[name] * s).bfloat16() for name in FED}
+    right, wrong = (
+        compared(tmp_path, x, y),
+        compared(tmp_path, x, y | {name: rounded(x[name]).bfloat16() for name in FED}),
+    )
+
+    assert [norm] == [finding.layer for finding in folded(right)]
+    assert "scale_factor" not in {finding.code for finding in right.findings}
+    assert [] == folded(wrong)
+    assert "scale_factor" in {finding.code for finding in wrong.findings}

@@ -1,6 +1,7 @@
 """What the stored scales of a weight lose beside good ones: sums over sampled groups, and the groups that stand out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import inf
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
-from quanterr.metrics.attainable import Attainable, Part, level
+from quanterr.metrics.attainable import Attainable, Kind, Part, level
 from quanterr.tensors.good_scales import Groups, Losses, groups_of, in_order, losses
 from quanterr.tensors.levels import Scaling
 
@@ -16,6 +17,7 @@ PART_DB = 5.0  # that the scale of a group loses: it stands out
 WIDE, NARROW = 2.2, 0.7  # stored / good scale: between these no scale is wrong, as searches and roundings choose them
 CLIPPED_DB = 12.0  # that no search pays for fewer steps in the rest of a group
 LUCKY = 0.08  # of the worst error: below it values are few, and codes exact; a third is what rounding leaves
+UNDERFLOW = 2.0  # times the least scale: below it to round a scale costs what stands out
 FEWEST = 8  # elements of a group that is judged
 FLOOR = 1e-6  # of the energy of a group: an error below it is no damage
 ENOUGH, EVERY = 1 << 14, 4  # elements of a sample: of more every fourth row is enough
@@ -34,27 +36,38 @@ class _Sampled(NamedTuple):
 class ScaleSampler:
     """Takes in sampled chunks, and sums up what their scales lose."""
 
-    def __init__(self, weight: Weight, largest: float | None) -> None:
-        """Start with none; ``largest`` is the largest magnitude of the original."""
-        self._weight, self._largest = weight, largest
+    def __init__(
+        self, weight: Weight, largest: float | None, least: Callable[[int], Tensor | None] | None = None
+    ) -> None:
+        """Start with none; ``largest`` is the largest magnitude of the original.
+
+        ``least`` gives what the least scale would multiply the codes of a row by, (1, c), where that is known.
+        """
+        self._weight, self._largest, self._least = weight, largest, cache(least) if least else None
         self._sampled: list[_Sampled] = []
 
-    def add(self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling) -> None:
-        """Take in rows from a column on; ``e``, where it is known, is the error of the nearest codes, (r, c)."""
+    def add(
+        self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None = None
+    ) -> None:
+        """Take in rows from a column on, (r, c).
+
+        ``e``, where it is known, is the error of the nearest codes; ``y`` what is stored, where these are others.
+        """
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
         if x.numel() > ENOUGH and self.rows_apart:
-            rows, x, e, scales = rows[::EVERY], x[::EVERY], None if e is None else e[::EVERY], _rows(scales)
+            rows, x, scales = rows[::EVERY], x[::EVERY], _rows(scales)
+            e, y = (None if side is None else side[::EVERY] for side in (e, y))
         groups, order = self._groups(scales, tuple(x.shape))
         if groups is None:
             return
         cols = x.shape[1] // groups.cols * groups.cols
-        if order is not None:
-            x, e, scales = x[:, order], None if e is None else e[:, order], _columns(scales, order)
-        elif cols < x.shape[1]:
-            x, e, scales = x[:, :cols], None if e is None else e[:, :cols], _columns(scales, slice(cols))
+        if order is not None or cols < x.shape[1]:
+            chosen = slice(cols) if order is None else order
+            x, scales = x[:, chosen], _columns(scales, chosen)
+            e, y = (None if side is None else side[:, chosen] for side in (e, y))
         largest = self._largest if not groups.whole and self._has_one_scale else None
-        found = losses(self._weight.levels, x, e, scales, groups, largest)
+        found = losses(self._weight.levels, x, e, scales, groups, largest, y)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
         places = [-1] if order is not None else range(col, col + cols, groups.cols)
@@ -99,42 +112,65 @@ class ScaleSampler:
         worst = sum(float(one.losses.worst_sq.sum()) for one in self._sampled)
         if good < LUCKY * worst:
             good = max(good, min(stored, worst))
-        needed = torch.cat([one.losses.needed[one.losses.x_sq > 0] for one in self._sampled])
-        part = self.part()
+        ratios = torch.cat([(one.losses.stored / one.losses.good)[one.losses.x_sq > 0] for one in self._sampled])
         return found._replace(
             stored_sq=stored,
             good_sq=good,
-            scale_ratio=1 / float(needed.median()) if len(needed) else 1.0,
-            parts=(*found.parts, *((part,) if part else ())),
+            scale_ratio=float(ratios.median()) if len(ratios) else 1.0,
+            parts=(*found.parts, *self.parts()),
         )
 
-    def part(self) -> Part | None:
-        """The groups whose scales are far worse than good ones."""
-        places: list[tuple[float, tuple[int, int], int, Losses, tuple[int, int]]] = []
+    def parts(self) -> tuple[Part, ...]:
+        """The groups whose scales are far worse than good ones; apart those for which no scale is small enough."""
+        found: dict[Kind, list[_Group]] = {"group": [], "underflow": []}
         for one in self._sampled:
             lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
-            fits = (one.losses.needed > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & (lost < CLIPPED_DB)
+            clips = one.losses.needed > 1
+            fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & ((lost < CLIPPED_DB) | ~clips)
+            fits &= one.losses.stored != 0
             out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
             for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
                 place = one.rows[down], one.cols[across] if len(one.cols) > 1 else -1
-                places.append((float(lost[down, across]), place, one.size, one.losses, (down, across)))
-        if not places:
-            return None
-        places.sort(key=lambda item: (-item[0], item[1]))
-        _, worst, size, of, at = places[0]
-        x_sq, stored_sq, good_sq, needed = (
-            float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _good_sq(of), of.needed)
-        )
-        return Part(
-            "group",
-            len(places),
-            size,
-            tuple(sorted(place for _, place, *_ in places[:MOST_PARTS])),
-            worst,
-            level(x_sq, stored_sq),
-            level(x_sq, good_sq),
-            1 / needed if needed else inf,
-        )
+                group = _Group(float(lost[down, across]), place, one.size, one.losses, (down, across))
+                found["underflow" if self._underflows(group) else "group"].append(group)
+        return tuple(_part(kind, groups) for kind, groups in found.items() if groups)
+
+    def _underflows(self, group: "_Group") -> bool:
+        """Whether a good scale is about the least that can be stored, or less, and the stored one no larger."""
+        row, col = group.place
+        least = self._least(row) if self._least and col >= 0 else None
+        if least is None:
+            return False
+        limit = UNDERFLOW * float(least[0, min(col, least.shape[1] - 1)])
+        return float(group.of.good[group.at]) < limit and float(group.of.stored[group.at]) < limit
+
+
+class _Group(NamedTuple):
+    """A group that stands out."""
+
+    lost_db: float
+    place: tuple[int, int]
+    size: int
+    of: Losses
+    at: tuple[int, int]
+
+
+def _part(kind: Kind, groups: list[_Group]) -> Part:
+    groups.sort(key=lambda group: (-group.lost_db, group.place))
+    _, worst, size, of, at = groups[0]
+    x_sq, stored_sq, good_sq, stored, good = (
+        float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _good_sq(of), of.stored, of.good)
+    )
+    return Part(
+        kind,
+        len(groups),
+        size,
+        tuple(sorted(group.place for group in groups[:MOST_PARTS])),
+        worst,
+        level(x_sq, stored_sq),
+        level(x_sq, good_sq),
+        stored / good if good else inf,
+    )
 
 
 def _good_sq(found: Losses) -> Tensor:

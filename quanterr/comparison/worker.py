@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 from zlib import crc32
 
@@ -190,7 +191,7 @@ class Worker:
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
         chunks = [piece for chunk in sampled(weight.shape) for piece in divided(chunk, self.size)]
-        of_scales = ScaleSampler(weight, None if rotated else sums.x_max)
+        of_scales = ScaleSampler(weight, None if rotated else sums.x_max, partial(self._least, weight))
         found = None if rotated else self._plain(pair, chunks, sums, place, of_scales)
         if found is None:
             found, of_scales = self._nearest(pair, chunks, sums, place)
@@ -203,7 +204,8 @@ class Worker:
         """What the nearest codes of a sample come to, and what its scales lose."""
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
-        sampler, of_scales = Sampler(), ScaleSampler(weight, None if rotated else sums.x_max)
+        sampler = Sampler(None if rotated else pair.importance)
+        of_scales = ScaleSampler(weight, None if rotated else sums.x_max, partial(self._least, weight))
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             if rotated:
@@ -214,8 +216,12 @@ class Worker:
                 found = nearest(weight.levels, x, y, scales)
                 sampler.add(chunk, x, y, found)
                 if not spread_over_rows(weight):
-                    of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales)
+                    of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales, y)
         return sampler.result(), of_scales
+
+    def _least(self, weight: Weight, row: int) -> torch.Tensor | None:
+        """What the least scale would multiply the codes of a row by, (1, c)."""
+        return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), FilledWorkspace(self._ends[0].device))
 
     def _blocks(self, pair: Pair) -> ScaleSampler:
         """What the scales of whole blocks that span rows lose, of a few rows of blocks."""
@@ -238,7 +244,7 @@ class Worker:
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return ()
         sampler, chunks = Sampler(), sampled(weight.shape)
-        of_scales = ScaleSampler(weight, sums.x_max)
+        of_scales = ScaleSampler(weight, sums.x_max, partial(self._least, weight))
         for row, found in worst_rows(sums.rows.items()):
             sampled_too = any(chunk.row <= row < chunk.stop_row for chunk in chunks)
             if sampled_too or found.e_sq * sums.x_sq < CONSPICUOUS * found.x_sq * sums.e_sq:
@@ -250,11 +256,10 @@ class Worker:
                 found_nearest = nearest(weight.levels, x, y, scales)
                 sampler.add(chunk, x, y, found_nearest)
                 if of_scales.rows_apart:
-                    of_scales.add([row], 0, x, found_nearest.values - x, scales)
+                    of_scales.add([row], 0, x, found_nearest.values - x, scales, y)
         parts = sampler.worse_rows(sample)
-        known = any(part.kind == "group" for part in sample.parts)
-        of_groups = None if known else of_scales.part()
-        return (*parts, of_groups) if of_groups else parts
+        known = any(part.kind in ("group", "underflow") for part in sample.parts)
+        return parts if known else (*parts, *of_scales.parts())
 
     def _plain(
         self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler

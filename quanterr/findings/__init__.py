@@ -22,8 +22,17 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import allows_signs, has_nearest_codes, is_too_good, of_attainable, underflows
-from quanterr.findings.explanations import NEAR, SIGNED, drop_explained
+from quanterr.findings.excess import (
+    allows_signs,
+    has_nearest_codes,
+    is_one_way,
+    is_repairable,
+    is_too_good,
+    is_usual,
+    of_attainable,
+    underflows,
+)
+from quanterr.findings.explanations import FACTS, NEAR, ONE_WAY, SIGNED, UNDERFLOWS, USUAL, drop_explained
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -31,15 +40,16 @@ from quanterr.findings.layers import (
     common_factor,
     constant_scales,
     group_outlier,
-    lossless,
+    identical,
     norm_offset,
     offset_of,
     unquantized_changed,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
+from quanterr.findings.methods import Method, compensates
 from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
-from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
+from quanterr.findings.samples import diagnoses, lossless, lost_by_zero_scales, one_factor_mends, rounded_before
 from quanterr.findings.scales import are_good, of_scales
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import copy_once_shifted, of_vectors
@@ -73,7 +83,9 @@ class FindingCollector:
         self._seen: dict[int, WeightSummary] = {}
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
-        self._facts: dict[str, set[str]] = {NEAR: set(), SIGNED: set()}
+        self._facts: dict[str, set[str]] = {fact: set() for fact in FACTS}
+        config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
+        self._compensates, self._undone = compensates(config), {name for one in plan.folded for name in one.names}
 
     def add(self, done: ComparedWeight) -> None:
         """Take in a compared weight; its sums are not kept."""
@@ -81,14 +93,20 @@ class FindingCollector:
         if done.sums.exact:
             self._equal[done.number] = pair
             return
-        nearest = has_nearest_codes(pair, done)
-        near = nearest and are_good(pair, done)
-        vanished = underflows(pair, done.sums)
-        if near:
-            self._facts[NEAR].add(pair.name)
-        if allows_signs(done):
-            self._facts[SIGNED].add(pair.name)
-        if found := [*of_weight(pair, done), *of_attainable(pair, done), *of_scales(pair, done)]:
+        method, too_small = Method(self._compensates, pair.name in self._undone), underflows(pair, done.sums)
+        nearest, good = has_nearest_codes(pair, done, method), are_good(pair, done)
+        near = nearest and good
+        facts = {
+            UNDERFLOWS: too_small,
+            NEAR: near,
+            USUAL: good and is_usual(pair, done, method),
+            ONE_WAY: is_one_way(done),
+            SIGNED: allows_signs(done),
+        }
+        for fact in facts:
+            if facts[fact]:
+                self._facts[fact].add(pair.name)
+        if found := [*of_weight(pair, done), *of_attainable(pair, done, method), *of_scales(pair, done, method)]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
         self._seen[done.number] = WeightSummary(
@@ -98,10 +116,10 @@ class FindingCollector:
             done.scales,
             offset_of(pair, done.sums),
             not done.sums.y_sq,
-            near or vanished,
+            near or too_small,
             is_too_good(pair, done),
             done.attainable.snr_db if done.attainable and not nearest else None,
-            nearest or vanished,
+            nearest or not is_repairable(pair, done) or too_small,
             done.copy,
         )
 
@@ -116,6 +134,7 @@ class FindingCollector:
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
             return drop_explained(single, self._facts)
+        single = lost_by_zero_scales(single, {one.pair.name: one.pair for one in seen})
         whole, alike = self._of_all(seen)
         below = list(group_outlier(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
@@ -133,7 +152,9 @@ class FindingCollector:
         common, alike = self._common([one for one in seen if not one.nearest])
         found = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
-        found += lossless(seen, self._same, not selected)
+        if self._same and not seen:
+            coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
+            found.append(lossless(coded) if coded else identical(self._same, not selected))
         found += outlier_columns(seen)
         found += rounded_before([one.pair for one in seen if one.too_good], self._same if seen else ())
         return found, alike

@@ -1,35 +1,44 @@
 """What a weight loses beyond what its stored scales allow, and what it loses because of them."""
 
 from collections.abc import Iterator
-from math import isfinite, sqrt
+from math import ceil, isfinite, log2, sqrt
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
+from quanterr.findings.methods import Method
 from quanterr.formats import rows_of
 from quanterr.metrics.attainable import Attainable, Part, level
-from quanterr.metrics.sums import Sums, as_float
+from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.model import Finding
+from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
 
 MANY = 16  # elements: of fewer nothing is inferred
 NOTED_DB = 0.5  # dB above the nearest codes: more than scales that are rounded afterwards explain
 # dB above the nearest codes. Plain rounding: 0 to 0.3 in all files of current quantizers, as scales that are rounded
 # afterwards leave it; learned rounding of FP8 0.2; zero points that are rounded afterwards up to 2.0
-# (compressed-tensors) and 3.8 (MLX, 8 bits). GPTQ and AutoRound, which let the error of one weight make up for that of
-# another, stay below 3.5 where they were calibrated well.
-USUAL_DB = 4.0
-USUAL_8_BITS_DB = 4.5
+# (compressed-tensors) and 3.8 (MLX, 8 bits). Rounding at random costs 3.0. GPTQ, which lets the error of one weight
+# make up for that of another, 2.9 to 4.2 with inputs that are correlated as real ones are, 5.3 with columns in the
+# order of their inputs. To truncate costs 6.0: a decibel of margin on either side.
+USUAL_DB = 5.0
 BROKEN_DB = 8.0  # no method that compensates errors goes so far
 OFF_PCT, OFF_DB = 5.0, 3.0  # of codes of 8 bits; learned rounding moves 5.9 % of FP8 codes near zero, and costs 0.2 dB
 # dB that clipping may cost: 0.2 in all fixtures of 8 bits; 1.2 of fewer (MXFP4 of Quark, AutoRound); codes of one bit
 # and ternary ones clip by design, 8.2 in BitNet.
 CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
 NEAR_DB = 1.5  # within which codes are as good as their scales allow
+REPAIRABLE_DB = 3.0  # that another quantizer could win: of less nothing is to be repaired
+NEIGHBOURS = 0.01  # of the squared error, that codes may make which are none of the two around a value
+RANDOM_DB = 2.5  # above the nearest codes: 3.0 is what rounding at random costs, more of values far below a step
+UNBIASED = 0.05  # of the squared error, that a mean error or a factor makes
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
 # Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
 ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
+PART_DB = 6.0  # that a part loses: from here on it is a warning
+UNDONE_DB = 6.0  # SNR of a part whose factor is known to a half
+LOUD_DB = 12.0  # above the mean square error of a weight
 ZERO = 1e-3  # of a factor: all is lost
 CLOSE = 0.02  # of a factor to 1: it says nothing
 
@@ -41,15 +50,44 @@ FEWEST_BITS = 4  # of fewer, one column of outliers makes most of the energy exa
 ENOUGH = 1024  # elements, of which so few errors are no accident
 
 
-def has_nearest_codes(pair: Pair, done: ComparedWeight) -> bool:
+def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     """Whether a weight is about as good as its scales allow: no other codes would be better."""
-    found, sums = done.attainable, done.sums
-    if found is None or _told(found) or sums.nonfinite or not sums.y_sq or found.excess_db >= NEAR_DB:
+    found = done.attainable
+    if found is None or found.excess_db >= NEAR_DB or not _shows_all(pair, done, found):
         return False
-    if found.stored_sq is None and (found.snr_db <= 0 or _clips(pair, found)):
+    part = _told(found)
+    return part is None or _severity_of_part(pair, part, method) == "info"
+
+
+def is_usual(pair: Pair, done: ComparedWeight, method: Method) -> bool:
+    """Whether the codes are no farther from the nearest than its method leaves them, however low the SNR is."""
+    found = done.attainable
+    if found is None or not _shows_all(pair, done, found):
+        return False
+    return found.judged_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
+
+
+def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
+    """Whether another quantizer could make it better by so much that something may be wrong with it."""
+    found = done.attainable
+    return found is None or found.avoidable_db >= REPAIRABLE_DB or not _shows_all(pair, done, found)
+
+
+def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
+    """Whether the sample says what there is to say: all is about as good as that, and its scales mean something."""
+    sums = done.sums
+    if sums.nonfinite or not sums.y_sq:
+        return False
+    if (found.stored_sq is None and found.snr_db <= 0) or _clips(pair, found):
         return False  # worse than zeros: the scales themselves are wrong, or too coarse to say anything
     whole = found.n == sums.n
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
+
+
+def is_one_way(done: ComparedWeight) -> bool:
+    """Whether values were rounded always to the same side, or to zero: what is left is smaller or larger, or biased."""
+    found = done.attainable
+    return found is not None and _rounding(done, found) == ONE_WAY
 
 
 def allows_signs(done: ComparedWeight) -> bool:
@@ -79,37 +117,58 @@ def _best_db(pair: Pair) -> float:
     return 6.02 * bits_of(pair) + 3.0
 
 
-def of_attainable(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+def of_attainable(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
     """What a sample of one weight shows beside the nearest codes: one finding, and one of what its scales clip."""
     found = done.attainable
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
-    severity, part = _severity(pair, found), _told(found)
+    rounded = _rounding(done, found)
+    severity, part = _severity(pair, found, method, rounded), _told(found)
     if part and severity in (None, "info"):
-        yield _of_part(pair, part)
+        yield _of_part(pair, part, method)
     elif severity:
-        yield _of_weight(pair, found, severity, part)
+        yield _of_weight(pair, found, severity, part, rounded)
     if _clips(pair, found):
         yield _clipping(pair, found)
 
 
-def _severity(pair: Pair, found: Attainable) -> str | None:
+def _severity(pair: Pair, found: Attainable, method: Method, rounded: str | None) -> str | None:
     """How bad it is that a weight is worse than its scales allow; None where nothing is to be said."""
-    eight = bits_of(pair) >= 8
-    if found.excess_db > BROKEN_DB or (eight and _off_pct(found) > OFF_PCT and found.excess_db > OFF_DB):
-        return "error"
-    if found.excess_db > (USUAL_8_BITS_DB if eight else USUAL_DB):
-        return "warning"
-    return "info" if found.excess_db > NOTED_DB else None
+    excess = found.judged_excess_db
+    if found.excess_db <= NOTED_DB:
+        return None
+    if rounded == AT_RANDOM or (method.compensates and excess <= BROKEN_DB):
+        return "info"
+    off = bits_of(pair) >= 8 and _off_pct(found) > OFF_PCT
+    if excess > (USUAL_DB if off else BROKEN_DB):
+        return "error" if rounded is None and not method.compensates else "warning"
+    return "warning" if excess > (OFF_DB if off else USUAL_DB) else "info"
+
+
+NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or rounded always up or down"
+
+
+def _rounding(done: ComparedWeight, found: Attainable) -> str | None:
+    """How values were rounded to one of the two codes around them; None where codes are others."""
+    sums = done.sums
+    if found.beyond_sq > NEIGHBOURS * found.e_sq or not sums.e_sq or not sums.x_sq:
+        return None
+    if found.excess_db < RANDOM_DB:
+        return NEARLY
+    of_factor = ratio(as_float(sums.xy - sums.x_sq), sqrt(as_float(sums.x_sq)) * sqrt(as_float(sums.e_sq))) ** 2
+    of_mean = ratio(as_float(sums.e), sqrt(sums.n) * sqrt(as_float(sums.e_sq))) ** 2
+    return AT_RANDOM if max(of_factor, of_mean) < UNBIASED else ONE_WAY
 
 
 def _off_pct(found: Attainable) -> float:
     return 100 * found.off / max(found.n - found.clipped, 1)
 
 
-def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None) -> Finding:
+def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None, rounded: str | None) -> Finding:
     snr, off = level(found.x_sq, found.e_sq), _off_pct(found)
     steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is a step off at most"
+    if rounded is not None:
+        steps = f"each code is one of the two around its value{rounded}"
     message = f"{display(pair.name)}: {snr:.1f} dB, where its stored scales allow {found.snr_db:.1f} dB: {steps}"
     remedy = "compare codes, scales and their order with what the quantizer wrote"
     if severity != "error":
@@ -128,16 +187,28 @@ def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None) 
     )
 
 
-def _of_part(pair: Pair, part: Part) -> Finding:
-    """A finding; an info only where scales or a branch were rounded after the codes."""
+def _of_part(pair: Pair, part: Part, method: Method) -> Finding:
     return finding(
         KINDS[part.kind],
-        "info" if any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts) else "warning",
+        _severity_of_part(pair, part, method),
         pair.name,
         f"{display(pair.name)}: {_described(part)}",
         "compare them with what the quantizer wrote",
         **_evidence(part),
     )
+
+
+def _severity_of_part(pair: Pair, part: Part, method: Method) -> str:
+    """A warning from some size on, but for what a format or a method leaves in parts.
+
+    That are scales or a branch that were rounded after the codes; columns in which errors were piled up, and no factor
+    explains them; and those of factors that were undone, which are known as well as codes of few bits show them.
+    """
+    afterwards = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts) and part.louder_db <= LOUD_DB
+    piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
+    undone = method.folded and part.snr_db > UNDONE_DB
+    small = part.attainable_db - part.snr_db < PART_DB
+    return "info" if small or afterwards or piled_up or undone else "warning"
 
 
 def _described(part: Part) -> str:
@@ -161,9 +232,18 @@ def _evidence(part: Part | None) -> dict[str, object]:
 
 
 def _told(found: Attainable) -> Part | None:
-    """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements."""
-    parts = [part for part in found.parts if part.kind in KINDS]
+    """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements.
+
+    Those that are lost with their scales are told of the scales, where these are known.
+    """
+    of_scales = any(part.kind not in KINDS for part in found.parts)
+    parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_codes(part))]
     return min(parts, key=lambda part: part.number * part.size, default=None)
+
+
+def _has_no_codes(part: Part) -> bool:
+    """Whether no codes would be better."""
+    return part.attainable_db - part.snr_db < NOTED_DB
 
 
 def _named(part: Part) -> str:
@@ -190,10 +270,19 @@ def _clips(pair: Pair, found: Attainable) -> bool:
         return False
     levels = pair.quantized.levels
     fine = bits_of(pair) >= 8 and not (levels and levels.mantissa)
-    if not fine and found.clipped_sq <= OVERSHOOT**2 * found.clipped_x_sq:
+    if not fine and found.clipped_sq <= _overshoot(levels) ** 2 * found.clipped_x_sq:
         return False
     limit = CLIPPING_8_BITS_DB if fine else CLIPPING_DB
     return found.clipping_db > (CLIPPING_BY_DESIGN_DB if _by_design(pair) else limit)
+
+
+def _overshoot(levels: Levels | None) -> float:
+    """By how much of themselves values may be beyond the range: the rule of OCP for powers of two as scales, the floor
+    of the exponent, leaves out what is between the largest of small floats and the next power of two.
+    """
+    if levels is None or not levels.mantissa:
+        return OVERSHOOT
+    return max(OVERSHOOT, 1.01 - levels.highest / 2.0 ** ceil(log2(levels.highest)))
 
 
 def _by_design(pair: Pair) -> bool:

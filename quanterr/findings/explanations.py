@@ -11,8 +11,12 @@ from typing import NamedTuple
 from quanterr.report.model import Finding
 
 # Facts about single weights.
+UNDERFLOWS = "underflows"  # its values are below the smallest scale of its format
 NEAR = "near"  # its codes are about the nearest that its scales allow, and these about as good as good ones
+USUAL = "usual"  # its codes are as far from the nearest as its method leaves them, and its scales are good
+ONE_WAY = "one way"  # its values were truncated, or rounded always up or down
 SIGNED = "signed"  # its codes go with the signs of its scales
+FACTS = (UNDERFLOWS, NEAR, USUAL, ONE_WAY, SIGNED)
 Facts = Mapping[str, Collection[str]]  # fact → names of weights
 
 SEVERITIES = ("info", "warning", "error")
@@ -35,7 +39,7 @@ class Explanation(NamedTuple):
 
 EXPLANATIONS = (
     Explanation(
-        ("underflow",),
+        (UNDERFLOWS,),
         "info",
         (*LEVELS, *SAMPLED, "scale_negative", "scale_zero", "saturated", "biased_error", "bad_rows", "dead_rows"),
         "error",
@@ -44,9 +48,16 @@ EXPLANATIONS = (
     Explanation(
         (NEAR,),
         "info",
-        (*LEVELS, "saturated", "biased_error", "bad_rows"),
+        (*LEVELS, "saturated", "biased_error", "bad_rows", *REPAIRS),
         "error",
         "no codes are better with these scales, nor other scales much better, however low the SNR is",
+    ),
+    Explanation(
+        (USUAL,),
+        "info",
+        (*LEVELS, "bad_rows"),
+        "error",
+        "it is as good as its scales allow but for what its method costs, which is told as excess",
     ),
     Explanation(
         (SIGNED,),
@@ -54,6 +65,20 @@ EXPLANATIONS = (
         ("scale_negative",),
         "error",
         "codes go with the signs of the scales: AutoRound and ggml's Q4_0 write negative ones",
+    ),
+    Explanation(
+        (ONE_WAY,),
+        "info",
+        ("scale_factor", "biased_error"),
+        "warning",
+        "values that are truncated are smaller, or larger throughout: that is told as excess",
+    ),
+    Explanation(
+        (ONE_WAY,),
+        "info",
+        ("zero_points",),
+        "error",
+        "the shift is half a step, which rounding up or down makes: wrong zero points are off by whole ones",
     ),
     Explanation(
         REPAIRS,

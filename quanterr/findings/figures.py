@@ -32,8 +32,14 @@ class Figures(NamedTuple):
 
     @property
     def gains(self) -> bool:
-        """Whether one factor takes away more of the error than rounding explains."""
-        return self.rescaled_db - self.snr_db > GAINS.get(self.bits, GAIN) and abs(self.factor - 1) > CAST
+        """Whether one factor takes away more of the error than rounding explains.
+
+        Noise alone makes y longer than x, and any smaller y nearer: the factor of x = y / factor may then be any
+        between that of y on x and the inverse of that of x on y. Only one that is not 1 by either is one.
+        """
+        noise = self.factor > 1 > self.factor * self.cosine**2
+        gain = self.rescaled_db - self.snr_db
+        return gain > GAINS.get(self.bits, GAIN) and abs(self.factor - 1) > CAST and not noise
 
     @property
     def low(self) -> bool:

@@ -179,27 +179,14 @@ def _offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
     yield finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
-def lossless(seen: Sequence[WeightSummary], same: Sequence[Pair], whole: bool) -> Iterator[Finding]:
-    """Nothing differs: one checkpoint twice, or codes whose rounding left no trace.
+def identical(same: Sequence[Pair], whole: bool) -> Finding:
+    """Nothing differs, and nothing is quantized: one checkpoint twice.
 
     ``whole``: all that was selected is compared, so that identical tensors mean an identical model.
     """
-    if seen or not same:
-        return
-    coded = [pair for pair in same if pair.original.n and pair.quantized.has_codes and not pair.original.has_codes]
-    if not coded:
-        message = "all compared tensors are identical; is this the quantized checkpoint?"
-        remedy = "check that the second checkpoint is the quantized one"
-        yield finding(
-            "identical", "warning" if whole and all(map(_stored_alike, same)) else "info", None, message, remedy
-        )
-        return
-    message = (
-        f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
-        f"{listed([pair.name for pair in coded], 3)}; the original holds values that are already rounded"
-    )
-    remedy = "compare with the checkpoint from before the quantization"
-    yield finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))
+    message = "all compared tensors are identical; is this the quantized checkpoint?"
+    remedy = "check that the second checkpoint is the quantized one"
+    return finding("identical", "warning" if whole and all(map(_stored_alike, same)) else "info", None, message, remedy)
 
 
 def unquantized_changed(

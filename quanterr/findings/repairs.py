@@ -22,6 +22,7 @@ CORRECTED = 7.0
 NEAR_DB = 3.0  # below what the scales allow
 BETTER_DB = {2: 5.0}  # bits → by how much it must be better, where one number for all is not enough
 BETTER = 4.5  # factors of blocks alone gain 3.5 dB where codes are as coarse as E5M2's
+SHIFTED_DB = 5.5  # what a shift must gain: half a step costs 6.0, and what is rounded afterwards in 16 bits up to 5.1
 SIMPLER_DB = 2.0  # a later repair must be that much better than an earlier, simpler one
 BLOCKS = (16, 32, 64, 128)
 
@@ -37,6 +38,7 @@ class Correction(NamedTuple):
     """What a repair leaves of the error."""
 
     snr_db: float
+    gained_db: float  # over the SNR of the same elements before
     description: str  # what was found
     factors: Tensor | None = None  # one for each row or block, (r, 1 or blocks): what y is of the original
 
@@ -50,17 +52,23 @@ class Repair(NamedTuple):
     mend: Callable[[Sample], Correction | None]
 
 
-def simplest(sample: Sample, bits: int, attainable_db: float = -inf) -> tuple[Repair, Correction] | None:
+def simplest(
+    sample: Sample, bits: int, attainable_db: float = -inf, has_zero: bool = True
+) -> tuple[Repair, Correction] | None:
     """The first repair of REPAIRS that is about as good as any; None where none corrects a weight of this many bits.
 
-    It has to come near what the stored scales allow, where that is known.
+    It has to come near what the stored scales allow, where that is known. ``has_zero``: codes are counted from one that
+    stands for zero, which may be wrong.
     """
-    before, good = snr_db(sample.x, sample.y - sample.x), []
+    good = []
     least = max(CORRECTED_DB.get(bits, CORRECTED), attainable_db - NEAR_DB)
     for repair in REPAIRS:
+        if repair.code == "zero_points" and not has_zero:
+            continue
         better = GAINS.get(bits, GAIN) if repair is ONE_FACTOR else BETTER_DB.get(bits, BETTER)
+        better = max(better, SHIFTED_DB) if repair.code == "zero_points" else better
         corrected = repair.mend(sample)
-        if corrected and corrected.snr_db >= least and corrected.snr_db - before > better:
+        if corrected and corrected.snr_db >= least and corrected.gained_db > better:
             good.append((repair, corrected))
             if corrected.snr_db > level_of(bits):
                 break
@@ -90,8 +98,13 @@ def snr_db(x: Tensor, e: Tensor, fitted: int = 0) -> float:
 
 
 def _factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """What y must be multiplied by along these axes; 0 where y is zero."""
-    return ((x * y).sum(axes, keepdim=True) / y.square().sum(axes, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
+    """What y must be multiplied by along these axes; 0 where y is zero.
+
+    1 where noise explains any other: that of y makes the factor smaller than it is, that of x its inverse. Else each
+    row or column of codes near zero would be better by being made smaller.
+    """
+    xx, xy, yy = (product.sum(axes, keepdim=True) for product in (x.square(), x * y, y.square()))
+    return (xy / yy).masked_fill((xy < yy) & (xy > 0) & (xx > xy), 1.0).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _one_factor(sample: Sample) -> Correction | None:
@@ -101,13 +114,13 @@ def _one_factor(sample: Sample) -> Correction | None:
     agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
     if not float(factor) or agree < AGREE:
         return None
-    return Correction(snr_db(check.x, check.y * factor - check.x), f"{1 / float(factor):.4g}")
+    return _corrected(check, check.y * factor, f"{1 / float(factor):.4g}")
 
 
 def _row_factors(sample: Sample) -> Correction | None:
     fit, check = halves(sample, 1)
     factors = _factors(fit.x, fit.y, (1,))
-    return _spread(snr_db(check.x, check.y * factors - check.x), factors)
+    return _spread(check, factors)
 
 
 def _column_factors(sample: Sample) -> Correction | None:
@@ -115,7 +128,7 @@ def _column_factors(sample: Sample) -> Correction | None:
         return None
     fit, check = halves(sample, 0)
     factors = _factors(fit.x, fit.y, (0,))
-    return _spread(snr_db(check.x, check.y * factors - check.x), factors)
+    return _spread(check, factors)
 
 
 def _blocks(sample: Sample) -> Iterator[tuple[Sample, Sample]]:
@@ -129,32 +142,39 @@ def _block_factors(sample: Sample) -> Correction | None:
     found = []
     for fit, check in _blocks(sample):
         factors = _factors(fit.x, fit.y, (2,))
-        found.append(_spread(snr_db(check.x, check.y * factors - check.x), factors))
+        found.append(_spread(check, factors))
     return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
-def _spread(snr_db: float, factors: Tensor) -> Correction:
+def _spread(check: Sample, factors: Tensor) -> Correction:
     used = 1 / factors[factors != 0]
     description = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
-    return Correction(snr_db, description, 1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
+    corrected = _corrected(check, check.y * factors, description)
+    return corrected._replace(factors=1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
+
+
+def _corrected(check: Sample, y: Tensor, description: str) -> Correction:
+    """What is left of the error of elements to which nothing was fitted; ``y`` are theirs once corrected."""
+    after = snr_db(check.x, y - check.x)
+    return Correction(after, after - snr_db(check.x, check.y - check.x), description)
 
 
 def _row_shifts(sample: Sample) -> Correction | None:
     fit, check = halves(sample, 1)
     shifts = (fit.y - fit.x).mean(1, keepdim=True)
-    return _shifted(snr_db(check.x, check.y - shifts - check.x), shifts)
+    return _corrected(check, check.y - shifts, _on_average(shifts))
 
 
 def _block_shifts(sample: Sample) -> Correction | None:
     found = []
     for fit, check in _blocks(sample):
         shifts = (fit.y - fit.x).mean(2, keepdim=True)
-        found.append(_shifted(snr_db(check.x, check.y - shifts - check.x), shifts))
+        found.append(_corrected(check, check.y - shifts, _on_average(shifts)))
     return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
-def _shifted(snr_db: float, shifts: Tensor) -> Correction:
-    return Correction(snr_db, f"{float(shifts.mean()):.3g} on average")
+def _on_average(shifts: Tensor) -> str:
+    return f"{float(shifts.mean()):.3g} on average"
 
 
 # Order
@@ -162,8 +182,8 @@ def _shifted(snr_db: float, shifts: Tensor) -> Correction:
 
 def _transposed(sample: Sample) -> Correction | None:
     n = min(sample.x.shape)
-    x, y = sample.x[:n, :n], sample.y[:n, :n].t()
-    return Correction(snr_db(x, y - x), "") if n > 3 else None
+    corner = Sample(sample.x[:n, :n], sample.y[:n, :n])
+    return _corrected(corner, corner.y.t(), "") if n > 3 else None
 
 
 def _row_order(sample: Sample) -> Correction | None:
@@ -188,8 +208,9 @@ def _reordered(x: Tensor, y: Tensor) -> Correction | None:
         return None
     factors = _factors(fit.x[places], own, (1,))
     there, stored = check.x[places], check.y[few]
-    plain, rescaled = snr_db(there, stored - there), snr_db(there, stored * factors - there)
-    return Correction(max(plain, rescaled), order_of(few.tolist(), places.tolist(), rows))
+    after = max(snr_db(there, stored - there), snr_db(there, stored * factors - there))
+    before = snr_db(check.x[few], stored - check.x[few])
+    return Correction(after, after - before, order_of(few.tolist(), places.tolist(), rows))
 
 
 def order_of(own: Sequence[int], there: Sequence[int], n: int) -> str:

@@ -3,7 +3,7 @@
 Valid weights are never read again, of doubtful ones the first rows of a few.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 
@@ -22,7 +22,7 @@ from quanterr.pairing.plan import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.model import Finding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed
 
 MOST_WRONG = 8  # weights that are looked at, of those with a finding
@@ -31,7 +31,9 @@ MOST_OTHERS = 64  # weights that one is held against
 ITS_OWN = 0.98  # of a cosine: no other weight is nearer
 CLOSER = 0.5  # times the distance to the own original: another one is nearer
 VALUES = 32  # of which so few are a weight that many formats hold exactly
+TERNARY = 3  # values
 ELEMENTS = 1 << 18  # of a sample
+LOST = 0.5  # of a value: what is left of it is not what was meant
 
 
 def diagnoses(
@@ -67,7 +69,55 @@ def rounded_before(better: Sequence[Pair], same: Sequence[Pair]) -> Iterator[Fin
         yield finding("lossless_codes", "warning", None, message, remedy, layers=found)
 
 
+def lossless(coded: Sequence[Pair]) -> Finding:
+    """Of quantized weights of which none lost anything: rounded before, or of so few values that codes hold them."""
+    names = [pair.name for pair in coded]
+    message = (
+        f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
+        f"{listed(names, 3)}"
+    )
+    with one_thread(), on_cpu() as workspaces:
+        ternary = all(_is_ternary(pair, workspaces[0]) for pair in coded[:MOST_OTHERS])
+    if ternary:
+        message += "; the original is ternary, binary or constant, as BitNet's weights are: codes hold that exactly"
+        remedy = "nothing, if the model was trained so: codes of 2 bits (BitNet, TQ2_0) hold it as well, in less space"
+        return finding("lossless_codes", "info", None, message, remedy, weights=len(coded))
+    message += "; the original holds values that are already rounded"
+    remedy = "compare with the checkpoint from before the quantization"
+    return finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))
+
+
+def _is_ternary(pair: Pair, workspace: Workspace) -> bool:
+    """Whether sampled rows hold three values each, or fewer."""
+    return all(len(torch.unique(row)) <= TERNARY for row in _rows(pair.original, workspace, VALUES**2))
+
+
+def lost_by_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair]) -> list[Finding]:
+    """The findings but those of zero scales where the original is zero too, as in pruned weights: all of it is read."""
+    told = {one.layer for one in found if one.code == "scale_zero"}
+    with one_thread(), on_cpu() as workspaces:
+        harmless = {name for name, pair in pairs.items() if name in told and not _loses_by_zeros(pair, workspaces)}
+    return [one for one in found if one.code != "scale_zero" or one.layer not in harmless]
+
+
+def _loses_by_zeros(pair: Pair, workspaces: Workspaces) -> bool:
+    """Whether scales of zero take values away; also where that is not known."""
+    ends = FilledWorkspace(workspaces[0].device), FilledWorkspace(workspaces[0].device)
+    for chunk in Cut(*pair.original.matrix, CPU_CHUNK):
+        scales = pair.quantized.scaling(chunk, ends)
+        if scales is None:
+            return True
+        zero = scales.unit == 0
+        if bool(zero.any()):
+            x = pair.original.dequantize(chunk, workspaces[0]).weight
+            y = pair.quantized.dequantize(chunk, workspaces[1]).weight
+            if bool((zero & ((y - x).abs() > LOST * x.abs())).any()):
+                return True
+    return False
+
+
 def _is_varied(pair: Pair, workspace: Workspace) -> bool:
+    """Whether it holds more values than codes of few bits do."""
     return len(torch.unique(_rows(pair.original, workspace, VALUES**2))) > VALUES
 
 
@@ -99,7 +149,9 @@ def _diagnosis(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> 
     if bits < 2:
         return None
     sample = sample_of(pair, workspaces)
-    found = simplest(sample, bits, -inf if one.attainable_db is None else one.attainable_db)
+    levels = pair.quantized.levels
+    has_zero = levels is None or not (levels.table or levels.mantissa)
+    found = simplest(sample, bits, -inf if one.attainable_db is None else one.attainable_db, has_zero)
     if found is None:
         return _partly(pair, figures)
     repair, corrected = found

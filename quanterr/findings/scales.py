@@ -6,35 +6,45 @@ from math import isfinite, log2
 from quanterr.findings.codes import finding
 from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED
 from quanterr.findings.figures import bits_of
+from quanterr.findings.methods import Method
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.model import Finding
+from quanterr.tensors.good_scales import FEW_LEVELS
 from quanterr.util.text import count, display
 
-# dB that stored scales lose beside good ones. Sound files of all families: -5 to 0.8, where absolute maxima were
-# rounded or searched; 1.8 where scales are products of coarse ones.
+# dB that stored scales lose beside good ones. Sound files of all families: -5 to 0.6, where absolute maxima were
+# rounded or searched; 1.8 where scales are products of coarse ones (asymmetric codes of 6 bits in ComfyUI): 0.2 below
+# what is noted and 1.7 below what is warned of. Of codes of few levels good scales are sought, down to 0.7 of the
+# largest value: an absolute maximum loses up to 3.1 by that, 1.8 in sound files; of four levels or fewer 3.4.
 NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
-FEW_LEVELS, FEW_LEVELS_DB = 4, 1.5  # codes of so few levels lose that much more or less by any choice of a scale
+MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # levels, at most → by how much more is noted and warned of
 PART_WARNED_DB = 6.0  # of groups, of which sound ones lose up to 4
+FEWER = 0.8  # stored / good scale of most groups: it is others that are wrong
+MANY_UNDERFLOW = 0.05  # of the elements of a sample
 REMEDY = "make scales of the original's largest values: of each group the largest over the largest code"
 
 
-def of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+def of_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
     """Scales that are too large or too small, of a whole weight or of some of its groups."""
     found = done.attainable
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     severity, loss = _severity(pair, found), found.scale_loss_db
-    part = next((part for part in found.parts if part.kind == "group"), None)
-    if severity in (None, "info") and part:
-        yield _of_groups(pair, part)
+    parts = {part.kind: part for part in found.parts}
+    if severity in (None, "info") and "underflow" in parts:
+        yield _underflow(pair, found, parts["underflow"])
+    if severity in (None, "info") and "group" in parts:
+        yield _of_groups(pair, parts["group"], method)
     elif severity:
+        part, some = parts.get("group"), FEWER < found.scale_ratio < 1 / FEWER
+        what = f"{_where(part)}: {_words(pair, part.factor)}" if part and some else _words(pair, found.scale_ratio)
         yield finding(
             "scale_loss",
             severity,
             pair.name,
-            f"{display(pair.name)}: {_words(pair, found.scale_ratio)}: its scales allow {found.snr_db:.1f} dB, "
-            f"good ones {found.format_snr_db:.1f} dB",
+            f"{display(pair.name)}: {what}: all its scales allow {found.snr_db:.1f} dB, good ones "
+            f"{found.format_snr_db:.1f} dB",
             REMEDY,
             scale_loss_db=loss,
             attainable_snr_db=found.snr_db,
@@ -52,7 +62,8 @@ def _severity(pair: Pair, found: Attainable) -> str | None:
     if found.scale_loss_db is None:
         return None
     levels = pair.quantized.levels
-    loss = found.scale_loss_db - (FEW_LEVELS_DB if levels and levels.number <= FEW_LEVELS else 0.0)
+    margins = [margin for most, margin in MARGINS_DB.items() if levels and levels.number <= most]
+    loss = found.scale_loss_db - max(margins, default=0.0)
     if loss > BROKEN_DB:
         return "error"
     return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None
@@ -60,6 +71,8 @@ def _severity(pair: Pair, found: Attainable) -> str | None:
 
 def _words(pair: Pair, ratio: float) -> str:
     """What is wrong with scales that are this many times the right ones."""
+    if not ratio:
+        return "scales are zero: all values are lost"
     if ratio < 1:
         return f"scales are {ratio:.2g} x what the values need: what is larger is clipped"
     weight = pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
@@ -69,20 +82,42 @@ def _words(pair: Pair, ratio: float) -> str:
     return f"{what}scales are {ratio:.3g} x what the values need"
 
 
-def _of_groups(pair: Pair, part: Part) -> Finding:
+def _of_groups(pair: Pair, part: Part, method: Method) -> Finding:
     lost = part.attainable_db - part.snr_db
-    row, col = part.worst
-    where = f"row {row}" + (f", columns from {col}" if col >= 0 else "")
+    warned = BROKEN_DB if method.compensates else PART_WARNED_DB
     return finding(
         "scale_loss",
-        "warning" if lost > PART_WARNED_DB else "info",
+        "warning" if lost > warned else "info",
         pair.name,
-        f"{display(pair.name)}: {count(part.number, 'sampled group')} of {part.size}, the worst at {where}: "
-        f"{_words(pair, part.factor)}: they allow {part.snr_db:.1f} dB, good ones {part.attainable_db:.1f} dB",
+        f"{display(pair.name)}: {_where(part)}: {_words(pair, part.factor)}: they allow {part.snr_db:.1f} dB, good "
+        f"ones {part.attainable_db:.1f} dB",
         REMEDY,
-        places=[list(place) for place in part.places[:MOST_NAMED]],
-        number=part.number,
-        worst_snr_db=part.snr_db,
+        **_evidence(part),
         worst_format_snr_db=part.attainable_db,
         scale_ratio=part.factor,
     )
+
+
+def _underflow(pair: Pair, found: Attainable, part: Part) -> Finding:
+    """Groups that are lost beside far larger ones: a few of them matter to nothing."""
+    many = part.number * part.size > MANY_UNDERFLOW * found.n
+    return finding(
+        "underflow",
+        "warning" if many else "info",
+        pair.name,
+        f"{display(pair.name)}: {_where(part)}: their values are too small for the scales of {pair.quantized.format} "
+        f"beside the largest: they become zeros, or a few coarse values ({part.snr_db:.1f} dB at worst)",
+        "leave this layer in higher precision where these values matter, or use a format with larger scales",
+        **_evidence(part),
+    )
+
+
+def _where(part: Part) -> str:
+    row, col = part.worst
+    columns = f", columns from {col}" if col >= 0 else ""
+    return f"{count(part.number, 'sampled group')} of {part.size}, the worst at row {row}{columns}"
+
+
+def _evidence(part: Part) -> dict[str, object]:
+    places = [list(place) for place in part.places[:MOST_NAMED]]
+    return {"places": places, "number": part.number, "worst_snr_db": part.snr_db}

@@ -48,6 +48,7 @@ WEIGHT_SUFFIX = ".weight"
 # tables give a meaning; bits that are only compared for equality.
 Encoding = Literal["floats", "cast", "codes", "bits"]
 FilledWorkspaces = tuple[FilledWorkspace, FilledWorkspace]  # of the lowest and of the highest codes
+SMALL_SCALES = frozenset({"F8_E4M3", "U8"})  # dtypes: small floats, whose least bits are those of the least number
 FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds
 
 
@@ -240,6 +241,17 @@ class Weight:
         if self.levels.centred:
             return Scaling(high.div_(self.levels.known[1]))
         return scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
+
+    def least_units(self, chunk: Chunk, workspace: FilledWorkspace) -> Tensor | None:
+        """What codes would be multiplied by if all scales were the least that can be stored, (1 or r, c).
+
+        Of small floats of one byte; None of other scales, which go on to where no weight is.
+        """
+        scale = self.parts.get("scale")
+        if scale is None or scale.dtype not in SMALL_SCALES:
+            return None
+        workspace.fill((scale,), 1)
+        return self._units(chunk, workspace)
 
     def _units(self, chunk: Chunk, workspace: Workspace) -> Tensor | None:
         """Of codes that are only multiplied, by scales of blocks of columns: the scale of each element, (1 or r, c)."""

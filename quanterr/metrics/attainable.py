@@ -3,14 +3,15 @@
 from math import inf, log10
 from typing import Literal, NamedTuple
 
-Kind = Literal["row", "column", "tile", "group"]
+Kind = Literal["row", "column", "tile", "group", "underflow"]
 
 
 class Part(NamedTuple):
     """Rows, columns or tiles (64 columns of a row) of the sample whose error is far above what their scales allow.
 
     Or groups of a scale that is far worse than a good one: there ``snr_db`` is that of the nearest codes,
-    ``attainable_db`` that of good scales, and ``factor`` the stored scale / a good one.
+    ``attainable_db`` that of good scales, and ``factor`` the stored scale / a good one. The kind underflow: good ones
+    are too small to be stored.
     """
 
     kind: Kind
@@ -21,6 +22,7 @@ class Part(NamedTuple):
     snr_db: float  # of the worst
     attainable_db: float
     factor: float  # y is that times x there, if that explains the error; else NaN
+    louder_db: float = 0.0  # its mean square error / that of the sample, where that is of one element each
 
 
 class Attainable(NamedTuple):
@@ -39,6 +41,9 @@ class Attainable(NamedTuple):
     stored_sq: float | None = None  # Σe*² of the sampled groups of a scale, which may be others; None: there are none
     good_sq: float = 0.0  # the same with good scales in place of the stored ones
     scale_ratio: float = 1.0  # median of stored / good scale over these groups
+    weighted_e_sq: float | None = None  # Σe² times the importance of the columns, where it is known
+    weighted_best_sq: float = 0.0  # Σe*² times it
+    beyond_sq: float = 0.0  # the part of Σe² of elements in range whose code is none of the two around them
 
     @property
     def snr_db(self) -> float:
@@ -49,6 +54,13 @@ class Attainable(NamedTuple):
     def excess_db(self) -> float:
         """By how much the stored codes are worse; 0 where they are the nearest."""
         return 0.0 if self.e_sq <= self.best_sq else level(self.e_sq, self.best_sq)
+
+    @property
+    def judged_excess_db(self) -> float:
+        """The same, each element as important as its column where that is known."""
+        if self.weighted_e_sq is None:
+            return self.excess_db
+        return 0.0 if self.weighted_e_sq <= self.weighted_best_sq else level(self.weighted_e_sq, self.weighted_best_sq)
 
     @property
     def scale_loss_db(self) -> float | None:

@@ -41,6 +41,8 @@ CAST = 0.01  # a norm that was only cast changes by less
 EXACTLY = 1.003  # times that the factors of a norm must bring weights nearer, all of them together: nothing is fitted
 NEARER = 1.02  # times that fitted factors must bring the next weight nearer
 CLEARLY = 1 / 0.7  # times nearer without them: a weight that lacks the factors of the others
+LENGTH = 0.5  # of what a length is off by: a factor explains it
+LEAST = 1e-30  # of an error
 AGREEING = 0.5  # of a correlation: by chance that of 64 factors is 0.125
 DOUBTS, SCATTER = 4.0, 0.02  # from the median of rows' factors: standard errors, and beyond; of less no fold is sought
 HEADS = (128, 64, 256, 96, 80, 32, 16)  # rows of a head
@@ -123,7 +125,10 @@ def _undone(
         columns = {n: scaled(w, factors, 1) for n, w in stored.items() if w.matrix[1] == len(factors)}
         after = {n: error_beside_row_factors(pairs[n].original, weight, workspaces) for n, weight in columns.items()}
         having = [n for n in columns if after[n] < CLEARLY * before[n]]
-        if not having or _pooled(before, having) < EXACTLY * _pooled(after, having):
+        if not having:
+            continue
+        gained = _pooled(before, having) / max(_pooled(after, having), LEAST)
+        if gained < EXACTLY and not (gained * NEARER > 1 and _is_nearer(pairs, columns, workspaces)):
             continue
         for n in having:
             pairs[n] = replace(pairs[n], quantized=_with_evidence(columns[n], source))
@@ -131,6 +136,17 @@ def _undone(
         found = Folded(source, tuple(pairs[n].name for n in having), without=without)
         yield _with_bias(found, pairs, places, factors, workspaces)
         return
+
+
+def _is_nearer(pairs: Sequence[Pair], undone: Mapping[int, Weight], workspaces: Workspaces) -> bool:
+    """Whether factors that are nearly one number, which those of rows would take up, give a weight its length again."""
+    for n, weight in undone.items():
+        stored, mended = (
+            sampled_row_factors(pairs[n].original, one, workspaces)[0].median() for one in (pairs[n].quantized, weight)
+        )
+        if float((mended - 1).abs()) < LENGTH * float((stored - 1).abs()):
+            return True
+    return False
 
 
 def _pooled(errors: Mapping[int, float], numbers: Sequence[int]) -> float:

@@ -119,7 +119,7 @@ CODES = {
         ("warning",),
         "scales that are zero: every weight they apply to is zero",
         "model.layers.3.mlp.up_proj.weight: 1 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are zero",
-        "Nothing, if the original is zero there too. Otherwise a scale underflowed: store it in a wider dtype.",
+        "A scale underflowed: store it in a wider dtype. Where the original is zero too, nothing is said.",
     ),
     "scale_constant": Code(
         ("info",),
@@ -185,11 +185,11 @@ CODES = {
         "Use larger scales, or finer ones. Scales of zero lose all values.",
     ),
     "underflow": Code(
-        ("warning",),
+        ("info", "warning"),
         "the values of a weight are too small for the scales of the format: they became zeros or coarse",
         "blk.3.ffn_up.weight: its values are too small for the scales of gguf_q8_0, which are float16: they become "
         "zeros, or a few coarse values",
-        "Leave this layer in higher precision.",
+        "Leave this layer in higher precision. An info: a few groups of a scale, beside far larger ones.",
     ),
     "excess_rows": Code(
         ("info", "warning"),
@@ -350,11 +350,12 @@ CODES = {
         "Pass the original first. Until then, no gate passes.",
     ),
     "lossless_codes": Code(
-        ("warning",),
+        ("info", "warning"),
         "quantized weights are identical to the original",
         "quantization lost nothing: 224 weights stored quantized, each identical to the original: "
         "model.layers.0.mlp.up_proj.weight and 223 more; the original holds values that are already rounded",
-        "Compare with the checkpoint from before the quantization.",
+        "Compare with the checkpoint from before the quantization. An info: the original is ternary, binary or "
+        "constant, which codes hold exactly.",
     ),
     "importance_unmatched": Code(
         ("error",),

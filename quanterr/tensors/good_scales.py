@@ -6,6 +6,7 @@ stored codes, so that factors of columns, branches of low rank and rotations cou
 scale is the stored one times a number for each group.
 """
 
+from collections.abc import Sequence
 from math import log2
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ ALIKE = 0.01  # relative
 BYTE = 256  # codes
 ABOVE_NORMAL = 64.0  # times the least normal number: values that are so large round as floats do
 SOME = 1.2  # times what good scales lose: less is none
+FEW_LEVELS = 16  # of fewer, scales are sought: more lose little by one that clips nothing
+SEARCHED = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)
 PARTLY = 4.0  # by so much the largest value of a group may be above that of a part of it
 
 
@@ -63,47 +66,59 @@ class Losses(NamedTuple):
     good_sq: Tensor  # and with good ones; (2, …): as two rules make them, where they are powers of two
     worst_sq: Tensor  # and at worst: half a step, of all elements but zeros
     needed: Tensor  # a good scale / the stored one
+    used: Tensor  # the same for what the stored codes stand for: which part of their range these use
+    stored: Tensor  # the stored scale, and a good one, as what codes are multiplied by
+    good: Tensor
 
 
 def losses(
-    levels: Levels, x: Tensor, e: Tensor | None, scales: Scaling, groups: Groups, largest: float | None = None
+    levels: Levels,
+    x: Tensor,
+    e: Tensor | None,
+    scales: Scaling,
+    groups: Groups,
+    largest: float | None = None,
+    y: Tensor | None = None,
 ) -> Losses:
     """Of ``x``, (r, c) float32; ``e``, where it is known, is the error of the nearest codes with the stored ``scales``.
 
     ``largest`` is the largest magnitude of the original, where a group is all of the weight and ``x`` a part of it.
+    ``y`` is what is stored, where its codes are not the nearest.
     """
     unit, shift = scales
-    none = unit == 0
+    none, stored = unit == 0, groups.most(unit.abs().expand(x.shape))
     if bool(none.any()):
         x, e = _without_codes(x, none, groups), None
         unit = unit.masked_fill(none, 1.0)
     codes = (x - shift if shift is not None else x) / unit
     zeros = None if shift is None else _zeros(levels, shift, unit, groups, codes.shape)
-    high, low = groups.most(codes), groups.least(codes)
-    if zeros is None or _fixed(zeros):
-        zero = torch.zeros_like(high) if zeros is None else zeros
-        needed, start, first = _centred(levels, high, low, zero), zero, zero
-    else:
-        start, first = torch.minimum(low, zeros), torch.full_like(low, levels.lowest)
-        needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
+    needed, start, first = _needed(levels, codes, zeros, groups)
+    used = needed
+    if y is not None:
+        used = _needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups)[0]
     if not groups.whole:
         needed = _of_whole(needed, unit, levels, largest)
     live = needed > 0
     needed = (needed / _share_used(levels, needed[live])).masked_fill(~live, 1.0)
     x_sq = groups.total(x.square())
+    good = needed * groups.most(unit.abs().expand(x.shape))
+    of_groups = [numbers.double() for numbers in (needed, used, stored, good)]
     if _loses_nothing(levels, needed):
         usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
-        return Losses(x_sq, usual_sq, usual_sq[None], torch.zeros_like(usual_sq), needed.double())
+        none_sq = torch.zeros_like(usual_sq)
+        return Losses(x_sq, usual_sq, usual_sq[None], none_sq, *of_groups)
     if e is None:
         e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
     stored_sq = groups.total(e.square())
-    rounded = _rounded(levels, needed) if _powers_of_two(unit) else [needed]
+    rounded = _rounded(levels, needed) if _powers_of_two(unit) else [needed * size for size in _sizes(levels)]
     good_sq = []
     for factor in rounded:
         sizes = groups.spread(factor)
         ideal = (codes - groups.spread(start)).div_(sizes).add_(groups.spread(first))
         error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.total(error.square_()))
+    if not _powers_of_two(unit):  # the best that a short search finds in each group
+        good_sq = [torch.stack(good_sq).amin(0)]
     if levels.mantissa:
         worst_sq = x_sq / 4 ** (levels.mantissa + 1)
     elif not bool((stored_sq > SOME * good_sq[-1]).any()):
@@ -111,7 +126,20 @@ def losses(
     else:
         half = levels.room(ideal) if levels.table else 0.5
         worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
-    return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, needed.double())
+    return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
+
+
+def _needed(levels: Levels, codes: Tensor, zeros: Tensor | None, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+    """By how much the steps of each group must be larger for ``codes``, (r, c); the code where these begin, and which
+    level is there: the zero point, or of zero points that differ the least code.
+    """
+    high, low = groups.most(codes), groups.least(codes)
+    if zeros is None or _fixed(zeros):
+        zero = torch.zeros_like(high) if zeros is None else zeros
+        return _centred(levels, high, low, zero), zero, zero
+    start = torch.minimum(low, zeros)
+    needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
+    return needed, start, torch.full_like(low, levels.lowest)
 
 
 def _without_codes(x: Tensor, none: Tensor, groups: Groups) -> Tensor:
@@ -177,6 +205,11 @@ def _rounded(levels: Levels, needed: Tensor) -> list[Tensor]:
     """Scales as powers of two: the least that clip nothing; and by the rule of OCP, from exponents alone."""
     exponent = (needed * levels.highest).log2().floor() - log2(levels.highest) // 1
     return [2.0 ** needed.log2().ceil(), 2.0**exponent]
+
+
+def _sizes(levels: Levels) -> Sequence[float]:
+    """Which multiples of the scale that clips nothing are tried: of codes of few bits some smaller and larger ones."""
+    return SEARCHED if levels.number <= FEW_LEVELS else (1.0,)
 
 
 def _powers_of_two(unit: Tensor) -> bool:
