@@ -10,6 +10,7 @@ from making import compared, legacy
 
 MODULE = "model.layers.0.mlp.up_proj"
 NAME = f"{MODULE}.weight"
+MLX = {"quantization": {"group_size": 64, "bits": 8}}
 GPTQ = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq"}}
 
 
@@ -332,18 +333,16 @@ def as_mlx(w, bits):
 class TestRoundedAfterwards:
     """Severity goes by size: biases or scales that are rounded after the codes leave a little in some parts."""
 
-    CONFIG = {"quantization": {"group_size": 64, "bits": 8}}
-
     def test_is_no_fault(self, tmp_path):
         w = weights(64, 256)
 
-        assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), self.CONFIG), "warning")
+        assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
 
     def test_rows_of_their_neighbours_are_told(self, tmp_path):
         w = weights(1024, 256, sizes=0.1)
         stored = as_mlx(w, 8)
         for key in stored:
-            stored[key][2:6] = stored[key][3:7].clone()
-        found = told(report_of(tmp_path, w, stored, self.CONFIG), "warning")
+            stored[key][100:104] = stored[key][101:105].clone()
+        found = told(report_of(tmp_path, w, stored, MLX), "warning")
 
-        assert {"excess_rows", "excess_error"} & found.keys()
+        assert "excess_rows" in found
