@@ -10,6 +10,7 @@ from making import compared, legacy
 
 MODULE = "model.layers.0.mlp.up_proj"
 NAME = f"{MODULE}.weight"
+MLX = {"quantization": {"group_size": 64, "bits": 8}}
 GPTQ = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq"}}
 
 
@@ -314,3 +315,34 @@ class TestNearestCodes:
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), bits, 256, True), bits))
 
         assert {} == told(report, "error")
+
+
+def as_mlx(w, bits):
+    """As MLX stores it: biases that are rounded to BF16 after the codes were made."""
+    blocks = w.reshape(len(w), -1, 64)
+    low, high = blocks.min(2, keepdims=True), blocks.max(2, keepdims=True)
+    scales = (high - low) / (2**bits - 1)
+    codes = np.round((blocks - low) / scales).astype(int).reshape(w.shape)
+    return {
+        f"{MODULE}.weight": torch.from_numpy(packing.dense(codes, bits).view(np.uint32)),
+        f"{MODULE}.scales": torch.from_numpy(scales[..., 0]).bfloat16(),
+        f"{MODULE}.biases": torch.from_numpy(low[..., 0]).bfloat16(),
+    }
+
+
+class TestRoundedAfterwards:
+    """Severity goes by size: biases or scales that are rounded after the codes leave a little in some parts."""
+
+    def test_is_no_fault(self, tmp_path):
+        w = weights(64, 256)
+
+        assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
+
+    def test_rows_of_their_neighbours_are_told(self, tmp_path):
+        w = weights(1024, 256, sizes=0.1)
+        stored = as_mlx(w, 8)
+        for key in stored:
+            stored[key][100:104] = stored[key][101:105].clone()
+        found = told(report_of(tmp_path, w, stored, MLX), "warning")
+
+        assert "excess_rows" in found
