@@ -1,6 +1,6 @@
 """Findings: what is wrong or suspicious, with the evidence and what to do about it.
 
-From ten kinds of evidence, by small functions that are independent of each other:
+From eleven kinds of evidence, by small functions that are independent of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
 configs     what both say of one model
@@ -11,6 +11,7 @@ sums        the scales and sums of one weight
 excess      a sample of it beside the nearest codes
 scales      the same beside good scales
 layers      all weights together
+sources     a sample of weights that lost too much, whether they were made of other values
 samples     repairs, tried on the first rows of the few weights that are worst off
 vectors     norms and biases that differ much, read again
 
@@ -23,7 +24,7 @@ rounding. So errors need proof, a repair that works or a level that no correct w
 from quanterr.findings.activations import of_activations
 from quanterr.findings.codes import finding
 from quanterr.findings.excess import allows_signs, has_nearest_codes, is_too_good, of_attainable, underflows
-from quanterr.findings.explanations import NEAR, SIGNED, drop_explained
+from quanterr.findings.explanations import NEAR, SIGNED, drop_explained, subjects
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -41,6 +42,7 @@ from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, one_factor_mends, rounded_before
 from quanterr.findings.scales import are_good, of_scales
+from quanterr.findings.sources import of_sources
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import copy_once_shifted, of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
@@ -102,6 +104,7 @@ class FindingCollector:
             done.attainable.snr_db if done.attainable and not nearest else None,
             nearest or underflows(pair, done.sums),
             done.copy,
+            done.attainable.excess_db if done.attainable else None,
         )
 
     @property
@@ -124,7 +127,10 @@ class FindingCollector:
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
         copies = [one._replace(copy=copy_once_shifted(one)) for one in seen]
         changed = unquantized_changed(copies, self._same, self._explained, coded)
-        found = drop_explained([*whole, *single, *repairs, *vectors, *below, *changed], self._facts)
+        broken = set().union(*(subjects(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
+        labels = self._plan.labels.get("quantized")
+        sources = of_sources([one for one in seen if one.pair.name not in broken], labels.config if labels else {})
+        found = drop_explained([*whole, *single, *sources, *repairs, *vectors, *below, *changed], self._facts)
         return merge_bad_rows(merge_excess(found), len(seen))
 
     def _of_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
