@@ -1,4 +1,4 @@
-"""Weights that were quantized from other values than the original's, and sound ones whose codes are not the nearest."""
+"""Weights that were quantized otherwise than to the nearest are not told to come from another source."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from making import numbers
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.recipes.tensors import fake_quantize
 
 NAME = "layers.0.mlp.up_proj.weight"
 
@@ -21,34 +20,6 @@ def signs(folder, change, rounding=torch.round):
     save_file({NAME: codes.to(torch.int8), f"{NAME}_scale": unit}, folder / "y.safetensors")
     report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
     return [found.evidence["signs"] for found in report.findings if found.code == "another_source"]
-
-
-def noise(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
-
-
-def finetuned(x):
-    return x + noise(*x.shape) * x.std() * 0.08
-
-
-def merged(x):
-    return x + noise(len(x), 8) @ noise(8, x.shape[1]) * x.std() * 0.03
-
-
-def test_a_finetune_is_told(tmp_path):
-    assert [["rounding"]] == signs(tmp_path, finetuned)
-
-
-def test_a_merged_lora_is_told(tmp_path):
-    (found,) = signs(tmp_path, merged)
-
-    assert "directions" in found
-
-
-def test_an_earlier_format_is_told(tmp_path):
-    (found,) = signs(tmp_path, lambda x: fake_quantize(x, "int5_g128"))
-
-    assert "grid" in found
 
 
 def at_random(values):

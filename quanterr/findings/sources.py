@@ -1,13 +1,13 @@
-"""Signs that a quantized weight was made of other values than the original's, on a sample of a few of those that are off.
+"""Signs that a quantized weight was made of other values than the original's, on a sample of a few.
 
 The codes of such a weight are no more than a step or two from the nearest, so its SNR is but some dB too low, as error
 compensation leaves it. Three signs tell the two apart:
 
 rounding    Codes that no method makes of the original. To round to the nearest, at random or as learned takes one of
             the two codes around a value. GPTQ moves values on before it rounds them, but not those of the columns that
-            it rounds first. So errors of more than the distance of two codes, in all columns alike, are of other values:
+            it rounds first. So errors of more than the distance of two codes, in all columns alike, are of others:
             a finetune, another revision, a merge.
-directions  A few singular values hold the excess: the update of a LoRA that was merged into one side. Errors of rounding
+directions  A few singular values hold the excess: the update of a LoRA that was merged into one side. Those of rounding
             have none above the edge of Marchenko and Pastur, (1 + √(rows / columns))², once rows and columns are
             brought to one variance.
 grid        The error follows the original's place between the points of an even grid that is not that of the codes:
