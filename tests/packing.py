@@ -1,6 +1,7 @@
 """Integer layouts written with numpy alone, bit by bit, as their specifications tell: what readers are held against."""
 
 import numpy as np
+import torch
 
 PLANES = {2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8]}
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -124,3 +125,15 @@ def marlin_meta(kept):
 def bitmask(mask):
     """(rows, cols) → u8 (rows, cols / 8 rounded up), low bit first."""
     return np.packbits(mask, axis=-1, bitorder="little")
+
+
+def as_ct_pack(name, w, bits, group=32):
+    """As compressed-tensors stores symmetric codes."""
+    blocks, half = w.reshape(len(w), -1, group), 2 ** (bits - 1)
+    scales = np.float16(np.abs(blocks).max(2) / (half - 0.5))
+    codes = np.clip(np.round(blocks / scales.astype(float)[..., None]), -half, half - 1) + half
+    return {
+        f"{name}_packed": torch.from_numpy(dense(codes.reshape(w.shape).astype(int), bits)),
+        f"{name}_scale": torch.from_numpy(scales),
+        f"{name}_shape": torch.tensor(w.shape),
+    }

@@ -273,18 +273,6 @@ class TestRoundingAtRandom:
         assert {"excess_error"} == set(told(report, "warning"))
 
 
-def as_ct_pack(name, w, bits, group=32):
-    """As compressed-tensors stores symmetric codes."""
-    blocks, half = w.reshape(len(w), -1, group), 2 ** (bits - 1)
-    scales = np.float16(np.abs(blocks).max(2) / (half - 0.5))
-    codes = np.clip(np.round(blocks / scales.astype(float)[..., None]), -half, half - 1) + half
-    return {
-        f"{name}_packed": torch.from_numpy(packing.dense(codes.reshape(w.shape).astype(int), bits)),
-        f"{name}_scale": torch.from_numpy(scales),
-        f"{name}_shape": torch.tensor(w.shape),
-    }
-
-
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
 def test_factors_of_a_fold_are_known_as_well_as_codes_show_them(tmp_path, spread):
     """Of AWQ in 3 bits: nothing says what they were but the codes."""
@@ -292,7 +280,9 @@ def test_factors_of_a_fold_are_known_as_well_as_codes_show_them(tmp_path, spread
     s = np.exp(spread * np.random.default_rng(2).standard_normal(384))
     other = "model.layers.0.mlp.down_proj.weight"
     x = {name: torch.from_numpy(w).bfloat16() for name, w in ((NAME, up), (other, down))}
-    report = compared(tmp_path, x, as_ct_pack(NAME, up / s[:, None], 3) | as_ct_pack(other, down * s, 3))
+    report = compared(
+        tmp_path, x, packing.as_ct_pack(NAME, up / s[:, None], 3) | packing.as_ct_pack(other, down * s, 3)
+    )
 
     assert {} == told(report, "warning")
 
@@ -306,7 +296,7 @@ class TestNearestCodes:
         w = weights(64, 256, seed)
         w[:, 40 * seed] *= 20
 
-        assert {} == told(report_of(tmp_path, w, as_ct_pack(NAME, w, 2, group)), "warning")
+        assert {} == told(report_of(tmp_path, w, packing.as_ct_pack(NAME, w, 2, group)), "warning")
 
     @pytest.mark.parametrize("bits", [2, 3, 4])
     def test_beside_a_column_of_outliers_that_gptq_makes_up_for_are_no_error(self, tmp_path, bits):

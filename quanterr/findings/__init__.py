@@ -1,6 +1,6 @@
 """Findings: what is wrong or suspicious, with the evidence and what to do about it.
 
-From ten kinds of evidence, by small functions that are independent of each other:
+From eleven kinds of evidence, by small functions that are independent of each other:
 
 files       what was noted when they were opened, and where config.json contradicts them
 configs     what both say of one model
@@ -11,6 +11,7 @@ sums        the scales and sums of one weight
 excess      a sample of it beside the nearest codes
 scales      the same beside good scales
 layers      all weights together
+sources     a sample of weights that lost too much, whether they were made of other values
 samples     repairs, tried on the first rows of the few weights that are worst off
 vectors     norms and biases that differ much, read again
 
@@ -32,7 +33,7 @@ from quanterr.findings.excess import (
     of_attainable,
     underflows,
 )
-from quanterr.findings.explanations import FACTS, NEAR, ONE_WAY, SIGNED, UNDERFLOWS, USUAL, drop_explained
+from quanterr.findings.explanations import FACTS, NEAR, ONE_WAY, SIGNED, UNDERFLOWS, USUAL, drop_explained, subjects
 from quanterr.findings.figures import figures_of
 from quanterr.findings.layers import (
     WeightSummary,
@@ -51,6 +52,7 @@ from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, lossless, lost_by_zero_scales, one_factor_mends, rounded_before
 from quanterr.findings.scales import are_good, of_scales
+from quanterr.findings.sources import of_sources
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import copy_once_shifted, of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
@@ -121,6 +123,7 @@ class FindingCollector:
             done.attainable.snr_db if done.attainable and not nearest else None,
             nearest or not is_repairable(pair, done) or too_small,
             done.copy,
+            done.attainable.excess_db if done.attainable else None,
         )
 
     @property
@@ -144,7 +147,10 @@ class FindingCollector:
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
         copies = [one._replace(copy=copy_once_shifted(one)) for one in seen]
         changed = unquantized_changed(copies, self._same, self._explained, coded)
-        found = drop_explained([*whole, *single, *repairs, *vectors, *below, *changed], self._facts)
+        broken = set().union(*(subjects(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
+        apart = broken | self._undone  # factors that were undone are as near as codes show them, no nearer
+        sources = of_sources([one for one in seen if one.pair.name not in apart], self._compensates)
+        found = drop_explained([*whole, *single, *sources, *repairs, *vectors, *below, *changed], self._facts)
         return merge_bad_rows(merge_excess(found), len(seen))
 
     def _of_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:

@@ -42,6 +42,7 @@ class WeightSummary(NamedTuple):
     attainable_db: float | None = None  # with its scales
     nearest: bool = False  # about as good as its scales allow
     copy: Copy | None = None  # of the original's, where neither side is quantized
+    excess_db: float | None = None  # beyond what its scales allow
 
 
 def offset_of(pair: Pair, sums: Sums) -> float | None:

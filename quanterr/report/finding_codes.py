@@ -169,6 +169,16 @@ CODES = {
         "Compare codes, scales and their order with what the quantizer wrote. A warning: check how it was rounded. An "
         "info: no more than GPTQ and AutoRound leave, or zero points that are rounded afterwards.",
     ),
+    "another_source": Code(
+        ("warning",),
+        "codes are a step or two off as if other values than the original's were quantized",
+        "another source? 112 weights lost more than rounding; of 8 that were read again 8 were not made of the "
+        "original's values alone: model.layers.0.mlp.up_proj.weight and 7 more; 1.7 to 3.4 dB are lost: codes that "
+        "rounding, however it compensates errors, does not make of the original: a finetune, another revision, or "
+        "noise; few directions hold the difference: a LoRA that was merged into one side",
+        "Compare with the checkpoint that was quantized: of the same revision, with the same adapters merged, and not "
+        "quantized before. The third sign is the grid of an earlier format: quantize from the original instead.",
+    ),
     "scale_loss": Code(
         ("info", "warning", "error"),
         "stored scales are not those that the values need: good ones lose much less, with the nearest codes of both",

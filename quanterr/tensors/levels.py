@@ -210,6 +210,28 @@ def nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
     return Nearest(torch.where(kept, y, values), steps, outside)
 
 
+class Cells(NamedTuple):
+    """The codes around each element of a chunk, (r, c) each."""
+
+    nearest: Tensor  # float32: the value of the nearest
+    width: Tensor  # float32: how far the two around the element are apart
+    inside: Tensor  # bool: neither the first nor the last code is the nearest
+
+
+def cells(levels: Levels, x: Tensor, scales: Scaling) -> Cells:
+    """The codes around ``x``, (r, c) float32."""
+    unit, shift = scales
+    fixed = unit == 0
+    codes = (x if shift is None else x - shift) * unit.reciprocal().masked_fill_(fixed, 0.0)
+    numbers = levels.numbers(codes)
+    values = levels.values(numbers)
+    first, last = levels.numbers(codes.new_tensor((levels.lowest, levels.highest))).tolist()
+    inside = (numbers > first) & (numbers < last) & ~fixed
+    beside = levels.values(torch.where(codes < values, numbers - 1, numbers + 1).clamp_(first, last))
+    nearest = values * unit
+    return Cells(nearest if shift is None else nearest.add_(shift), (beside - values).abs_().mul_(unit.abs()), inside)
+
+
 def rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
     """The mean square of the errors in steps, where each element is rounded to the nearest code; None if not sure.
 
