@@ -18,7 +18,7 @@ with all recipes of this program.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import pi, sqrt
+from math import log10, pi, sqrt
 from typing import NamedTuple
 
 import torch
@@ -64,6 +64,7 @@ PERIODS = 1.5, 16.0, 0.25  # of the grid in the largest value of a window: from,
 CELLS = 16  # places between two codes
 FOLLOWS = 0.035
 DEVIATIONS = 6.0
+GRID_DB = 1.0  # of excess: factors that were folded into 3 bits and not found look like a grid at 0.7 dB
 
 MEANINGS = {
     "rounding": "codes that rounding, however it compensates errors, does not make of the original: a finetune, "
@@ -123,7 +124,8 @@ def signs_of(pair: Pair, workspaces: Workspaces, named: bool) -> list[str]:
     sample = _sampled(pair, workspaces)
     if sample is None:
         return []
-    found = ["grid"] if not pair.quantized.rotated and _follows_grid(sample) else []
+    stored = 10 * log10(float(sample.error.square().sum() / sample.least.square().sum()))
+    found = ["grid"] if stored > GRID_DB and not pair.quantized.rotated and _follows_grid(sample) else []
     error, least = _beside_scales_of(pair, sample)
     excess = float(error.square().sum() / least.square().sum())
     if not excess > 10 ** (NOTED_DB / 10):  # scales or zero points that were rounded after the codes
