@@ -156,11 +156,6 @@ def _columns(scales: Scaling, which: Tensor | slice) -> Scaling:
     return Scaling(unit, shift)
 
 
-def first_columns(x: Tensor, scales: Scaling, n: int) -> tuple[Tensor, Scaling]:
-    """The first ``n`` columns of a sample."""
-    return x[:, :n].contiguous(), _columns(scales, slice(n))
-
-
 def spread_over_rows(weight: Weight) -> bool:
     """Whether groups of a scale are blocks that span rows, so that sampled rows hold only parts of them."""
     return weight.block_size is not None and weight.block_size[0] > 1

@@ -11,7 +11,7 @@ from quanterr.checkpoints import Entry
 from quanterr.comparison.attainable import WIDEST, Sampler, sampled, sampled_blocks
 from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
-from quanterr.comparison.scale_sampling import ScaleSampler, first_columns, spread_over_rows
+from quanterr.comparison.scale_sampling import ScaleSampler, spread_over_rows
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
@@ -195,7 +195,7 @@ class Worker:
         if found is None:
             found, of_scales = self._nearest(pair, chunks, sums, place)
         if spread_over_rows(weight):
-            of_scales = self._blocks(pair)
+            of_scales = self._blocks(pair, place)
         found = of_scales.result(found)
         return found._replace(parts=(*found.parts, *self._worst_rows(pair, sums, found, place)))
 
@@ -217,19 +217,16 @@ class Worker:
                     of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales)
         return sampler.result(), of_scales
 
-    def _blocks(self, pair: Pair) -> ScaleSampler:
+    def _blocks(self, pair: Pair, place: int) -> ScaleSampler:
         """What the scales of whole blocks that span rows lose, of a few rows of blocks."""
         weight = pair.quantized
         of_scales = ScaleSampler(weight, None)
-        for rows in sampled_blocks(weight.shape, weight.block_size or (1, 1)):
-            pieces = [
-                pair.original.dequantize(piece, self._original).weight.float().clone()
-                for piece in divided(rows, self.size)
-            ]
-            scales = weight.scaling(rows, self._ends)
-            if scales and all(piece.shape[1] == rows.shape[1] for piece in pieces):
-                x, scales = first_columns(torch.cat(pieces), scales, max(STACK // rows.shape[0], 1))
-                of_scales.add(range(rows.row, rows.stop_row), rows.col, x, None, scales)
+        for chunk in sampled_blocks(weight.shape, weight.block_size or (1, 1), STACK // 2):
+            x = self._kernel.buffer("values_x", chunk.shape, torch.float32)
+            scales = weight.scaling(chunk, self._ends)
+            if scales:
+                rows = range(chunk.row, chunk.stop_row)
+                of_scales.add(rows, chunk.col, self._read(pair, "x", chunk, place, x), None, scales)
         return of_scales
 
     def _worst_rows(self, pair: Pair, sums: Sums, sample: Attainable, place: int) -> tuple[Part, ...]:
