@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.comparison.conspicuous import spread_over_rows
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.tensors.good_scales import Groups, Losses, groups_of, in_order, losses
@@ -57,7 +58,9 @@ class ScaleSampler:
         found = losses(self._weight.levels, x, e, scales, groups, largest)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
-        places = [-1] if order is not None else range(col, col + cols, groups.cols)
+        places: Sequence[int] = range(col, col + cols, groups.cols)
+        if order is not None or (groups.rows == 1 and len(places) == 1):
+            places = [-1]
         self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols))
 
     @property
@@ -90,8 +93,10 @@ class ScaleSampler:
         whole = shape == (rows, cols)
         return Groups(shape[0], shape[1], whole) if self._has_one_scale else Groups(1, shape[1], False), None
 
-    def result(self, found: Attainable) -> Attainable:
-        """The sample of the codes, with what scales lose beside it."""
+    def result(self, found: Attainable, beside: "ScaleSampler | None") -> Attainable:
+        """The sample of the codes, with what scales lose; the groups that stand out may be ``beside`` it as well."""
+        part = _part([*self._sampled, *(beside._sampled if beside else ())])
+        found = found._replace(parts=(*found.parts, *((part,) if part else ())))
         if not self._sampled:
             return found
         stored = sum(float(one.losses.stored_sq.sum()) for one in self._sampled)
@@ -100,41 +105,40 @@ class ScaleSampler:
         if good < LUCKY * worst:
             good = max(good, min(stored, worst))
         needed = torch.cat([one.losses.needed[one.losses.x_sq > 0] for one in self._sampled])
-        part = self.part()
         return found._replace(
             stored_sq=stored,
             good_sq=good,
             scale_ratio=1 / float(needed.median()) if len(needed) else 1.0,
-            parts=(*found.parts, *((part,) if part else ())),
         )
 
-    def part(self) -> Part | None:
-        """The groups whose scales are far worse than good ones."""
-        places: list[tuple[float, tuple[int, int], int, Losses, tuple[int, int]]] = []
-        for one in self._sampled:
-            lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
-            fits = (one.losses.needed > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & (lost < CLIPPED_DB)
-            out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
-            for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
-                place = one.rows[down], one.cols[across] if len(one.cols) > 1 else -1
-                places.append((float(lost[down, across]), place, one.size, one.losses, (down, across)))
-        if not places:
-            return None
-        places.sort(key=lambda item: (-item[0], item[1]))
-        _, worst, size, of, at = places[0]
-        x_sq, stored_sq, good_sq, needed = (
-            float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _good_sq(of), of.needed)
-        )
-        return Part(
-            "group",
-            len(places),
-            size,
-            tuple(sorted(place for _, place, *_ in places[:MOST_PARTS])),
-            worst,
-            level(x_sq, stored_sq),
-            level(x_sq, good_sq),
-            1 / needed if needed else inf,
-        )
+
+def _part(sampled: Sequence[_Sampled]) -> Part | None:
+    """The groups whose scales are far worse than good ones."""
+    places: list[tuple[float, tuple[int, int], int, Losses, tuple[int, int]]] = []
+    for one in sampled:
+        lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
+        fits = (one.losses.needed > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & (lost < CLIPPED_DB)
+        out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
+        for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
+            place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
+            places.append((float(lost[down, across]), place, one.size, one.losses, (down, across)))
+    if not places:
+        return None
+    places.sort(key=lambda item: (-item[0], item[1]))
+    _, worst, size, of, at = places[0]
+    x_sq, stored_sq, good_sq, needed = (
+        float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _good_sq(of), of.needed)
+    )
+    return Part(
+        "group",
+        len(places),
+        size,
+        tuple(sorted(place for _, place, *_ in places[:MOST_PARTS])),
+        worst,
+        level(x_sq, stored_sq),
+        level(x_sq, good_sq),
+        1 / needed if needed else inf,
+    )
 
 
 def _good_sq(found: Losses) -> Tensor:
@@ -154,8 +158,3 @@ def _columns(scales: Scaling, which: Tensor | slice) -> Scaling:
     unit, shift = (side if side is None or side.shape[1] == 1 else side[:, which] for side in scales)
     assert unit is not None  # noqa: S101
     return Scaling(unit, shift)
-
-
-def spread_over_rows(weight: Weight) -> bool:
-    """Whether groups of a scale are blocks that span rows, so that sampled rows hold only parts of them."""
-    return weight.block_size is not None and weight.block_size[0] > 1
