@@ -19,6 +19,7 @@ from test_kernel import TAME, normal, quantized
 
 import quanterr
 from quanterr import native
+from quanterr.comparison.kernel import SUMS_ALONE
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
@@ -50,7 +51,7 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
     for chunk in Cut(*weight.matrix, size):
         kept = torch.empty(chunk.shape), torch.empty(chunk.shape)
         with torch.inference_mode():
-            assert sums.sums(operands, [chunk], None, kept) is not None
+            assert sums.sums(operands, [chunk], SUMS_ALONE, kept) is not None
         assert same_bits(*kept)
         whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = kept[1]
     return whole
@@ -159,7 +160,7 @@ def assert_near(found, exact, tolerance=AGREEMENT):
         if error > tolerance * magnitude:
             off[name] = error / magnitude if magnitude else error
     assert off == {}
-    for name in ("e_max", "e_min", "relative_max", "x_max"):
+    for name in ("e_max", "e_min", "relative_max", "cast_max", "x_max"):
         assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=2**-22, abs=0)
 
 

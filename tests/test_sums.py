@@ -15,8 +15,8 @@ from quanterr.metrics.sums import ADDED, KEPT_ROWS, ONE, Sums, as_float, exact, 
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 ODD = [0.0, -0.0, 1.0, -1.5, 0.1, 448.0, 1e30, -1e30, 1e-30, 1e-40, math.nan, math.inf, -math.inf]
-EXTREMES = {"e_max": max, "e_min": min, "relative_max": max, "x_max": max}
-PLACES = ("worst", "rows", "matrices", "histogram")
+EXTREMES = {"e_max": max, "e_min": min, "relative_max": max, "x_max": max, "cast_max": max}
+PLACES = ("worst", "rows", "matrices", "histogram", "peaks")
 
 
 def facts(sums):

@@ -55,14 +55,15 @@ def sampled(shape: tuple[int, ...]) -> list[Chunk]:
     ]
 
 
-def sampled_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]:
-    """Whole rows of blocks that span rows: of a small weight all, of others one in the middle."""
+def sampled_blocks(shape: tuple[int, ...], block: tuple[int, int], most: int) -> list[Chunk]:
+    """The first of each row of blocks that span rows, ``most`` elements: of a small weight all rows, of others one."""
     rows, cols = as_matrix(shape)
     down = rows // block[0]
     if not down or cols > WIDEST:
         return []
     numbers = range(down) if rows * cols <= SMALL_BLOCKS else [down // 2]
-    return [Chunk(number * block[0], (number + 1) * block[0], 0, cols) for number in numbers]
+    width = max(most // block[0], block[1])
+    return [Chunk(number * block[0], (number + 1) * block[0], 0, min(width, cols)) for number in numbers]
 
 
 class _Energies(NamedTuple):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quanterr.metrics import RELATIVE_OUTLIER
 from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.peaks import WINDOW, Cells
 from quanterr.metrics.sums import KEPT_ROWS, RowSums, Sums, WorstRow, exact
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -25,6 +26,18 @@ from quanterr.tensors.workspace import Workspace
 Load = Callable[[Chunk], tuple[Tensor, Tensor, Tensor | None]]
 
 Importance = Callable[[Chunk], Tensor]  # of the elements of a chunk, (1 or r, c) float32
+
+
+class Wanted(NamedTuple):
+    """What is asked for beside the sums."""
+
+    importance: Importance | None = None
+    matrix_rows: int = 0  # of each matrix, where a weight is a stack of them
+    cells: Cells | None = None  # whose peaks are
+    normal: float = 0.0  # the least normal number of a cast
+
+
+SUMS_ALONE = Wanted()
 
 # Energies of a row between which float32 is trusted: beyond, squares of single elements overflow, or
 # vanish in amounts that could be seen.
@@ -55,14 +68,12 @@ def fast_sums(
     matrix: tuple[int, int],
     workspace: Workspace,
     outlier: float,
-    importance: Importance | None = None,
-    matrix_rows: int = 0,
+    wanted: Wanted = SUMS_ALONE,
 ) -> Sums | None:
     """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` is good enough.
 
-    ``matrix`` is (rows, cols) of the whole weight, ``matrix_rows`` the rows of each matrix where it is a stack of
-    them. What is reported of single rows is computed once for all chunks: on its own it would cost more than the
-    arithmetic.
+    ``matrix`` is (rows, cols) of the whole weight. What is reported of single rows is computed once for all chunks: on
+    its own it would cost more than the arithmetic.
     """
     if matrix[0] < LEAST_ROWS:
         return None
@@ -75,6 +86,8 @@ def fast_sums(
     by_gemm = n >= LARGE and in_segments and workspace.device.type == "cpu" and _gemm_is_exact()
     multiply = _multiply_at_once if by_gemm else _multiply
     sums = Sums(elements=n, n=n, x_nonzero=n)
+    cells = wanted.cells if _are_whole(chunks, matrix[1]) else None
+    windows: list[Tensor] | None = [] if cells and cells.cols < matrix[1] else None
     for chunk, room in zip(chunks, rooms, strict=True):
         x, y, y_zeros = load(chunk)
         if y_zeros is None:
@@ -83,22 +96,43 @@ def fast_sums(
         sides = _side_by_side(x, y, workspace, by_gemm)
         sides.e.sub_(sides.x)
         multiply(sides, room.products, workspace)
-        if importance:
-            columns, scratch = importance(chunk).to(x.device), workspace.buffer("scratch", chunk.shape, torch.float32)
+        if wanted.importance:
+            columns, scratch = (
+                wanted.importance(chunk).to(x.device),
+                workspace.buffer("scratch", chunk.shape, torch.float32),
+            )
             for side, out in zip(sides.both, room.weighted, strict=True):
                 torch.sum(torch.mul(side, side, out=scratch).mul_(columns), 1, out=out)
-        if not _add_chunk(sides, room, workspace, outlier, sums):
+        if wanted.normal:
+            sums.cast_max = max(sums.cast_max, _cast_max(sides, wanted.normal, workspace))
+        if not _add_chunk(sides, room, windows, workspace, outlier, sums):
             return None
 
-    rows = _add_up(sums, stats, products, weighted=importance is not None)
+    rows = _add_up(sums, stats, products, weighted=wanted.importance is not None)
     if rows is None:
         return None
     rows = rows.cpu()
     rows = torch.vstack((rows, _zeroed_rows(load, chunks, rows)))
     _add_rows(sums, chunks, matrix[1], rows)
-    if matrix_rows:
-        add_matrices(sums, chunks, matrix_rows, rows)
+    if wanted.matrix_rows:
+        add_matrices(sums, chunks, wanted.matrix_rows, rows)
+    if cells:
+        of_rows = stats[-3:-1, :, None] if windows is None else torch.cat(windows, 1)
+        sums.peaks = [cells.piece(of_rows, chunks[0].row)]
     return sums
+
+
+def _are_whole(chunks: Sequence[Chunk], cols: int) -> bool:
+    """Whether chunks are of all columns, not pieces of rows."""
+    return chunks[0].stop_col - chunks[0].col == cols
+
+
+def windows_of(values: Tensor) -> Tensor:
+    """The largest of each window of columns of magnitudes, (n, r, c): (n, r, windows)."""
+    n, rows, cols = values.shape
+    whole = cols // WINDOW * WINDOW
+    found = values[:, :, :whole].reshape(n, rows, -1, WINDOW).amax(3)
+    return found if whole == cols else torch.cat((found, values[:, :, whole:].amax(2, keepdim=True)), 2)
 
 
 class _RowBuffers(NamedTuple):
@@ -160,8 +194,15 @@ def _sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _Pair
     return _PairBuffer((x, y), both, both[0], both[1], copied, pieces)
 
 
-def _add_chunk(sides: _PairBuffer, room: _RowBuffers, workspace: Workspace, outlier: float, sums: Sums) -> bool:
-    """One chunk's part of the sums, of the histogram and of counts; whether it is in range.
+def _add_chunk(
+    sides: _PairBuffer,
+    room: _RowBuffers,
+    windows: list[Tensor] | None,
+    workspace: Workspace,
+    outlier: float,
+    sums: Sums,
+) -> bool:
+    """One chunk's part of the sums, of the histogram, of counts and of ``windows``; whether it is in range.
 
     ``sides`` are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds them, and
     by few operations, as threads that all go back to the interpreter wait for each other.
@@ -169,8 +210,13 @@ def _add_chunk(sides: _PairBuffer, room: _RowBuffers, workspace: Workspace, outl
     x, e = sides.x, sides.e
     torch.sum(sides.both, 2, out=room.sums)
     torch.sum(sides.both.abs_(), 2, out=room.magnitudes)
-    torch.amax(x, 1, out=room.x_max)
-    torch.amax(e, 1, out=room.e_max)
+    if windows is None:
+        torch.amax(x, 1, out=room.x_max)
+        torch.amax(e, 1, out=room.e_max)
+    else:
+        windows.append(windows_of(sides.both))
+        torch.amax(windows[-1][0], 1, out=room.x_max)
+        torch.amax(windows[-1][1], 1, out=room.e_max)
     largest = float(room.e_max.amax())
     if not isfinite(largest):
         return False
@@ -198,6 +244,13 @@ def _add_chunk(sides: _PairBuffer, room: _RowBuffers, workspace: Workspace, outl
     torch.sum(relative, 1, out=room.relative)
     torch.sum(relative.gt_(RELATIVE_OUTLIER), 1, out=room.relative_outliers)
     return True
+
+
+def _cast_max(sides: _PairBuffer, normal: float, workspace: Workspace) -> float:
+    """The largest of |e| / max(|x|, normal)."""
+    sizes = workspace.buffer("scratch", tuple(sides.x.shape), torch.float32)
+    torch.clamp(torch.abs(sides.x, out=sizes), min=normal, out=sizes)
+    return float(torch.div(sides.e, sizes, out=sizes).abs_().amax())
 
 
 def _multiply(sides: _PairBuffer, products: Tensor, workspace: Workspace) -> None:
@@ -300,19 +353,12 @@ def _no_row_dominates(totals: Mapping[str, float], largest: Sequence[float]) -> 
     return LEAST_ROWS * largest[0] <= totals["x_sq"] and LEAST_ROWS * largest[1] <= totals["e_sq"]
 
 
-def exact_sums(
-    load: Load,
-    chunks: Sequence[Chunk],
-    cols: int,
-    outlier: float,
-    importance: Importance | None = None,
-    matrix_rows: int = 0,
-) -> Sums:
+def exact_sums(load: Load, chunks: Sequence[Chunk], cols: int, outlier: float, wanted: Wanted = SUMS_ALONE) -> Sums:
     """Sums of a few chunks of one weight in float64, whatever the values are: the specification.
 
     Elements that are not finite on either side are counted and left out of everything else.
     """
-    return Sums.merged(_exact_chunk(*load(chunk), chunk, cols, outlier, importance, matrix_rows) for chunk in chunks)
+    return Sums.merged(_exact_chunk(*load(chunk), chunk, cols, outlier, wanted) for chunk in chunks)
 
 
 def _exact_chunk(
@@ -322,8 +368,7 @@ def _exact_chunk(
     chunk: Chunk,
     cols: int,
     outlier: float,
-    importance: Importance | None,
-    matrix_rows: int,
+    wanted: Wanted,
 ) -> Sums:
     x, y = x.double(), y.double()
     finite_x, finite_y = x.isfinite(), y.isfinite()
@@ -362,13 +407,17 @@ def _exact_chunk(
         x_max=float(x_abs.amax()),
         histogram=Histogram.of(magnitudes) if len(magnitudes) else None,
     )
-    if importance:
-        columns = importance(chunk).to(x.device).double()
+    if wanted.normal:
+        sums.cast_max = float((e_abs / x_abs.clamp(min=wanted.normal)).amax())
+    if wanted.cells and _are_whole([chunk], cols):
+        sums.peaks = [wanted.cells.piece(windows_of(torch.stack((x_abs, e_abs)).float()), chunk.row)]
+    if wanted.importance:
+        columns = wanted.importance(chunk).to(x.device).double()
         sums.weighted_x_sq = exact(float((x * x * columns).sum()))
         sums.weighted_e_sq = exact(float((e * e * columns).sum()))
     _add_rows(sums, [chunk], cols, rows)
-    if matrix_rows:
-        add_matrices(sums, [chunk], matrix_rows, rows)
+    if wanted.matrix_rows:
+        add_matrices(sums, [chunk], wanted.matrix_rows, rows)
     return sums
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.comparison.kernel import Importance, add_matrices
+from quanterr.comparison.kernel import SUMS_ALONE, Wanted, add_matrices
 from quanterr.formats import Values, Weight
 from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import RowSums, Sums, WorstRow, exact
 from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, Run, Side
 from quanterr.tensors.chunks import Chunk
@@ -54,7 +55,7 @@ class NativeSums:
         self,
         operands: tuple[Operand, Operand],
         chunks: Sequence[Chunk],
-        importance: Importance | None,
+        wanted: Wanted,
         kept: tuple[Tensor, Tensor] | None,
     ) -> Sums | None:
         """Sums of a few chunks, (rows, cols) of one weight; None where a file cannot be read to the end.
@@ -68,7 +69,7 @@ class NativeSums:
             chunks = [Chunk(chunks[0].row, chunks[-1].stop_row, 0, weight.matrix[1])]
         total: Sums | None = None
         for chunk in chunks:
-            sums = self._chunk(operands, direct, chunk, importance, kept)
+            sums = self._chunk(operands, direct, chunk, wanted, kept)
             if sums is None:
                 return None
             if total is None:
@@ -98,7 +99,7 @@ class NativeSums:
         operands: tuple[Operand, Operand],
         direct: Sequence[Decoder | None],
         chunk: Chunk,
-        importance: Importance | None,
+        wanted: Wanted,
         kept: tuple[Tensor, Tensor] | None,
     ) -> Sums | None:
         weight = operands[0].weight
@@ -115,8 +116,7 @@ class NativeSums:
             if kept:
                 side.values = kept[place].data_ptr()
             sides.append(side)
-        columns = importance(chunk).float().contiguous() if importance else None
-        sums = self._add(sides, chunk, weight.matrix, at_once, columns, weight.matrix_rows)
+        sums = self._add(sides, chunk, weight.matrix, at_once, wanted)
         if sums is None:
             return None
         sums.saturated = saturated + sides[1].saturated
@@ -128,24 +128,30 @@ class NativeSums:
         chunk: Chunk,
         matrix: tuple[int, int],
         at_once: int,
-        importance: Tensor | None = None,
-        matrix_rows: int = 0,
+        wanted: Wanted = SUMS_ALONE,
     ) -> Sums | None:
         r, c = chunk.shape
         run = Run(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
-        if importance is not None:
+        run.normal = wanted.normal
+        if wanted.importance:
+            importance = wanted.importance(chunk).float().contiguous()
             run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
         run.counts, run.histogram = self._counts.data_ptr(), self._histogram.data_ptr()
         run.sums = ctypes.addressof(self._sums)
-        rows = self._workspace.buffer("rows", (3, r), torch.float64) if matrix_rows else None
+        rows = self._workspace.buffer("rows", (3, r), torch.float64) if wanted.matrix_rows else None
         if rows is not None:
             run.row_sums = rows.data_ptr()
+        peaks = torch.zeros(2, r, -(-c // WINDOW)) if wanted.cells and c == matrix[1] else None
+        if peaks is not None:
+            run.peaks = peaks.data_ptr()
         if not self._kernel.compare(sides[0], sides[1], run):
             return None
         sums = self._taken(run, chunk.n)
         _add_rows(sums, run, chunk, matrix[1])
         if rows is not None:
-            add_matrices(sums, [chunk], matrix_rows, rows)
+            add_matrices(sums, [chunk], wanted.matrix_rows, rows)
+        if wanted.cells and peaks is not None:
+            sums.peaks = [wanted.cells.piece(peaks, chunk.row)]
         return sums
 
     def _taken(self, run: Run, n: int) -> Sums:
@@ -164,6 +170,7 @@ class NativeSums:
             e_min=run.e_min,
             relative_max=run.relative_max,
             x_max=run.x_max,
+            cast_max=run.cast_max,
         )
         if run.n:
             sums.histogram = Histogram(run.zero_errors, self._histogram[: run.n_bins].clone(), run.first_bin)

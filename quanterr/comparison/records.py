@@ -5,6 +5,7 @@ Nothing in a record is executed: what is not such a record is a ValueError.
 """
 
 import json
+from base64 import b64decode, b64encode
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -13,11 +14,12 @@ import torch
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.attainable import Attainable, Kind, Part
 from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.peaks import Peaks
 from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstRow
 from quanterr.pairing.plan import ComparedWeight, Element
 from quanterr.tensors.casts import Copy
 
-FLOATS = ("e_max", "e_min", "relative_max", "x_max")
+FLOATS = ("e_max", "e_min", "relative_max", "x_max", "cast_max")
 MOST_BINS = 1 << 16
 
 
@@ -36,6 +38,8 @@ def packed(done: ComparedWeight) -> str:
         counts = sums.histogram.counts
         used = counts.nonzero().view(-1)
         made["histogram"] = [sums.histogram.zeros, sums.histogram.first, used.tolist(), counts[used].tolist()]
+    if sums.peaks:
+        made["peaks"] = [[piece.first, list(piece.values.shape), _base64(piece.values)] for piece in sums.peaks]
     if done.scales is not None:
         made["scales"] = [_plain(value) for value in done.scales]
     if done.worst is not None:
@@ -71,6 +75,7 @@ def unpacked(number: int, text: str) -> ComparedWeight:
             sums.worst = WorstRow(float.fromhex(error), int(row), int(col))
         if "histogram" in made:
             sums.histogram = _histogram(*made["histogram"])
+        sums.peaks = [_peaks(*piece) for piece in made.get("peaks", ())]
         scales = Scales(*map(_value, made["scales"])) if "scales" in made else None
         worst = None
         if "worst" in made:
@@ -110,6 +115,15 @@ def _attainable(values: list[Any]) -> Attainable:
     return made._replace(parts=tuple(Part(*part) for part in made.parts))
 
 
+def _base64(values: torch.Tensor) -> str:
+    return b64encode(values.contiguous().numpy().tobytes()).decode()
+
+
+def _peaks(first: int, shape: list[int], text: str) -> Peaks:
+    values = torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.float32)
+    return Peaks(int(first), values.reshape(shape))
+
+
 def _histogram(zeros: int, first: int, used: list[int], counts: list[int]) -> Histogram:
     if used and not 0 <= max(used) < MOST_BINS:
         raise ValueError("a histogram with too many bins")
@@ -119,4 +133,4 @@ def _histogram(zeros: int, first: int, used: list[int], counts: list[int]) -> Hi
     return Histogram(int(zeros), found, int(first))
 
 
-assert {field.name for field in fields(Sums)} == {*ADDED, *FLOATS, "worst", "rows", "matrices", "histogram"}  # noqa: S101
+assert {field.name for field in fields(Sums)} == {*ADDED, *FLOATS, "worst", "rows", "matrices", "histogram", "peaks"}  # noqa: S101

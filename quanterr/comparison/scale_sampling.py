@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.comparison.conspicuous import spread_over_rows
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable, Kind, Part, level
 from quanterr.tensors.good_scales import Groups, Losses, groups_of, in_order, losses
@@ -70,7 +71,9 @@ class ScaleSampler:
         found = losses(self._weight.levels, x, e, scales, groups, largest, y)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
-        places = [-1] if order is not None else range(col, col + cols, groups.cols)
+        places: Sequence[int] = range(col, col + cols, groups.cols)
+        if order is not None or (groups.rows == 1 and len(places) == 1):
+            places = [-1]
         self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols))
 
     @property
@@ -103,8 +106,10 @@ class ScaleSampler:
         whole = shape == (rows, cols)
         return Groups(shape[0], shape[1], whole) if self._has_one_scale else Groups(1, shape[1], False), None
 
-    def result(self, found: Attainable) -> Attainable:
-        """The sample of the codes, with what scales lose beside it."""
+    def result(self, found: Attainable, beside: "ScaleSampler | None") -> Attainable:
+        """The sample of the codes, with what scales lose; the groups that stand out may be ``beside`` it as well."""
+        parts = self._parts([*self._sampled, *(beside._sampled if beside else ())])
+        found = found._replace(parts=(*found.parts, *parts))
         if not self._sampled:
             return found
         stored = sum(float(one.losses.stored_sq.sum()) for one in self._sampled)
@@ -117,20 +122,19 @@ class ScaleSampler:
             stored_sq=stored,
             good_sq=good,
             scale_ratio=float(ratios.median()) if len(ratios) else 1.0,
-            parts=(*found.parts, *self.parts()),
         )
 
-    def parts(self) -> tuple[Part, ...]:
+    def _parts(self, sampled: Sequence[_Sampled]) -> tuple[Part, ...]:
         """The groups whose scales are far worse than good ones; apart those for which no scale is small enough."""
         found: dict[Kind, list[_Group]] = {"group": [], "underflow": []}
-        for one in self._sampled:
+        for one in sampled:
             lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
             clips = one.losses.needed > 1
             fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & ((lost < CLIPPED_DB) | ~clips)
             fits &= one.losses.stored != 0
             out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
             for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
-                place = one.rows[down], one.cols[across] if len(one.cols) > 1 else -1
+                place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _Group(float(lost[down, across]), place, one.size, one.losses, (down, across))
                 found["underflow" if self._underflows(group) else "group"].append(group)
         return tuple(_part(kind, groups) for kind, groups in found.items() if groups)
@@ -190,13 +194,3 @@ def _columns(scales: Scaling, which: Tensor | slice) -> Scaling:
     unit, shift = (side if side is None or side.shape[1] == 1 else side[:, which] for side in scales)
     assert unit is not None  # noqa: S101
     return Scaling(unit, shift)
-
-
-def first_columns(x: Tensor, scales: Scaling, n: int) -> tuple[Tensor, Scaling]:
-    """The first ``n`` columns of a sample."""
-    return x[:, :n].contiguous(), _columns(scales, slice(n))
-
-
-def spread_over_rows(weight: Weight) -> bool:
-    """Whether groups of a scale are blocks that span rows, so that sampled rows hold only parts of them."""
-    return weight.block_size is not None and weight.block_size[0] > 1

@@ -10,17 +10,18 @@ import torch
 
 from quanterr.checkpoints import Entry
 from quanterr.comparison.attainable import WIDEST, Sampler, sampled, sampled_blocks
-from quanterr.comparison.kernel import exact_sums, fast_sums
+from quanterr.comparison.conspicuous import cells_of, conspicuous_cells, conspicuous_rows, spread_over_rows
+from quanterr.comparison.kernel import Wanted, exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
-from quanterr.comparison.scale_sampling import ScaleSampler, first_columns, spread_over_rows
+from quanterr.comparison.scale_sampling import ScaleSampler
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.attainable import Attainable, Part
-from quanterr.metrics.sums import Sums, as_float, worst_rows
+from quanterr.metrics.sums import Sums, as_float
 from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
-from quanterr.tensors.casts import CastTest, Copy, narrowest, rounds_to_nearest
+from quanterr.tensors.casts import CastTest, Copy, least_normal, narrowest, rounds_to_nearest
 from quanterr.tensors.chunks import Chunk, Cut, divided
 from quanterr.tensors.levels import Scaling, nearest, rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
@@ -28,7 +29,7 @@ from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
 LEAST, MOST = 2.0**-80, 2.0**100  # between these energies squares in float32 are trusted
 STACK = 1 << 17  # elements of a sample that are looked at at once
-CONSPICUOUS = 2  # a row with that many times the relative error of its weight is looked at
+IN_BLOCKS = 1 << 16  # elements of a sample of blocks that span rows, in a row of them
 SAMPLED = 64  # bytes at a place of a tensor that are part of its fingerprint
 MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
 
@@ -122,7 +123,7 @@ class Worker:
         if self._native is None:
             return None
         kept = self._keep(pair, place) if _is_kept(pair, chunks[0]) else None
-        return self._native.sums(self._operands(pair, load_original, place), chunks, pair.importance, kept)
+        return self._native.sums(self._operands(pair, load_original, place), chunks, _wanted(pair), kept)
 
     def _operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         workspace = self._quantized[place]
@@ -153,11 +154,11 @@ class Worker:
                 self._kept[place] = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
             return x, y, zeros
 
-        matrix, sums, matrix_rows = pair.original.matrix, None, pair.original.matrix_rows
+        matrix, sums, wanted = pair.original.matrix, None, _wanted(pair)
         if not pair.original.needs_float64 and not pair.quantized.needs_float64:
-            sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, pair.importance, matrix_rows)
+            sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, wanted)
         if sums is None:
-            sums = exact_sums(load, chunks, matrix[1], self.outlier, pair.importance, matrix_rows)
+            sums = exact_sums(load, chunks, matrix[1], self.outlier, wanted)
         if saturated:
             sums.saturated = int(torch.stack(list(saturated.values())).sum())
         return sums
@@ -166,18 +167,19 @@ class Worker:
         """What is reported of a weight besides its sums; ``place`` is that of the pair among those of its original."""
         scales = _scales(pair.quantized, self._quantized[place])
         attainable = None if sums.exact else self._attainable(pair, sums, place)
+        sums.peaks = []  # many, and nothing asks for them any more
         worst, copy = self._worst(pair, sums, place), self._copy(pair, sums, place)
         return ComparedWeight(number, sums, scales, worst, attainable, copy, _fingerprint(pair.codes[0]))
 
     def _copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
         """Whether a tensor that neither side quantizes is the original's; read again where sums do not prove it."""
-        sides = pair.original, pair.quantized
-        if any(side.encoding != "floats" for side in sides):
+        if not _is_copy(pair):
             return None
-        x, y = (narrowest({entry.dtype for entry in side.parts.values()}) for side in sides)
-        if sums.exact or (not sums.zero_reference and rounds_to_nearest(x, y, sums.relative_max)):
+        x, y = _dtypes(pair)
+        largest = sums.cast_max if least_normal(x, y) else sums.relative_max
+        if sums.exact or (not sums.zero_reference and rounds_to_nearest(x, y, largest)):
             return Copy.SAME
-        test = CastTest(x, y, any(side.computed for side in sides))
+        test = CastTest(x, y, pair.original.computed or pair.quantized.computed)
         for chunk in Cut(*pair.original.matrix, self.size):
             test.add(*self._values(pair, chunk, place))
             if test.result == Copy.CHANGED:
@@ -196,9 +198,9 @@ class Worker:
         if found is None:
             found, of_scales = self._nearest(pair, chunks, sums, place)
         if spread_over_rows(weight):
-            of_scales = self._blocks(pair)
-        found = of_scales.result(found)
-        return found._replace(parts=(*found.parts, *self._worst_rows(pair, sums, found, place)))
+            of_scales = self._blocks(pair, place)
+        parts, beside = self._beside(pair, sums, found, place)
+        return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
 
     def _nearest(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> tuple[Attainable, ScaleSampler]:
         """What the nearest codes of a sample come to, and what its scales lose."""
@@ -223,43 +225,48 @@ class Worker:
         """What the least scale would multiply the codes of a row by, (1, c)."""
         return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), FilledWorkspace(self._ends[0].device))
 
-    def _blocks(self, pair: Pair) -> ScaleSampler:
-        """What the scales of whole blocks that span rows lose, of a few rows of blocks."""
-        weight = pair.quantized
-        of_scales = ScaleSampler(weight, None)
-        for rows in sampled_blocks(weight.shape, weight.block_size or (1, 1)):
-            pieces = [
-                pair.original.dequantize(piece, self._original).weight.float().clone()
-                for piece in divided(rows, self.size)
-            ]
-            scales = weight.scaling(rows, self._ends)
-            if scales and all(piece.shape[1] == rows.shape[1] for piece in pieces):
-                x, scales = first_columns(torch.cat(pieces), scales, max(STACK // rows.shape[0], 1))
-                of_scales.add(range(rows.row, rows.stop_row), rows.col, x, None, scales)
+    def _blocks(self, pair: Pair, place: int) -> ScaleSampler:
+        """What the scales of whole blocks that span rows lose, of a few of them."""
+        of_scales = ScaleSampler(pair.quantized, None)
+        for chunk in _sampled_blocks(pair.quantized):
+            self._add_blocks(pair, chunk, of_scales, place)
         return of_scales
 
-    def _worst_rows(self, pair: Pair, sums: Sums, sample: Attainable, place: int) -> tuple[Part, ...]:
-        """Those of the worst rows, but for the sampled, that are worse than their scales allow."""
+    def _add_blocks(self, pair: Pair, chunk: Chunk, to: ScaleSampler, place: int) -> None:
+        scales = pair.quantized.scaling(chunk, self._ends)
+        if scales:
+            x = self._kernel.buffer("values_x", chunk.shape, torch.float32)
+            to.add(range(chunk.row, chunk.stop_row), chunk.col, self._read(pair, "x", chunk, place, x), None, scales)
+
+    def _beside(
+        self, pair: Pair, sums: Sums, sample: Attainable, place: int
+    ) -> tuple[tuple[Part, ...], ScaleSampler | None]:
+        """Rows and groups that are conspicuous, but for the sampled: those worse than allowed, and what scales lose."""
         weight = pair.quantized
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
-            return ()
-        sampler, chunks = Sampler(), sampled(weight.shape)
-        of_scales = ScaleSampler(weight, sums.x_max, partial(self._least, weight))
-        for row, found in worst_rows(sums.rows.items()):
-            sampled_too = any(chunk.row <= row < chunk.stop_row for chunk in chunks)
-            if sampled_too or found.e_sq * sums.x_sq < CONSPICUOUS * found.x_sq * sums.e_sq:
-                continue
+            return (), None
+        sampler, of_scales, chunks = (
+            Sampler(),
+            ScaleSampler(weight, sums.x_max, partial(self._least, weight)),
+            sampled(weight.shape),
+        )
+        rows, in_blocks = set(conspicuous_rows(sums, sample)), spread_over_rows(weight)
+        cells = conspicuous_cells(weight, sums, _sampled_blocks(weight) if in_blocks else chunks)
+        for cell in cells:
+            if in_blocks:
+                self._add_blocks(pair, cell, of_scales, place)
+            else:
+                rows.add(cell.row)
+        for row in sorted(rows.difference(*(range(chunk.row, chunk.stop_row) for chunk in chunks))):
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
             x, y = self._values(pair, chunk, place)
             scales = weight.scaling(chunk, self._ends)
             if scales and weight.levels:
-                found_nearest = nearest(weight.levels, x, y, scales)
-                sampler.add(chunk, x, y, found_nearest)
+                found = nearest(weight.levels, x, y, scales)
+                sampler.add(chunk, x, y, found)
                 if of_scales.rows_apart:
-                    of_scales.add([row], 0, x, found_nearest.values - x, scales, y)
-        parts = sampler.worse_rows(sample)
-        known = any(part.kind in ("group", "underflow") for part in sample.parts)
-        return parts if known else (*parts, *of_scales.parts())
+                    of_scales.add([row], 0, x, found.values - x, scales, y)
+        return sampler.worse_rows(sample), of_scales
 
     def _plain(
         self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler
@@ -367,6 +374,26 @@ def _stacks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
         else:
             stacks.append([chunk])
     return stacks
+
+
+def _sampled_blocks(weight: Weight) -> list[Chunk]:
+    return sampled_blocks(weight.shape, weight.block_size or (1, 1), IN_BLOCKS)
+
+
+def _wanted(pair: Pair) -> Wanted:
+    x, y = _dtypes(pair) if _is_copy(pair) else ("", "")
+    return Wanted(pair.importance, pair.original.matrix_rows, cells_of(pair.quantized), least_normal(x, y))
+
+
+def _is_copy(pair: Pair) -> bool:
+    """Whether neither side is quantized."""
+    return pair.original.encoding == pair.quantized.encoding == "floats"
+
+
+def _dtypes(pair: Pair) -> tuple[str, str]:
+    """Those of two sides of floats with the fewest digits."""
+    x, y = (narrowest({entry.dtype for entry in side.parts.values()}) for side in (pair.original, pair.quantized))
+    return x, y
 
 
 def _is_kept(pair: Pair, chunk: Chunk) -> bool:

@@ -115,7 +115,7 @@ def _underflow(pair: Pair, found: Attainable, part: Part) -> Finding:
 def _where(part: Part) -> str:
     row, col = part.worst
     columns = f", columns from {col}" if col >= 0 else ""
-    return f"{count(part.number, 'sampled group')} of {part.size}, the worst at row {row}{columns}"
+    return f"{count(part.number, 'group')} of {part.size}, the worst at row {row}{columns}"
 
 
 def _evidence(part: Part) -> dict[str, object]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from quanterr.metrics.histogram import Histogram
+    from quanterr.metrics.peaks import Peaks
 
 FRACTION_BITS = 1074  # the smallest positive float64 is 2^-1074
 ONE = 1 << FRACTION_BITS
@@ -115,11 +116,13 @@ class Sums:
     e_min: float = inf
     relative_max: float = 0.0
     x_max: float = 0.0
+    cast_max: float = 0.0  # |e| / |x|, or / the least normal number of what x was cast to, where that is asked for
     # of one weight; of several weights merged they mean nothing
     worst: WorstRow | None = None
     rows: dict[int, RowSums] = field(default_factory=dict)
     matrices: dict[int, RowSums] = field(default_factory=dict)  # of a stack: of each of its matrices
     histogram: Histogram | None = field(default=None, repr=False)  # of |e|
+    peaks: list[Peaks] = field(default_factory=list, repr=False, compare=False)  # of its cells, until it is finished
 
     @property
     def nonfinite(self) -> bool:
@@ -140,6 +143,7 @@ class Sums:
             self._add_rows(other.rows)
         for number, sums in other.matrices.items():
             self.matrices[number] = self.matrices[number].joined(sums) if number in self.matrices else sums
+        self.peaks += other.peaks
         if other.histogram:
             self.histogram = self.histogram + other.histogram if self.histogram else other.histogram
 
@@ -150,6 +154,7 @@ class Sums:
         self.e_max = max(self.e_max, other.e_max)
         self.e_min = min(self.e_min, other.e_min)
         self.x_max = max(self.x_max, other.x_max)
+        self.cast_max = max(self.cast_max, other.cast_max)
         self.relative_max = max(self.relative_max, other.relative_max)
 
     def _add_rows(self, rows: dict[int, RowSums]) -> None:

@@ -18,7 +18,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # as quanterr_instructions counts them
-VERSION = 5
+VERSION = 6
 RECORD = Path(__file__).parent / "kernel.txt"  # how the kernel was compiled, or why it could not be
 ROOM = 1 << 15  # bins of a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -85,10 +85,12 @@ class Run(ctypes.Structure):
         ("rows_at_once", ctypes.c_int64),
         ("precise", ctypes.c_int64),
         ("outlier", ctypes.c_double),
+        ("normal", ctypes.c_double),
         ("importance", ctypes.c_void_p),
         ("importance_step", ctypes.c_int64),
         ("counts", ctypes.c_void_p),
         ("row_sums", ctypes.c_void_p),
+        ("peaks", ctypes.c_void_p),
         ("histogram", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         ("first_bin", ctypes.c_int64),
@@ -106,6 +108,7 @@ class Run(ctypes.Structure):
         ("e_min", ctypes.c_double),
         ("relative_max", ctypes.c_double),
         ("x_max", ctypes.c_double),
+        ("cast_max", ctypes.c_double),
         ("worst_row", ctypes.c_int64),
         ("dead_rows", ctypes.c_int64),
         ("n_kept", ctypes.c_int64),

@@ -41,10 +41,12 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 5
+#define VERSION 6
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane that are added in float32 */
+#define WINDOW (RUN * LANES) /* columns whose largest |x| and |e| are kept: metrics/peaks.py WINDOW */
+#define WINDOWS (SEGMENT / WINDOW)
 #define KEPT 5   /* rows with the lowest SNR: metrics/sums.py KEPT_ROWS */
 #define STRIP 16384
 #define BINS 0x7F80 /* of a histogram: finite bfloat16 numbers that are not negative */
@@ -100,16 +102,19 @@ typedef struct {
     int64_t rows_at_once;
     int64_t precise;           /* add all up in float64 */
     double outlier;
+    double normal;             /* least normal number of a cast, or 0 */
     const float *importance;   /* (1 or rows, cols), or NULL */
     int64_t importance_step;
     uint32_t *counts;          /* (2, ROOM), zero before and after */
     double *row_sums;          /* out: (3, rows): x², e², max |e|; or NULL */
+    float *peaks;              /* out: (2, rows, windows), zero before: max |x| and max |e|; or NULL */
     int64_t *histogram;        /* out: room for ROOM counts */
     uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074 */
     int64_t first_bin, n_bins; /* out: of the histogram, without bin 0 */
     int64_t zero_errors;       /* out: bin 0 */
     int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
     double e_max, e_min, relative_max, x_max;
+    double cast_max;           /* |e| / max(|x|, normal), where normal is not 0 */
     int64_t worst_row;         /* the first with e_max */
     int64_t dead_rows;         /* of zeros, but not in x */
     int64_t n_kept;            /* of the rows with the largest e² / x², the worst first */
@@ -120,7 +125,7 @@ typedef struct {
 
 typedef struct { /* counts and extremes, by lane: comparisons give -1, so counts are negative */
     int32_t x_zero[LANES], y_zero[LANES], zero_reference[LANES], outliers[LANES], relative_outliers[LANES];
-    int32_t relative_max[LANES], not_e_min[LANES]; /* bits of floats; of the least ~ */
+    int32_t relative_max[LANES], cast_max[LANES], not_e_min[LANES]; /* bits of floats; of the least ~ */
 } Counts;
 
 typedef struct {
@@ -129,6 +134,7 @@ typedef struct {
     double strip[N_SUMS];
     double x_sq, e_sq, e_max; /* of a row */
     int zeroed;               /* all of its y are zero */
+    float *x_peaks, *e_peaks; /* of the windows of a segment, or NULL */
     uint16_t bins[SEGMENT];
 } State;
 
@@ -171,9 +177,9 @@ INLINE int bin_of(float magnitude) { /* rounded to bfloat16, ties to even */
     return bin < BINS ? bin : BINS - 1;
 }
 
-/* In float64, whatever the values are. */
-APART void precise(const float *x, const float *y, int n, const float *weights, Run *run, State *s) {
-    for (int i = 0; i < n; i++) {
+/* Elements of a segment from `first` on, in float64, whatever the values are. */
+APART void precise(const float *x, const float *y, int first, int n, const float *weights, Run *run, State *s) {
+    for (int i = first; i < n; i++) {
         double a = x[i], b = y[i], e = b - a, a_abs = fabs(a), e_abs = fabs(e);
         if (!isfinite(a) || !isfinite(b)) {
             run->nonfinite_x += !isfinite(a);
@@ -189,6 +195,11 @@ APART void precise(const float *x, const float *y, int n, const float *weights, 
         } else {
             terms[RELATIVE] = e_abs / a_abs;
             run->relative_max = most(run->relative_max, terms[RELATIVE]);
+        }
+        if (run->normal > 0) run->cast_max = most(run->cast_max, e_abs / most(a_abs, run->normal));
+        if (s->x_peaks) {
+            s->x_peaks[i / WINDOW] = fmaxf(s->x_peaks[i / WINDOW], (float)a_abs);
+            s->e_peaks[i / WINDOW] = fmaxf(s->e_peaks[i / WINDOW], (float)e_abs);
         }
         if (weights) {
             terms[WEIGHTED_X_SQ] = a * a * weights[i];
@@ -229,7 +240,7 @@ INLINE int in_range(int32_t bits) { /* zero, or from 2^-40 to 2^40 */
 typedef struct { /* of a segment, by lane */
     double x[LANES], e[LANES], x_abs[LANES], e_abs[LANES], x_sq[LANES], e_sq[LANES], xe[LANES], relative[LANES];
     double weighted_x_sq[LANES], weighted_e_sq[LANES];
-    int32_t e_max[LANES], x_max[LANES];
+    int32_t e_max[WINDOWS][LANES], x_max[WINDOWS][LANES];
     Counts counts;
 } Lanes;
 
@@ -240,10 +251,10 @@ typedef struct { /* of a segment, by lane */
 /* Lanes from `lane` on: what fits into registers. A lane is float32 for RUN elements, float64 beyond. */
 APART void add_products(const float *x, const float *y, int n, int lane, Lanes *t) {
     double sums[7][WIDTH] = {{0}};
-    ints e_max = {0}, x_max = {0};
-    for (int begin = lane; begin < n; begin += RUN * LANES) {
+    for (int begin = lane, window = 0; begin < n; begin += WINDOW, window++) {
         floats x_sum = {0}, e_sum = {0}, x_abs = {0}, e_abs = {0}, x_sq = {0}, e_sq = {0}, xe = {0};
-        for (int i = begin; i < n && i < begin + RUN * LANES; i += LANES) {
+        ints e_max = {0}, x_max = {0};
+        for (int i = begin; i < n && i < begin + WINDOW; i += LANES) {
             floats a = load(x + i), e = load(y + i) - a;
             ints xi = (ints)a & MAGNITUDE, ei = (ints)e & MAGNITUDE;
             x_sum += a; e_sum += e; x_abs += (floats)xi; e_abs += (floats)ei;
@@ -253,26 +264,41 @@ APART void add_products(const float *x, const float *y, int n, int lane, Lanes *
         }
         FLUSH(sums[0], x_sum); FLUSH(sums[1], e_sum); FLUSH(sums[2], x_abs); FLUSH(sums[3], e_abs);
         FLUSH(sums[4], x_sq); FLUSH(sums[5], e_sq); FLUSH(sums[6], xe);
+        memcpy(t->e_max[window] + lane, &e_max, sizeof e_max);
+        memcpy(t->x_max[window] + lane, &x_max, sizeof x_max);
     }
     double *to[7] = {t->x, t->e, t->x_abs, t->e_abs, t->x_sq, t->e_sq, t->xe};
     for (int i = 0; i < 7; i++) memcpy(to[i] + lane, sums[i], sizeof sums[i]);
-    STORE(t, e_max); STORE(t, x_max);
 }
 
-APART void add_counts(const float *x, const float *y, int n, int lane, float outlier, Lanes *t, uint16_t *bins) {
-    ints relative_max = {0}, not_e_min = {0};
+/* The largest of the windows of n elements, whose bits are in lanes, and in `peaks` that of each. */
+INLINE int32_t largest(int32_t lanes[WINDOWS][LANES], int n, float *peaks) {
+    int32_t all = 0;
+    for (int window = 0; window * WINDOW < n; window++) {
+        int32_t own = max_of(lanes[window]);
+        peaks[window] = as_float(own);
+        all = own > all ? own : all;
+    }
+    return all;
+}
+
+INLINE void count(const float *x, const float *y, int n, int lane, const Run *run, Lanes *t, uint16_t *bins, int cast) {
+    float outlier = (float)run->outlier;
+    ints relative_max = {0}, cast_max = {0}, not_e_min = {0}, normal = {0};
+    normal += as_bits((float)run->normal);
     ints x_zero = {0}, y_zero = {0}, zero_reference = {0}, outliers = {0}, relative_outliers = {0};
     double total[WIDTH] = {0};
     not_e_min += INT32_MIN; /* ~MAGNITUDE */
-    for (int begin = lane; begin < n; begin += RUN * LANES) {
+    for (int begin = lane; begin < n; begin += WINDOW) {
         floats relative = {0};
-        for (int i = begin; i < n && i < begin + RUN * LANES; i += LANES) {
+        for (int i = begin; i < n && i < begin + WINDOW; i += LANES) {
             floats a = load(x + i), b = load(y + i), e = b - a;
             ints xi = (ints)a & MAGNITUDE, ei = (ints)e & MAGNITUDE;
             ints x0 = xi == 0, y0 = b == 0;
             ints ri = (ints)((floats)ei / (floats)xi) & ~x0;
             relative += (floats)ri;
             relative_max = larger(ri, relative_max);
+            if (cast) cast_max = larger((ints)((floats)ei / (floats)larger(xi, normal)), cast_max);
             relative_outliers += (floats)ri > (float)RELATIVE_OUTLIER;
             x_zero += x0; y_zero += y0; zero_reference += x0 & ~y0;
             outliers += (floats)ei > outlier;
@@ -285,7 +311,13 @@ APART void add_counts(const float *x, const float *y, int n, int lane, float out
     memcpy(t->relative + lane, total, sizeof total);
     Counts *c = &t->counts;
     STORE(c, relative_max); STORE(c, not_e_min); STORE(c, relative_outliers); STORE(c, outliers);
-    STORE(c, x_zero); STORE(c, y_zero); STORE(c, zero_reference);
+    STORE(c, x_zero); STORE(c, y_zero); STORE(c, zero_reference); STORE(c, cast_max);
+}
+APART void add_counts(const float *x, const float *y, int n, int lane, const Run *run, Lanes *t, uint16_t *bins) {
+    count(x, y, n, lane, run, t, bins, 0);
+}
+APART void add_counts_of_cast(const float *x, const float *y, int n, int lane, const Run *run, Lanes *t, uint16_t *bins) {
+    count(x, y, n, lane, run, t, bins, 1);
 }
 
 /* Counts and extremes of a segment into those of the strip. */
@@ -297,6 +329,7 @@ INLINE void join(Counts *restrict to, const Counts *restrict from) {
         to->outliers[i] += from->outliers[i];
         to->relative_outliers[i] += from->relative_outliers[i];
         to->relative_max[i] = to->relative_max[i] > from->relative_max[i] ? to->relative_max[i] : from->relative_max[i];
+        to->cast_max[i] = to->cast_max[i] > from->cast_max[i] ? to->cast_max[i] : from->cast_max[i];
         to->not_e_min[i] = to->not_e_min[i] > from->not_e_min[i] ? to->not_e_min[i] : from->not_e_min[i];
     }
 }
@@ -311,13 +344,15 @@ APART void add_weighted(const float *x, const float *y, int n, int lane, const f
     memcpy(t->weighted_e_sq + lane, e_total, sizeof e_total);
 }
 
-/* Whole vectors of a segment in float32; 0 where that is not good enough, and nothing is changed then. */
+/* Whole vectors of a segment in float32; 0 where that is not good enough, and no sum is changed then. */
 APART int fast(const float *x, const float *y, int n, const float *weights, Run *run, State *s) {
     Lanes t;
     for (int lane = 0; lane < LANES; lane += WIDTH) add_products(x, y, n, lane, &t);
-    int32_t e_max = max_of(t.e_max), x_max = max_of(t.x_max);
+    float x_peaks[WINDOWS] = {0}, e_peaks[WINDOWS] = {0};
+    int32_t e_max = largest(t.e_max, n, e_peaks), x_max = largest(t.x_max, n, x_peaks);
     if (!in_range(e_max) || !in_range(x_max)) return 0;
-    for (int lane = 0; lane < LANES; lane += WIDTH) add_counts(x, y, n, lane, (float)run->outlier, &t, s->bins);
+    for (int lane = 0; lane < LANES; lane += WIDTH)
+        (run->normal > 0 ? add_counts_of_cast : add_counts)(x, y, n, lane, run, &t, s->bins);
     double sum_x = sum_of(t.x), e = sum_of(t.e), e_abs = sum_of(t.e_abs), relative = sum_of(t.relative);
     double x_sq = sum_of(t.x_sq), e_sq = sum_of(t.e_sq), xe = sum_of(t.xe), y_sq = x_sq + 2 * xe + e_sq;
     double x_largest = as_float(x_max), e_largest = as_float(e_max);
@@ -338,6 +373,10 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
     s->e_max = most(s->e_max, e_largest);
     run->x_max = most(run->x_max, x_largest);
     join(&s->counts, &t.counts);
+    for (int window = 0; s->x_peaks && window * WINDOW < n; window++) {
+        s->x_peaks[window] = x_peaks[window];
+        s->e_peaks[window] = e_peaks[window];
+    }
     uint32_t *even = run->counts, *odd = run->counts + ROOM; /* two tables: a count need not wait for the one before */
     for (int i = 0; i < n; i += 4) {
         uint64_t four;
@@ -363,6 +402,7 @@ static void end_strip(Run *run, State *s) {
     run->relative_outliers += count_of(c->relative_outliers) + zero_reference;
     run->e_min = least_of(run->e_min, (double)as_float(~max_of(c->not_e_min)));
     run->relative_max = most(run->relative_max, (double)as_float(max_of(c->relative_max)));
+    run->cast_max = most(run->cast_max, (double)as_float(max_of(c->cast_max)));
     begin_strip(s);
     s->x_sq += s->strip[X_SQ];
     s->e_sq += s->strip[E_SQ];
@@ -375,7 +415,7 @@ static void end_strip(Run *run, State *s) {
 INLINE void segment(const float *x, const float *y, int n, const float *weights, Run *run, State *s) {
     int whole = run->precise ? 0 : n / LANES * LANES;
     if (whole && !fast(x, y, whole, weights, run, s)) whole = 0;
-    if (whole < n) precise(x + whole, y + whole, n - whole, weights ? weights + whole : 0, run, s);
+    if (whole < n) precise(x, y, whole, n, weights, run, s);
 }
 
 /* ---- decoding ---- */
@@ -590,12 +630,16 @@ static void keep_row(Run *run, const State *s, int64_t row) {
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
     const float *weights = run->importance ? run->importance + row * run->importance_step : 0;
-    int64_t n_before = run->n, y_zero_before = run->y_zero;
+    int64_t n_before = run->n, y_zero_before = run->y_zero, windows = (run->cols + WINDOW - 1) / WINDOW;
     s->x_sq = s->e_sq = s->e_max = 0;
     for (int64_t col = 0; col < run->cols; col += SEGMENT) {
         int n = run->cols - col < SEGMENT ? (int)(run->cols - col) : SEGMENT;
         const float *a = decode(x, x_codes, row, col, n, x->values ? x->values + row * run->cols + col : xs);
         const float *b = decode(y, y_codes, row, col, n, y->values ? y->values + row * run->cols + col : ys);
+        if (run->peaks) {
+            s->x_peaks = run->peaks + row * windows + col / WINDOW;
+            s->e_peaks = s->x_peaks + run->rows * windows;
+        }
         segment(a, b, n, weights ? weights + col : 0, run, s);
         if ((col + SEGMENT) % STRIP == 0) end_strip(run, s);
     }
@@ -705,10 +749,10 @@ static const Field LAYOUT[] = {
     S(table), S(scale), S(zero), S(shift), S(scale_step), S(zero_step), S(shift_step), S(group), S(values),
     S(ends), S(has_ends), S(saturated),
     {"Run", sizeof(Run)},
-    R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(importance), R(importance_step), R(counts),
-    R(row_sums), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
+    R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),
+    R(row_sums), R(peaks), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
     R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
-    R(e_min), R(relative_max), R(x_max), R(worst_row), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq),
+    R(e_min), R(relative_max), R(x_max), R(cast_max), R(worst_row), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq),
     R(kept_e_sq), R(kept_e_max), R(kept_zeroed),
 };
 

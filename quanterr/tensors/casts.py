@@ -91,8 +91,16 @@ class CastTest:
         return Copy.COARSE if near and not way.back else Copy.CHANGED
 
 
+def least_normal(original: str, quantized: str) -> float:
+    """That of the dtype that x is cast to, where numbers below it are usual: of F16. 0 of others."""
+    return torch.finfo(torch.float16).smallest_normal if quantized == "F16" != original else 0.0
+
+
 def rounds_to_nearest(original: str, quantized: str, relative_max: float) -> bool:
-    """Whether the largest |e| / |x| alone proves a cast to another dtype, of elements that stay zero where x is."""
+    """Whether the largest |e| / |x| alone proves a cast to another dtype, of elements that stay zero where x is.
+
+    Below the least normal number |e| / that number counts: numbers there are as far apart as just above it.
+    """
     return original != quantized and relative_max <= torch.finfo(TORCH_DTYPES[quantized]).eps / 2
 
 

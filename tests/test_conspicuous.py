@@ -1,0 +1,89 @@
+"""Groups, tiles and rows beside the sample: what the one pass over a weight shows of them is looked at."""
+
+import numpy as np
+import packing
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import quanterr
+from quanterr import native
+
+NAME = "layers.0.mlp.up_proj.weight"
+ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows; this is in none
+NATIVE = pytest.mark.skipif(native.best().kernel is None, reason="no compiled kernel here")
+KERNELS = ["torch", pytest.param("native", marks=NATIVE)]
+
+
+@pytest.fixture(scope="module")
+def original():
+    random = np.random.default_rng(4)
+    w = 0.02 * random.standard_t(6, (ROWS, COLS)) * np.exp(0.3 * random.standard_normal((ROWS, 1)))
+    return torch.tensor(w).bfloat16().double().numpy()
+
+
+def told(folder, x, stored):
+    save_file({NAME: torch.from_numpy(x).bfloat16()}, folder / "x.safetensors")
+    save_file(stored, folder / "y.safetensors")
+    report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
+    return {found.code: found for found in report.findings if found.severity != "info"}
+
+
+def by_group(x, change=lambda scales: None):
+    """Integers of 4 bits in groups of 32, the nearest of scales that ``change`` has changed."""
+    blocks = x.reshape(ROWS, -1, 32)
+    scales = np.float16(np.abs(blocks).max(2) / 7.5)
+    change(scales)
+    unit = np.where(scales == 0, np.inf, scales.astype(float))[..., None]
+    codes = np.clip(np.round(blocks / unit), -8, 7) + 8
+    return {
+        f"{NAME}_packed": torch.from_numpy(packing.dense(codes.reshape(x.shape).astype(int), 4)),
+        f"{NAME}_scale": torch.from_numpy(scales),
+        f"{NAME}_shape": torch.tensor(x.shape),
+    }
+
+
+def by_tile(x, change=lambda scales: None):
+    """Integers of 8 bits in tiles of 32 by 32."""
+    tiles = x.reshape(ROWS // 32, 32, COLS // 32, 32)
+    scales = np.float32(np.abs(tiles).max((1, 3)) / 127)
+    change(scales)
+    codes = np.clip(np.round(tiles / scales[:, None, :, None]), -127, 127).reshape(x.shape)
+    return {NAME: torch.from_numpy(codes).to(torch.int8), f"{NAME}_scale": torch.from_numpy(scales)}
+
+
+@pytest.mark.parametrize("store", [by_group, by_tile])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_sound_weight_has_none(tmp_path, monkeypatch, original, store, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+
+    assert {} == told(tmp_path, original, store(original))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+
+    def change(scales):
+        scales[ROW, 3] *= 16
+
+    found = told(tmp_path, original, by_group(original, change))
+    assert [ROW, 96] in found["scale_loss"].evidence["places"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+
+    def change(scales):
+        scales[13, 3] *= 16
+
+    found = told(tmp_path, original, by_tile(original, change))
+    assert [416, 96] in found["scale_loss"].evidence["places"]
+
+
+def test_a_row_with_a_scale_that_is_zero_is_found(tmp_path, original):
+    def change(scales):
+        scales[ROW] = 0
+
+    assert {"scale_zero", "dead_rows"} & told(tmp_path, original, by_group(original, change)).keys()
