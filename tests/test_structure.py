@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_stored import Stored, architecture, key, write_gguf
-from making import numbers
+from making import numbers, store
 from safetensors.torch import save_file
 
 import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.base import Unread
 
 GOLDEN = Path(__file__).parent / "golden"
 UINT32 = 4  # of a GGUF key
@@ -166,13 +168,93 @@ class TestIndex:
 
         assert [] == self.notes(tmp_path)
 
-    @pytest.mark.parametrize("name", ["model.safetensors", "consolidated.safetensors"])
-    def test_a_whole_model_that_nobody_reads_is_noted(self, tmp_path, name):
+    def test_a_whole_model_that_some_loaders_read_in_its_place_is_noted(self, tmp_path):
         self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
-        save_file({"a": torch.ones(1)}, tmp_path / "y" / name)
+        save_file({"a": torch.ones(1)}, tmp_path / "y/model.safetensors")
         (found,) = self.notes(tmp_path)
 
-        assert f"index does not name {name}, which is in the same folder; ignored" in found
+        assert "index does not name model.safetensors, which is in the same folder; ignored" in found
+
+
+class TestUnread:
+    """Weights in the same folder."""
+
+    def found(self, tmp_path, name, tensors, side="y", index=True):
+        TestIndex().folder(tmp_path, None)
+        if not index:
+            (tmp_path / "y/model.safetensors.index.json").unlink()
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x.safetensors").rename(tmp_path / "x/model.safetensors")
+        save_file(tensors, tmp_path / side / name)
+        report = quanterr.compare(tmp_path / "x", tmp_path / "y", device="cpu")
+        return [one for one in report.findings if one.code in ("unread_weights", "nonstandard_file")]
+
+    @pytest.mark.parametrize("index", [True, False])
+    def test_a_copy_for_another_runtime_is_an_info(self, tmp_path, index):
+        own = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
+        (one,) = self.found(tmp_path, "consolidated.safetensors", own, index=index)
+
+        assert ("info", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert f"{tmp_path / 'y'}: not read, and in the same folder: consolidated.safetensors" == one.message
+
+    @pytest.mark.parametrize("side", ["x", "y"])
+    @pytest.mark.parametrize(
+        "tensor", [torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(32, 64)], ids=["dtype", "shape"]
+    )
+    def test_the_same_tensors_otherwise_are_a_warning(self, tmp_path, tensor, side):
+        own = {"model.layers.0.mlp.up_proj.weight": tensor, "other": torch.ones(1)}
+        (one,) = self.found(tmp_path, "consolidated.safetensors", own, side)
+
+        assert ("warning", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert "stores 1 tensor of the same name in another shape or size: model.layers.0.mlp.up_proj.weight" in (
+            one.message
+        )
+
+    def test_the_same_tensors_are_an_info(self, tmp_path):
+        (one,) = self.found(tmp_path, "model-copy.safetensors", model())
+
+        assert "info" == one.severity
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "adapter_model.safetensors",
+            "adapters.safetensors",
+            "model.fp16.safetensors",
+            "model.fp16-00001-of-00002.safetensors",
+            "model-00001-of-00002.fp16.safetensors",
+            "pytorch_model.bin",
+            "model.gguf",
+        ],
+    )
+    def test_what_is_read_only_where_it_is_asked_for_is_silent(self, tmp_path, name):
+        assert [] == self.found(tmp_path, name, {key: weight.half() for key, weight in model().items()})
+
+    @pytest.mark.parametrize("content", [b"", b"version https://git-lfs", bytes(100)])
+    def test_what_cannot_be_read_is_named_all_the_same(self, tmp_path, content):
+        x = store(tmp_path / "x", model(), config={})
+        (x / "consolidated.safetensors").write_bytes(content)
+        with open_checkpoint(x) as checkpoint:
+            assert (Unread("consolidated.safetensors"),) == checkpoint.unread
+
+    def test_the_other_side_may_be_in_the_same_folder(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        y = store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
+
+        assert "unread_weights" not in told(quanterr.compare(x, y, device="cpu"))
+
+    def test_inspect_says_so_as_well(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
+        (found,) = [one for one in quanterr.inspect(x).findings if one.code == "unread_weights"]
+
+        assert "warning" == found.severity
+
+    def test_a_file_that_is_named_is_the_one_that_is_meant(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        store(x / "other.safetensors", model())
+        with open_checkpoint(x / "model.safetensors") as checkpoint:
+            assert () == checkpoint.unread
 
 
 class TestActivations:

@@ -20,6 +20,14 @@ CODES = {
         "model.safetensors: 8 trailing bytes after the last tensor; some loaders ignore them, others refuse",
         "Save the file again with the safetensors library. Without --lenient such files are refused.",
     ),
+    "unread_weights": Code(
+        ("info", "warning"),
+        "the folder stores weights that are not read; a warning where tensors of the same name have another shape or "
+        "size",
+        "model-fp8: not read, and in the same folder: consolidated.safetensors",
+        "Nothing if it is for another runtime. If a quantizer left it as it was, or it is of another model, remove it: "
+        "some runtimes read it in place of the others.",
+    ),
     "config_mismatch": Code(
         ("warning",),
         "config.json, or the metadata of a GGUF file, declares another model or other codes than those stored",
