@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_stored import Stored, architecture, key, write_gguf
-from making import numbers, store
+from making import numbers, quantized_fp8, store
 from safetensors.torch import save_file
 
 import quanterr
@@ -33,6 +33,13 @@ def coded(x, but=()):
             continue
         unit = weight.abs().amax(1, keepdim=True) / 127
         found |= {name: (weight / unit).round().to(torch.int8), f"{name}_scale": unit}
+    return found
+
+
+def coded_by_tensor(x):
+    found = {}
+    for name, weight in x.items():
+        found[name], found[f"{name}_scale"] = quantized_fp8(weight)
     return found
 
 
@@ -282,6 +289,87 @@ class TestActivations:
         found = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
 
         assert ("error", ["rope_freqs.weight"]) == (found.severity, found.evidence["tensors"])
+
+
+class TestNeighbours:
+    """Scales of activations beside those of the same module in other blocks."""
+
+    BLOCKS = 4
+    NAME = "model.layers.2.mlp.down_proj.input_scale"
+
+    def x(self):
+        return {
+            f"model.layers.{n}.{name}.weight": numbers(64, 64, seed=n) for n in range(self.BLOCKS) for name in NAMES
+        }
+
+    def scales(self):
+        """As calibrated ones are: a hundred times between blocks, and more between modules."""
+        y = {}
+        for n in range(self.BLOCKS):
+            for at, name in enumerate(NAMES):
+                y[f"model.layers.{n}.{name}.input_scale"] = torch.tensor(0.00123 * 4.1**n * 1.7**at)
+            for name in "kv":
+                y[f"model.layers.{n}.self_attn.{name}_scale"] = torch.tensor(0.0321 * 3.1**n)
+        return y
+
+    def found(self, tmp_path, changed, without=()):
+        scales = {name: scale for name, scale in (self.scales() | changed).items() if name not in without}
+        x = self.x()
+        report = report_of(tmp_path, coded_by_tensor(x) | scales, x=x)
+        return [one for one in report.findings if one.code == "scale_unlike"]
+
+    def test_calibrated_ones_are_silent(self, tmp_path):
+        assert [] == self.found(tmp_path, {})
+
+    @pytest.mark.parametrize("factor", [1e-5, 1e5])
+    def test_one_far_from_the_others_is_told_with_both_values(self, tmp_path, factor):
+        value = 0.02 * factor
+        (one,) = self.found(tmp_path, {self.NAME: torch.tensor(value)})
+
+        assert ("warning", [self.NAME]) == (one.severity, one.evidence["tensors"])
+        assert f"{self.NAME} ({value:.3g}; the others' median is " in one.message
+
+    def test_the_inverse_is_told(self, tmp_path):
+        name = "model.layers.2.self_attn.q_proj.input_scale"
+        (one,) = self.found(tmp_path, {name: 1 / self.scales()[name]})
+
+        assert [name] == one.evidence["tensors"]
+
+    def test_that_of_the_weight_is_told(self, tmp_path):
+        own = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
+        (one,) = self.found(tmp_path, {self.NAME: own})
+
+        assert "the same as the scale of the weight in 1 tensor, unlike in others" in one.message
+
+    def test_copies_of_all_scales_of_weights_are_a_convention(self, tmp_path):
+        y = coded_by_tensor(self.x())
+        copies = {name.replace("weight_scale", "input_scale"): y[name] for name in y if name.endswith("weight_scale")}
+
+        assert [] == self.found(tmp_path, copies)
+
+    @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
+    def test_one_that_is_missing_is_told(self, tmp_path, name):
+        (one,) = self.found(tmp_path, {}, [name])
+
+        assert f"missing of 1 layer, others like them have one: {name}" in one.message
+
+    def test_modules_of_which_half_have_none_are_calibrated_otherwise(self, tmp_path):
+        assert [] == self.found(
+            tmp_path, {}, [name for name in self.scales() if "layers.0" in name or "layers.1" in name]
+        )
+
+    def test_a_cache_of_such_values_there_is_none(self, tmp_path):
+        huge = {f"model.layers.{n}.self_attn.k_scale": torch.tensor(1e6) for n in range(self.BLOCKS)}
+        (one,) = self.found(tmp_path, huge)
+
+        assert "above 1e+05 for 4 tensors of the KV cache: model.layers.0.self_attn.k_scale (1e+06)" in one.message
+
+    @pytest.mark.parametrize(("factor", "n"), [(5e3, 0), (1e5, 1)])
+    def test_experts_differ_by_more(self, tmp_path, factor, n):
+        name = "model.layers.0.mlp.experts.{}.up_proj.input_scale"
+        experts = {name.format(k): torch.tensor(0.01) for k in range(8)}
+
+        assert n == len(self.found(tmp_path, experts | {name.format(3): torch.tensor(0.01 * factor)}))
 
 
 class TestScheme:

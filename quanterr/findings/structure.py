@@ -11,7 +11,7 @@ from quanterr.formats import FORMATS, rows_of
 from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.model import Finding
-from quanterr.roles import role_of
+from quanterr.roles import role_of, without_numbers
 from quanterr.util.text import count, display, listed
 
 BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
@@ -158,12 +158,8 @@ def _of_quantized_modules(left: Sequence[str], config: Mapping[str, Any], linear
     targets = [_object(group).get("targets") for group in _object(config.get("config_groups")).values()]
     if any(config.get(key) for key in BY_LAYER) or any(target != ["Linear"] for target in targets):
         return False
-    coded = {_without_numbers(pair.name) for pair in linear if pair.quantized.has_codes}
-    return any(_without_numbers(name) in coded for name in left)
-
-
-def _without_numbers(name: str) -> str:
-    return ".".join(part for part in name.split(".") if not part.isdigit())
+    coded = {without_numbers(pair.name) for pair in linear if pair.quantized.has_codes}
+    return any(without_numbers(name) in coded for name in left)
 
 
 def _object(value: Any) -> dict[str, Any]:

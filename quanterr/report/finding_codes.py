@@ -226,6 +226,14 @@ CODES = {
         "model.layers.0.mlp.up_proj.input_scale",
         "Calibrate again. No weight depends on them, but runtimes that use them compute zeros or infinities.",
     ),
+    "scale_unlike": Code(
+        ("warning",),
+        "scales of activations or of the KV cache are a thousand times those of the same module in other blocks, or a "
+        "thousandth, equal the scale of the weight, or are missing",
+        "scales of activations of the quantized checkpoint are far from their neighbours' in 1 tensor: "
+        "model.layers.3.mlp.down_proj.input_scale (1.2e-07; the others' median is 0.0123)",
+        "Calibrate again. No weight depends on them, but runtimes that use them compute otherwise.",
+    ),
     "scale_misfit": Code(
         ("warning",),
         "scales of activations whose number fits neither rows nor columns of their weight",
