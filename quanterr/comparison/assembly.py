@@ -251,7 +251,7 @@ class ReportBuilder:
             *of_plan(self._plan),
             *of_activations(self._plan),
             *of_folding(self._plan.folded),
-            *of_importance(self._plan.covered),
+            *of_importance(self._plan),
             *of_sensitivity(self._plan, self._alphas),
             *self._noticed.findings(complete),
             *self._on_the_whole(),

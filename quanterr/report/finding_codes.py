@@ -379,10 +379,13 @@ CODES = {
         "Pass the importance matrix that was made for this model.",
     ),
     "importance_missing": Code(
-        ("info",),
-        "weights that the importance matrix does not cover",
-        "the importance matrix does not cover 1 weight: lm_head.weight",
-        "Nothing: llama-imatrix leaves out the output layer. Otherwise make the matrix with --process-output.",
+        ("info", "warning"),
+        "weights that the importance matrix does not cover; a warning where they are more than 5 % of the quantized "
+        "ones, embeddings and the head aside",
+        "the importance matrix does not cover 112 of 224 quantized weights, 50% of their elements: "
+        "model.layers.16.mlp.up_proj.weight and 111 more",
+        "Of the output layer nothing: llama-imatrix leaves it out, unless --process-output is given. Otherwise make "
+        "the matrix from the whole of this model: weighted numbers leave these weights out.",
     ),
     "importance_uncovered": Code(
         ("warning",),
