@@ -108,9 +108,9 @@ def of_same_pair(report: Report, evaluation: "Evaluation") -> "Evaluated":
 
 
 def _scores(evaluation: "Evaluation") -> Markup:
-    from quanterr.report.evaluation.as_html import scores
+    from quanterr.report.evaluation.as_html import findings_of, scores
 
-    return folding("scores", "Scores", scores(evaluation))
+    return folding("scores", "Scores", scores(evaluation), findings_of(evaluation))
 
 
 def _reasons(report: Report) -> list[Markup]:
@@ -227,14 +227,15 @@ def _findings(report: Report) -> Markup:
     if not report.findings:
         return tag("p", "No findings.", class_="none")
     shown = html_data.shown_findings(report)[:MAX_LISTED]
-    items = [_finding(found) for found in shown]
+    items = [finding_item(found) for found in shown]
     if len(shown) < len(report.findings):
         more = f"and {count(len(report.findings) - len(shown), 'more finding')}, in the JSON report"
         items.append(tag("li", tag("span"), tag("p", more)))
     return tag("ul", *items, class_="findings")
 
 
-def _finding(found: Finding) -> Markup:
+def finding_item(found: Finding, where: str = "") -> Markup:
+    """A finding in a list, with what the guide says of it; ``where``: of which of several it is."""
     remedy = [tag("p", sentence(found.remedy), class_="remedy")] if found.remedy else []
     severity = tag("span", found.severity, class_=f"tag {found.severity}")
     return tag(
@@ -242,7 +243,7 @@ def _finding(found: Finding) -> Markup:
         severity,
         tag(
             "div",
-            tag("p", with_links(sentence(found.message), [found.layer] if found.layer else [])),
+            tag("p", where, with_links(sentence(found.message), [found.layer] if found.layer else [])),
             *remedy,
             *_explained(found.code),
         ),

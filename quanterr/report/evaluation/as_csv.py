@@ -1,4 +1,4 @@
-"""The evaluation as CSV: a line with the verdict, then one for each number, block and weight of each candidate.
+"""The evaluation as CSV: a line with the verdict, then one for each number, finding, block and weight of a candidate.
 
 ``list`` says which a line is. Numbers are written in full; an undefined one is empty.
 """
@@ -27,6 +27,8 @@ def write(evaluation: Evaluation, file: IO[str]) -> None:
         for metric in METRICS:
             if (value := candidate.value(metric)) is not None:
                 write_row(list="scores", candidate=candidate.name, name=metric, value=value)
+        for found in candidate.findings:
+            write_row(list="findings", candidate=candidate.name, name=found.code, reason=found.message)
         for block in candidate.blocks:
             value, cosine = block.relative_error, block.cosine
             write_row(list="blocks", candidate=candidate.name, name=block.name, value=value, cosine=cosine)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from quanterr.report import html_data
+from quanterr.report.as_html import finding_item
 from quanterr.report.evaluation.model import Evaluated, Evaluation
 from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, shown, task_cells, worded
 from quanterr.report.formatting import gate_words, judged, sentence
@@ -25,7 +26,8 @@ from quanterr.roles import role_of
 from quanterr.util.text import display, size
 
 SCRIPTS = (*LAYER_SCRIPTS, "evaluation")
-SECTIONS = (("places", "Map"), ("scores", "Scores"), ("blocks", "Blocks"), ("gates", "Gates"), ("layers", "Weights"))
+SECTIONS = (("places", "Map"), ("scores", "Scores"), ("findings", "Findings"), ("blocks", "Blocks"), ("gates", "Gates"),
+            ("layers", "Weights"))  # fmt: skip
 MAX_LISTED = 400  # blocks
 
 
@@ -37,6 +39,7 @@ def write(evaluation: Evaluation, file: IO[str]) -> None:
         part("map"),
         folding("scores", "Scores", scores(evaluation)),
         folding("tasks", "Tasks", _tasks(evaluation)) if any(c.tasks for c in evaluation.candidates) else Markup(""),
+        folding("findings", "Findings", findings_of(evaluation) or tag("p", "No findings.", class_="none")),
         folding("gates", "Gates", *_gates(evaluation)),
         folding("blocks", "Hidden states by block", *_blocks(evaluation), is_open=False),
         part("layers"),
@@ -86,6 +89,16 @@ def scores(evaluation: Evaluation) -> Markup:
     ]
     found = table(heads, rows, "short rows", len(heads) - 1)
     return joined(found, tag("p", f"{base_line(evaluation)}. {CAVEAT}", class_="about"))
+
+
+def findings_of(evaluation: Evaluation) -> Markup:
+    """What candidates say of their model, or are; nothing where there is none."""
+    items = [
+        finding_item(found, f"{display(candidate.name)}: ")
+        for candidate in evaluation.candidates
+        for found in candidate.findings
+    ]
+    return tag("ul", *items, class_="findings") if items else Markup("")
 
 
 def _tasks(evaluation: Evaluation) -> Markup:

@@ -32,6 +32,14 @@ def _lines(evaluation: Evaluation) -> Iterator[str]:
         for candidate in evaluation.candidates
     ]
     yield from table(["candidate", "size", *(title for title, _ in columns)], rows)
+    findings = [
+        [code(candidate.name), found.severity, prose(found.message)]
+        for candidate in evaluation.candidates
+        for found in candidate.findings
+    ]
+    if findings:
+        yield ""
+        yield from table(["candidate", "finding", "in detail"], findings)
     tasks = [
         [prose(task.name), code(candidate.name), *map(prose, task_cells(task))]
         for candidate in evaluation.candidates
