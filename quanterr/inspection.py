@@ -7,7 +7,7 @@ from math import prod
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import finding
-from quanterr.findings.files import of_config, of_notes
+from quanterr.findings.files import of_config, of_notes, of_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.side import Side
 from quanterr.report.hardware import bandwidth_of
@@ -189,3 +189,4 @@ def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
         yield finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
     yield from of_config(labels.config, (weight.code_bits for weight in weights))
     yield from of_notes(side.checkpoint)
+    yield from of_unread(side.checkpoint)

@@ -71,6 +71,11 @@ def role_of(name: str) -> str:
     return "mlp" if role == "head" and block_of(name) else role
 
 
+def without_numbers(name: str) -> str:
+    """What names of all blocks, and of all experts, have in common: their components that are no numbers."""
+    return ".".join(part for part in name.split(".") if not part.isdigit())
+
+
 def block_of(name: str) -> str | None:
     """The block a weight is in, ``layers.12`` or ``double_blocks.3``; None outside of any."""
     match = _INDEXED.search(name)

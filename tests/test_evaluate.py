@@ -18,6 +18,7 @@ from quanterr.evaluation import gram, states, study
 from quanterr.evaluation.models import Unit
 from quanterr.pairing.importance import read_importance
 from quanterr.report.evaluation.gates import judged, rules_of
+from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
@@ -644,6 +645,97 @@ class TestTexts:
 class TestModel:
     """What a candidate's files say of its model, which is run as the original's say."""
 
-    def test_of_the_original_itself_is_told(self, llama):
-        found = quanterr.evaluate(llama[0], [llama[0]], tokens=llama[3], context=CONTEXT, **EXACTLY)
-        assert ["identical"] == [finding.code for finding in found.candidates[0].findings]
+    def copied(self, folder, to, **config):
+        """A candidate with a configuration and a tokenizer of its own."""
+        shutil.copytree(folder, to)
+        fields = json.loads((to / "config.json").read_text())
+        (to / "config.json").write_text(json.dumps(fields | config))
+        with_words(to)
+        return to
+
+    @pytest.fixture
+    def original(self, llama, tmp_path):
+        return self.copied(llama[0], tmp_path / "original")
+
+    @pytest.fixture
+    def quantized(self, llama, original, tmp_path):
+        folder = self.copied(original, tmp_path / "quantized")
+        for path in folder.glob("model*"):
+            path.unlink()
+        shutil.copy(llama[1] / "model.safetensors", folder)
+        return folder
+
+    def evaluated(self, llama, original, quantized, *rules):
+        options = EXACTLY | {"tokens": llama[3], "context": CONTEXT, "require": rules}
+        found = quanterr.evaluate(original, [quantized], **options)
+        return found, found.candidates[0].findings
+
+    @pytest.mark.parametrize(("rules", "verdict"), [((), "pass"), (("kld_mean <= 1",), "inconclusive")])
+    def test_the_original_itself_is_told_and_passes_no_gate(self, llama, rules, verdict):
+        evaluation, (found,) = self.evaluated(llama, llama[0], llama[0], *rules)
+
+        assert ("identical", "warning") == (found.code, found.severity)
+        assert verdict == evaluation.verdict
+        assert not rules or ["original: " + found.message] == evaluation.reasons
+
+    def test_the_same_model_is_judged(self, llama, original, quantized):
+        evaluation, findings = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+
+        assert ("pass", []) == (evaluation.verdict, findings)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("rms_norm_eps", 0.1),
+            ("num_attention_heads", 2),
+            ("hidden_act", "gelu"),
+            ("rope_parameters", {"rope_theta": 7}),
+        ],
+    )
+    def test_another_configuration_is_told_and_passes_no_gate(self, llama, original, quantized, key, value):
+        fields = json.loads((quantized / "config.json").read_text())
+        (quantized / "config.json").write_text(json.dumps(fields | {key: value}))
+        evaluation, (found,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+
+        assert ("config_mismatch", "warning") == (found.code, found.severity)
+        assert ("inconclusive", [f"quantized: {found.message}"]) == (evaluation.verdict, evaluation.reasons)
+
+    def test_another_tokenizer_is_told_and_passes_no_gate(self, llama, original, quantized):
+        fields = json.loads((quantized / "tokenizer.json").read_text())
+        fields["model"]["vocab"] |= {"w7": 8, "w8": 7}
+        (quantized / "tokenizer.json").write_text(json.dumps(fields))
+        evaluation, (found,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+
+        assert "is another tokenizer than the original's" in found.message
+        assert "inconclusive" == evaluation.verdict
+
+    def test_a_tokenizer_that_is_written_otherwise_is_the_same(self, llama, original, quantized):
+        fields = json.loads((quantized / "tokenizer.json").read_text())
+        del fields["padding"], fields["truncation"]
+        (quantized / "tokenizer.json").write_text(json.dumps(fields, indent=7, sort_keys=True))
+
+        assert [] == self.evaluated(llama, original, quantized)[1]
+
+    def test_a_stored_evaluation_is_judged_alike(self, llama, tmp_path):
+        evaluation, _ = self.evaluated(llama, llama[0], llama[0])
+        evaluation.save(tmp_path / "e.json")
+        again = judged(read_evaluation(str(tmp_path / "e.json")), rules_of(["kld_mean <= 1"]))
+
+        assert "inconclusive" == again.verdict
+
+
+class TestUnknown:
+    """A text of words that the tokenizer does not know."""
+
+    @pytest.mark.parametrize(("unknown", "verdict"), [(9, "pass"), (11, "inconclusive")])
+    def test_more_than_a_tenth_of_it_is_inconclusive(self, llama, tmp_path, unknown, verdict):
+        original = TestModel().copied(llama[0], tmp_path / "original")
+        fields = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+        (original / "tokenizer_config.json").write_text(json.dumps(fields))
+        words = [f"w{n % 90}" for n in range(100 - unknown)] + ["zzz"] * unknown
+        (tmp_path / "t.txt").write_text(" ".join(words[(37 * n) % 100] for n in range(100)))
+        found = quanterr.evaluate(original, [llama[1]], text=tmp_path / "t.txt", context=20, **EXACTLY)
+
+        assert pytest.approx(unknown / 100) == found.tokens.unknown
+        assert verdict == found.verdict
+        assert (verdict == "pass") == ("tokens are unknown to the tokenizer" not in " ".join(found.reasons))

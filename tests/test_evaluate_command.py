@@ -380,6 +380,41 @@ class TestOutputs:
         assert "kld_mean" in found._repr_html_()
 
 
+class TestFindings:
+    """What a candidate is, or says of its model, is in every output."""
+
+    TOLD = "nothing differs from the original; is this the quantized checkpoint?"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def done(cls, folder):
+        words = [word for suffix in SUFFIXES for word in ("-o", f"f.{suffix}")]
+        return evaluate(folder, "original", *words)
+
+    def test_the_terminal_shows_it_before_the_answer(self, done):
+        lines = done.stdout.splitlines()
+        assert lines.index(f"warning: original: {self.TOLD}") < len(lines) - 1
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_and_so_does_each_file(self, folder, done, suffix):
+        assert Status.OK == done.returncode
+        assert self.TOLD in (folder / f"f.{suffix}").read_text()
+
+    def test_csv_has_a_line_for_it(self, folder, done):
+        rows = list(csv.DictReader((folder / "f.csv").read_text().splitlines()))
+
+        assert [("original", "identical", self.TOLD)] == [
+            (row["candidate"], row["name"], row["reason"]) for row in rows if row["list"] == "findings"
+        ]
+
+    def test_gates_of_the_command_are_inconclusive(self, folder, done):
+        assert Status.INCONCLUSIVE == evaluate(folder, "original", "--require", "kld_mean <= 1", "-q").returncode
+        assert Status.INCONCLUSIVE == call("gate", "f.json", "--require", "kld_mean <= 1", cwd=folder).returncode
+        assert (
+            Status.OK == call("gate", "f.json", "--require", "kld_mean <= 1", "--allow-partial", cwd=folder).returncode
+        )
+
+
 class TestPpl:
     FORMS = (
         [-1.0, -2.0],

@@ -5,7 +5,7 @@ import pytest
 from gguf_stored import TEXT, Stored, key, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import legacy, numbers, store
+from making import legacy, numbers, quantized_fp8, store
 from typer.testing import CliRunner
 
 import quanterr
@@ -135,6 +135,36 @@ def test_weights_that_the_matrix_lacks_are_told(tmp_path):
     report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), stored(tmp_path / "m.dat", "dat", COLUMNS), **more)
 
     assert "mlp.up_proj" in next(f.message for f in report.findings if f.code == "importance_missing")
+
+
+@pytest.mark.parametrize(
+    ("covered", "severity"),
+    [(10, "warning"), (18, "warning"), (19, "info"), (20, "info")],
+    ids=["half", "all but a block", "all but a weight", "all but the head and a router"],
+)
+def test_weights_that_the_matrix_should_have_are_a_warning(tmp_path, covered, severity):
+    names = [f"model.layers.{n}.mlp.{kind}_proj.weight" for n in range(10) for kind in ("up", "gate")]
+    x = {name: numbers(8, 64, seed=n) for n, name in enumerate(["lm_head.weight", *names])}
+    router = {"model.layers.0.mlp.gate.weight": numbers(8, 64, seed=99)}
+    y = {}
+    for name, weight in x.items():
+        y[name], y[f"{name}_scale"] = quantized_fp8(weight)
+    matrix = tmp_path / "m.dat"
+    matrix.write_bytes(legacy({f"blk.{n // 2}.ffn_{('up', 'gate')[n % 2]}.weight": COLUMNS for n in range(covered)}))
+    files = [store(tmp_path / "x.safetensors", x | router), store(tmp_path / "y.safetensors", y | router)]
+    report = quanterr.compare(*files, importance=matrix, device="cpu")
+    (found,) = [one for one in report.findings if one.code == "importance_missing"]
+    layers = [row for row in report.layers if row.weighted_nmse is not None]
+
+    assert severity == found.severity
+    assert (severity == "warning") == (
+        f"{20 - covered} of 20 quantized weights, {1 - covered / 20:.0%}" in found.message
+    )
+    assert pytest.approx(1 - covered / 20) == found.evidence["share"]
+    assert covered == len(layers)
+    energy = [row.weighted_error_norm**2 for row in layers]
+    total = sum(e / row.weighted_nmse for e, row in zip(energy, layers, strict=True))
+    assert pytest.approx(sum(energy) / total, rel=1e-6) == report.aggregate.weighted_nmse
 
 
 def test_matrix_without_columns_is_refused(tmp_path):

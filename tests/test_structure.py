@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_stored import Stored, architecture, key, write_gguf
-from making import numbers
+from making import numbers, quantized_fp8, store
 from safetensors.torch import save_file
 
 import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.base import Unread
 
 GOLDEN = Path(__file__).parent / "golden"
 UINT32 = 4  # of a GGUF key
@@ -31,6 +33,13 @@ def coded(x, but=()):
             continue
         unit = weight.abs().amax(1, keepdim=True) / 127
         found |= {name: (weight / unit).round().to(torch.int8), f"{name}_scale": unit}
+    return found
+
+
+def coded_by_tensor(x):
+    found = {}
+    for name, weight in x.items():
+        found[name], found[f"{name}_scale"] = quantized_fp8(weight)
     return found
 
 
@@ -166,13 +175,93 @@ class TestIndex:
 
         assert [] == self.notes(tmp_path)
 
-    @pytest.mark.parametrize("name", ["model.safetensors", "consolidated.safetensors"])
-    def test_a_whole_model_that_nobody_reads_is_noted(self, tmp_path, name):
+    def test_a_whole_model_that_some_loaders_read_in_its_place_is_noted(self, tmp_path):
         self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
-        save_file({"a": torch.ones(1)}, tmp_path / "y" / name)
+        save_file({"a": torch.ones(1)}, tmp_path / "y/model.safetensors")
         (found,) = self.notes(tmp_path)
 
-        assert f"index does not name {name}, which is in the same folder; ignored" in found
+        assert "index does not name model.safetensors, which is in the same folder; ignored" in found
+
+
+class TestUnread:
+    """Weights in the same folder."""
+
+    def found(self, tmp_path, name, tensors, side="y", index=True):
+        TestIndex().folder(tmp_path, None)
+        if not index:
+            (tmp_path / "y/model.safetensors.index.json").unlink()
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x.safetensors").rename(tmp_path / "x/model.safetensors")
+        save_file(tensors, tmp_path / side / name)
+        report = quanterr.compare(tmp_path / "x", tmp_path / "y", device="cpu")
+        return [one for one in report.findings if one.code in ("unread_weights", "nonstandard_file")]
+
+    @pytest.mark.parametrize("index", [True, False])
+    def test_a_copy_for_another_runtime_is_an_info(self, tmp_path, index):
+        own = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
+        (one,) = self.found(tmp_path, "consolidated.safetensors", own, index=index)
+
+        assert ("info", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert f"{tmp_path / 'y'}: not read, and in the same folder: consolidated.safetensors" == one.message
+
+    @pytest.mark.parametrize("side", ["x", "y"])
+    @pytest.mark.parametrize(
+        "tensor", [torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(32, 64)], ids=["dtype", "shape"]
+    )
+    def test_the_same_tensors_otherwise_are_a_warning(self, tmp_path, tensor, side):
+        own = {"model.layers.0.mlp.up_proj.weight": tensor, "other": torch.ones(1)}
+        (one,) = self.found(tmp_path, "consolidated.safetensors", own, side)
+
+        assert ("warning", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert "stores 1 tensor of the same name in another shape or size: model.layers.0.mlp.up_proj.weight" in (
+            one.message
+        )
+
+    def test_the_same_tensors_are_an_info(self, tmp_path):
+        (one,) = self.found(tmp_path, "model-copy.safetensors", model())
+
+        assert "info" == one.severity
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "adapter_model.safetensors",
+            "adapters.safetensors",
+            "model.fp16.safetensors",
+            "model.fp16-00001-of-00002.safetensors",
+            "model-00001-of-00002.fp16.safetensors",
+            "pytorch_model.bin",
+            "model.gguf",
+        ],
+    )
+    def test_what_is_read_only_where_it_is_asked_for_is_silent(self, tmp_path, name):
+        assert [] == self.found(tmp_path, name, {key: weight.half() for key, weight in model().items()})
+
+    @pytest.mark.parametrize("content", [b"", b"version https://git-lfs", bytes(100)])
+    def test_what_cannot_be_read_is_named_all_the_same(self, tmp_path, content):
+        x = store(tmp_path / "x", model(), config={})
+        (x / "consolidated.safetensors").write_bytes(content)
+        with open_checkpoint(x) as checkpoint:
+            assert (Unread("consolidated.safetensors"),) == checkpoint.unread
+
+    def test_the_other_side_may_be_in_the_same_folder(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        y = store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
+
+        assert "unread_weights" not in told(quanterr.compare(x, y, device="cpu"))
+
+    def test_inspect_says_so_as_well(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
+        (found,) = [one for one in quanterr.inspect(x).findings if one.code == "unread_weights"]
+
+        assert "warning" == found.severity
+
+    def test_a_file_that_is_named_is_the_one_that_is_meant(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        store(x / "other.safetensors", model())
+        with open_checkpoint(x / "model.safetensors") as checkpoint:
+            assert () == checkpoint.unread
 
 
 class TestActivations:
@@ -200,6 +289,87 @@ class TestActivations:
         found = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
 
         assert ("error", ["rope_freqs.weight"]) == (found.severity, found.evidence["tensors"])
+
+
+class TestNeighbours:
+    """Scales of activations beside those of the same module in other blocks."""
+
+    BLOCKS = 4
+    NAME = "model.layers.2.mlp.down_proj.input_scale"
+
+    def x(self):
+        return {
+            f"model.layers.{n}.{name}.weight": numbers(64, 64, seed=n) for n in range(self.BLOCKS) for name in NAMES
+        }
+
+    def scales(self):
+        """As calibrated ones are: a hundred times between blocks, and more between modules."""
+        y = {}
+        for n in range(self.BLOCKS):
+            for at, name in enumerate(NAMES):
+                y[f"model.layers.{n}.{name}.input_scale"] = torch.tensor(0.00123 * 4.1**n * 1.7**at)
+            for name in "kv":
+                y[f"model.layers.{n}.self_attn.{name}_scale"] = torch.tensor(0.0321 * 3.1**n)
+        return y
+
+    def found(self, tmp_path, changed, without=()):
+        scales = {name: scale for name, scale in (self.scales() | changed).items() if name not in without}
+        x = self.x()
+        report = report_of(tmp_path, coded_by_tensor(x) | scales, x=x)
+        return [one for one in report.findings if one.code == "scale_unlike"]
+
+    def test_calibrated_ones_are_silent(self, tmp_path):
+        assert [] == self.found(tmp_path, {})
+
+    @pytest.mark.parametrize("factor", [1e-5, 1e5])
+    def test_one_far_from_the_others_is_told_with_both_values(self, tmp_path, factor):
+        value = 0.02 * factor
+        (one,) = self.found(tmp_path, {self.NAME: torch.tensor(value)})
+
+        assert ("warning", [self.NAME]) == (one.severity, one.evidence["tensors"])
+        assert f"{self.NAME} ({value:.3g}; the others' median is " in one.message
+
+    def test_the_inverse_is_told(self, tmp_path):
+        name = "model.layers.2.self_attn.q_proj.input_scale"
+        (one,) = self.found(tmp_path, {name: 1 / self.scales()[name]})
+
+        assert [name] == one.evidence["tensors"]
+
+    def test_that_of_the_weight_is_told(self, tmp_path):
+        own = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
+        (one,) = self.found(tmp_path, {self.NAME: own})
+
+        assert "the same as the scale of the weight in 1 tensor, unlike in others" in one.message
+
+    def test_copies_of_all_scales_of_weights_are_a_convention(self, tmp_path):
+        y = coded_by_tensor(self.x())
+        copies = {name.replace("weight_scale", "input_scale"): y[name] for name in y if name.endswith("weight_scale")}
+
+        assert [] == self.found(tmp_path, copies)
+
+    @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
+    def test_one_that_is_missing_is_told(self, tmp_path, name):
+        (one,) = self.found(tmp_path, {}, [name])
+
+        assert f"missing of 1 layer, others like them have one: {name}" in one.message
+
+    def test_modules_of_which_half_have_none_are_calibrated_otherwise(self, tmp_path):
+        assert [] == self.found(
+            tmp_path, {}, [name for name in self.scales() if "layers.0" in name or "layers.1" in name]
+        )
+
+    def test_a_cache_of_such_values_there_is_none(self, tmp_path):
+        huge = {f"model.layers.{n}.self_attn.k_scale": torch.tensor(1e6) for n in range(self.BLOCKS)}
+        (one,) = self.found(tmp_path, huge)
+
+        assert "above 1e+05 for 4 tensors of the KV cache: model.layers.0.self_attn.k_scale (1e+06)" in one.message
+
+    @pytest.mark.parametrize(("factor", "n"), [(5e3, 0), (1e5, 1)])
+    def test_experts_differ_by_more(self, tmp_path, factor, n):
+        name = "model.layers.0.mlp.experts.{}.up_proj.input_scale"
+        experts = {name.format(k): torch.tensor(0.01) for k in range(8)}
+
+        assert n == len(self.found(tmp_path, experts | {name.format(3): torch.tensor(0.01 * factor)}))
 
 
 class TestScheme:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, safetensors_file
-from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, cannot_open, close_all
+from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, Unread, cannot_open, close_all
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.places import Place, is_folder, missing_in, names_in, opened, read_whole
 from quanterr.checkpoints.stores import remote_path
+from quanterr.checkpoints.unread import WEIGHTS, unread_beside
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, without_credentials
@@ -21,9 +22,8 @@ from quanterr.util.text import count, display, listed
 
 __all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "entered", "open_checkpoint"]
 
-SAFETENSORS = (".safetensors", ".sft")
 GGUF = ".gguf"
-SUFFIXES = (*SAFETENSORS, GGUF)
+SUFFIXES = (*WEIGHTS, GGUF)
 INDEX_SUFFIX = ".safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
 CONFIGS = (
@@ -34,7 +34,7 @@ CONFIGS = (
     "quantization_config.json",
     "params.json",
 )
-WHOLE = ("model.safetensors", "consolidated.safetensors")  # of a model, which nobody reads beside an index
+WHOLE = "model.safetensors"  # of a model: beside an index some loaders read it in place of the shards
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
 
@@ -204,6 +204,10 @@ def _open_files(
     metadata: list[dict[str, str]] = []
     ggufs: list[GgufMetadata] = []
     notes: list[str] = []
+    folder = paths[0].parent
+    unnamed: list[str] = []
+    whole = kind == "folder" and isinstance(folder, Path)
+    stored = names_in(folder) if whole or index is not None else []  # a store is not asked for more
     try:
         for path in paths:
             files.append(opened(path))
@@ -218,21 +222,29 @@ def _open_files(
                     raise _shard_conflict(entries[entry.name], entry)
                 entries[entry.name] = entry
         if index is not None:
-            notes += _check_index(index.shards, entries, display(given)) + _unnamed_files(paths, display(given))
+            notes += _check_index(index.shards, entries, display(given))
+            unnamed = _unnamed(paths, stored)
+            if unnamed:
+                notes.append(
+                    f"{display(given)}: index does not name {listed(unnamed)}, which is in the same folder; ignored"
+                )
             notes += _check_size(index.total_size, entries, display(given))
         notes += _twins(entries, display(given))
+        unread: tuple[Unread, ...] = ()
+        if kind == "folder":  # who names a file, or an index, means that one
+            unread = tuple(unread_beside(folder, stored, [*(path.name for path in paths), *unnamed], entries))
         config: dict[str, Any] = {}
         if ggufs:  # a GGUF file describes itself: what is stored with it belongs to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
-            config, odd = _config(paths[0].parent)
+            config, odd = _config(folder)
             notes += odd
     except BaseException:
         close_all(files)
         raise
     gguf = ggufs[0] if ggufs else None
     return Checkpoint(
-        given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes), gguf, paths[0].parent
+        given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes), gguf, folder, unread
     )
 
 
@@ -244,7 +256,7 @@ def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str
             found[2].append(f"{file}: is a safetensors file, despite its name")
         return found
     header = gguf_file.read_header(file, lenient)
-    if file.path.suffix in SAFETENSORS:
+    if file.path.suffix in WEIGHTS:
         header.notes.append(f"{file}: is a GGUF file, despite its name")
     return header
 
@@ -289,17 +301,15 @@ def _check_size(total: Any, entries: dict[str, Entry], given: str) -> list[str]:
     return [f"{given}: index says {total:,} bytes (total_size), its tensors have {stored:,}: of another checkpoint?"]
 
 
-def _unnamed_files(paths: Sequence[Place], given: str) -> list[str]:
-    """A note on shards of the same series, or whole models, that are stored with those that the index names."""
+def _unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
+    """Shards of the same series, or whole models, that are stored with those that the index names."""
     series = {
         (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
     }
-    stored = names_in(paths[0].parent)
     found = [match for name in stored if (match := SHARD.fullmatch(name))]
     names = [match[0] for match in found if (match["stem"], match["total"], match["suffix"]) in series]
-    names += [name for name in WHOLE if name in stored]
-    left = [name for name in names if paths[0].parent / name not in paths]
-    return [f"{given}: index does not name {listed(left)}, which is in the same folder; ignored"] if left else []
+    names += [WHOLE] if WHOLE in stored else []
+    return [name for name in names if paths[0].parent / name not in paths]
 
 
 def _twins(names: Iterable[str], given: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.store import RemotePath
@@ -254,6 +254,13 @@ class Entry:
         return f"{display(self.name)} ({self.dtype} {list(self.shape)})"
 
 
+class Unread(NamedTuple):
+    """A file of weights in the folder of a checkpoint that is none of its files."""
+
+    name: str
+    differing: tuple[str, ...] = ()  # its tensors that the checkpoint stores in another shape, or in another size
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Named entries in one or several files, found from headers alone.
@@ -261,6 +268,7 @@ class Checkpoint:
     ``metadata`` is the files' ``__metadata__``, one dict a file; ``config`` what is stored with the
     weights as ``config.json`` and the like: hints, which are checked against the tensors. ``gguf`` is
     what a GGUF file says of its model. ``folder`` is where the files are; None of what is made on the fly.
+    ``unread`` are files of weights in it that do not belong to the checkpoint.
     """
 
     path: str
@@ -273,6 +281,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     gguf: GgufMetadata | None = None
     folder: Path | RemotePath | None = None
+    unread: tuple[Unread, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -17,7 +17,7 @@ from quanterr.findings import (
     of_sensitivity,
 )
 from quanterr.findings.configs import of_configs
-from quanterr.findings.files import of_config, of_notes
+from quanterr.findings.files import of_config, of_notes, of_unread
 from quanterr.findings.structure import of_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
@@ -242,6 +242,8 @@ class ReportBuilder:
         findings = [
             *of_notes(original),
             *of_notes(quantized),
+            *of_unread(original, quantized),
+            *of_unread(quantized, original),
             *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
             *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
             *of_configs(original, quantized),
@@ -249,7 +251,7 @@ class ReportBuilder:
             *of_plan(self._plan),
             *of_activations(self._plan),
             *of_folding(self._plan.folded),
-            *of_importance(self._plan.covered),
+            *of_importance(self._plan),
             *of_sensitivity(self._plan, self._alphas),
             *self._noticed.findings(complete),
             *self._on_the_whole(),

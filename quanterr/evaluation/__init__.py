@@ -342,11 +342,13 @@ def _evaluated(
 
 def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> Iterator[Finding]:
     """What it says of its model otherwise than the original, in whose way both were run; that it is the original."""
-    same = all(block.relative_error == 0 for block in outcome.blocks)
+    same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"
         yield finding("identical", "warning", None, message, "check that it is the quantized one")
     yield from of_configs(candidate.sides.checkpoint, candidate.checkpoint)
+    if candidate.checkpoint.gguf is not None:  # which has its own: a tokenizer.json beside it is another model's
+        return
     with model_folder(candidate.checkpoint) as folder:
         own = tokenizer_fingerprint(folder)
     if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:

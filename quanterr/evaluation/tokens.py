@@ -178,14 +178,14 @@ def likeness(text: Text, raw: Tensor) -> Likeness:
 
 
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
-    """SHA-256 of what decides on tokens in a tokenizer.json, however it is written; None where none can be read."""
+    """SHA-256 of what decides on tokens in a tokenizer.json, whatever wrote it; None where none can be read."""
+    from tokenizers import Tokenizer
+
     try:
-        fields = json.loads((folder.path / "tokenizer.json").read_bytes())
-        model = fields["model"]
-        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ()]
-        special = [[token["id"], token["content"]] for token in fields.get("added_tokens") or ()]
-        parts = [model.get("type"), model.get("vocab"), merges, special, fields.get("normalizer")]
-        parts.append(fields.get("pre_tokenizer"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        read = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+    except Exception:  # its own, which says nothing more
         return None
+    fields = json.loads(read.to_str())
+    special = [[token["id"], token["content"]] for token in fields["added_tokens"]]
+    parts = [fields["model"], special, fields["normalizer"], fields["pre_tokenizer"]]
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,16 +1,17 @@
 """Stored scales of activations and of the KV cache: they change no weight, and break the model anyway."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from quanterr.checkpoints import Entry
 from quanterr.findings.codes import finding
+from quanterr.findings.neighbours import of_neighbours
 from quanterr.formats import is_auxiliary
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.pairing import SIDES
-from quanterr.pairing.plan import Bucket, Plan
+from quanterr.pairing.plan import Bucket, Pair, Plan
 from quanterr.report.model import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
@@ -30,7 +31,7 @@ def of_activations(plan: Plan) -> Iterator[Finding]:
     for side in SIDES:
         of_none = _of_none(plan, side)
         scales = [entry for entry in (*_of_weights(plan, side), *of_none) if is_auxiliary(entry.name)]
-        yield from _of_side(side, {entry.name: entry for entry in scales if _is_small(entry)})
+        yield from _of_side(side, {entry.name: entry for entry in scales if _is_small(entry)}, plan.pairs)
         tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_small(entry)]
         yield from _of_tables(side, tables)
     yield from _of_sizes(plan)
@@ -65,7 +66,7 @@ def _of_sizes(plan: Plan) -> Iterator[Finding]:
         yield finding("scale_misfit", "warning", None, message, "calibrate again", tensors=odd)
 
 
-def _of_side(side: str, entries: dict[str, Entry]) -> Iterator[Finding]:
+def _of_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Iterator[Finding]:
     workspace, left = Workspace(torch.device("cpu")), MOST
     bad: dict[tuple[str, str, str], list[str]] = {
         ("scale_nonfinite", "error", "NaN or infinite"): [],
@@ -73,6 +74,7 @@ def _of_side(side: str, entries: dict[str, Entry]) -> Iterator[Finding]:
         ("scale_zero", "warning", "zero"): [],
         ("scale_extreme", "warning", f"above {MOST_SCALE:.0e} or below {LEAST_SCALE:.0e}"): [],
     }
+    means = {}
     for name, entry in entries.items():
         left -= entry.n
         if left < 0:
@@ -83,6 +85,8 @@ def _of_side(side: str, entries: dict[str, Entry]) -> Iterator[Finding]:
         for names, n in zip(bad.values(), (scales.nonfinite, scales.negative, zero, extreme), strict=True):
             if n:
                 names.append(name)
+        if scales.mean and not (scales.nonfinite or scales.negative or extreme):
+            means[name] = scales.mean
     for (code, severity, what), names in bad.items():
         if names:
             message = (
@@ -91,6 +95,7 @@ def _of_side(side: str, entries: dict[str, Entry]) -> Iterator[Finding]:
             )
             remedy = "no weight depends on them, but runtimes that use them are broken: calibrate again"
             yield finding(code, severity, None, message, remedy, tensors=names)
+    yield from of_neighbours(side, means, pairs, workspace)
 
 
 def _is_extreme(scales: Scales) -> bool:

@@ -1,14 +1,17 @@
 """Non-standard files and contradictions of config.json, as findings."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
 from quanterr.report.model import Finding
-from quanterr.util.text import count, display
+from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
+UNREAD = "unread_weights"
 MAX_NOTES = 20
 
 BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
@@ -23,6 +26,31 @@ def of_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield finding(NOTE, "warning", None, note)
     if more := checkpoint.notes[MAX_NOTES:]:
         yield finding(NOTE, "warning", None, f"{display(checkpoint.path)}: {count(len(more), 'more note')}")
+
+
+def of_unread(checkpoint: Checkpoint, other: Checkpoint | None = None) -> Iterator[Finding]:
+    """Files of weights beside those that were read, and that the other side does not read either.
+
+    One that stores the same tensors otherwise is another model.
+    """
+    where, read = display(checkpoint.path), {_real(file.path) for file in other.files} if other else set()
+    unread = [one for one in checkpoint.unread if checkpoint.folder and _real(checkpoint.folder / one.name) not in read]
+    for file in (one for one in unread if one.differing):
+        message = (
+            f"{where}: {display(file.name)}, which is not read, stores {count(len(file.differing), 'tensor')} of the "
+            f"same name in another shape or size: {listed(list(file.differing), 3)}"
+        )
+        remedy = "remove the file, or compare it by its own path: some runtimes read it in place of the others"
+        yield finding(UNREAD, "warning", None, message, remedy, files=[file.name])
+    if others := [one.name for one in unread if not one.differing]:
+        message = f"{where}: not read, and in the same folder: {listed(others, 3)}"
+        remedy = "nothing if it is for another runtime; a quantizer may have left it as it was"
+        yield finding(UNREAD, "info", None, message, remedy, files=others)
+
+
+def _real(place: Any) -> str:
+    """One name for a file, whatever links lead to it; of a store its address."""
+    return os.path.realpath(place) if isinstance(place, Path) else str(place)
 
 
 def of_config(config: Mapping[str, Any], code_bits: Iterable[int | None]) -> Iterator[Finding]:

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quanterr.findings.codes import finding
-from quanterr.pairing.plan import COMPUTED, Bucket, Covered, Folded, Plan
+from quanterr.pairing.plan import COMPUTED, Bucket, Folded, Plan
 from quanterr.report.model import Finding
+from quanterr.roles import role_of
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed
 
+NOT_COLLECTED = ("embedding", "head")  # roles for which llama-imatrix sees no inputs, unless it is told to
+FEW_MISSING = 0.05  # share of the other quantized weights
 FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 
 
@@ -108,8 +111,9 @@ def of_folding(folded: Sequence[Folded]) -> Iterator[Finding]:
             )
 
 
-def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:
+def of_importance(plan: Plan) -> Iterator[Finding]:
     """For which weights, and which matrices of stacks, nothing is known of their inputs."""
+    covered = plan.covered
     if covered is None:
         return
     missing = [description.name for description in covered if description.uncovered is None]
@@ -118,8 +122,7 @@ def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:
         remedy = "pass the importance matrix that was made for this model"
         yield finding("importance_unmatched", "error", None, message, remedy)
     elif missing:
-        message = f"the importance matrix does not cover {count(len(missing), 'weight')}: {listed(missing, 3)}"
-        yield finding("importance_missing", "info", None, message, weights=len(missing))
+        yield _not_covered(plan, missing)
     partly = [description for description in covered if description.uncovered]
     if partly:
         n = sum(description.uncovered or 0 for description in partly)
@@ -128,6 +131,22 @@ def of_importance(covered: Sequence[Covered] | None) -> Iterator[Finding]:
             f"{listed([t.name for t in partly], 3)}"
         )
         yield finding("importance_uncovered", "warning", None, message, experts=n)
+
+
+def _not_covered(plan: Plan, missing: Sequence[str]) -> Finding:
+    """A warning where it is more than embeddings, the head, and a few others."""
+    quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
+    left = [pair for pair in quantized if pair.name in set(missing)]
+    share = sum(pair.original.n for pair in left) / max(1, sum(pair.original.n for pair in quantized))
+    if max(share, len(left) / max(1, len(quantized))) > FEW_MISSING:
+        message = (
+            f"the importance matrix does not cover {len(left):,} of {count(len(quantized), 'quantized weight')}, "
+            f"{share:.0%} of their elements: {listed([pair.name for pair in left], 3)}"
+        )
+        remedy = "make the matrix from the whole of this model: weighted numbers leave these weights out"
+        return finding("importance_missing", "warning", None, message, remedy, weights=len(missing), share=share)
+    message = f"the importance matrix does not cover {count(len(missing), 'weight')}: {listed(list(missing), 3)}"
+    return finding("importance_missing", "info", None, message, weights=len(missing), share=share)
 
 
 def of_sensitivity(plan: Plan, alphas: Mapping[str, float] | None) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from quanterr.formats import FORMATS, rows_of
 from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.model import Finding
-from quanterr.roles import role_of
+from quanterr.roles import role_of, without_numbers
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed
 
@@ -157,12 +157,8 @@ def _of_quantized_modules(left: Sequence[str], config: Mapping[str, Any], linear
     targets = [as_object(group).get("targets") for group in as_object(config.get("config_groups")).values()]
     if any(config.get(key) for key in BY_LAYER) or any(target != ["Linear"] for target in targets):
         return False
-    coded = {_without_numbers(pair.name) for pair in linear if pair.quantized.has_codes}
-    return any(_without_numbers(name) in coded for name in left)
-
-
-def _without_numbers(name: str) -> str:
-    return ".".join(part for part in name.split(".") if not part.isdigit())
+    coded = {without_numbers(pair.name) for pair in linear if pair.quantized.has_codes}
+    return any(without_numbers(name) in coded for name in left)
 
 
 def _layouts(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:

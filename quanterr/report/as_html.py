@@ -40,7 +40,7 @@ from quanterr.report.markup import (
     with_links,
 )
 from quanterr.report.model import Aggregate, BucketSize, NotCompared, Report, Side
-from quanterr.report.page import finding_item, table_of
+from quanterr.report.page import finding_item, findings_of, table_of
 from quanterr.util.text import count, display, size, unrounded
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def of_same_pair(report: Report, evaluation: "Evaluation") -> "Evaluated":
 def _scores(evaluation: "Evaluation") -> Markup:
     from quanterr.report.evaluation.view import scores
 
-    return folding("scores", "Scores", table_of(scores(evaluation)))
+    found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
+    return folding("scores", "Scores", table_of(scores(evaluation)), findings_of(found))
 
 
 def _reasons(report: Report) -> list[Markup]:

@@ -20,6 +20,14 @@ CODES = {
         "model.safetensors: 8 trailing bytes after the last tensor; some loaders ignore them, others refuse",
         "Save the file again with the safetensors library. Without --lenient such files are refused.",
     ),
+    "unread_weights": Code(
+        ("info", "warning"),
+        "the folder stores weights that are not read; a warning where tensors of the same name have another shape or "
+        "size",
+        "model-fp8: not read, and in the same folder: consolidated.safetensors",
+        "Nothing if it is for another runtime. If a quantizer left it as it was, or it is of another model, remove it: "
+        "some runtimes read it in place of the others.",
+    ),
     "config_mismatch": Code(
         ("warning",),
         "config.json, or the metadata of a GGUF file, declares another model or other codes than those stored",
@@ -228,6 +236,14 @@ CODES = {
         "model.layers.0.mlp.up_proj.input_scale",
         "Calibrate again. No weight depends on them, but runtimes that use them compute zeros or infinities.",
     ),
+    "scale_unlike": Code(
+        ("warning",),
+        "scales of activations or of the KV cache are a thousand times those of the same module in other blocks, or a "
+        "thousandth, equal the scale of the weight, or are missing",
+        "scales of activations of the quantized checkpoint are far from their neighbours' in 1 tensor: "
+        "model.layers.3.mlp.down_proj.input_scale (1.2e-07; the others' median is 0.0123)",
+        "Calibrate again. No weight depends on them, but runtimes that use them compute otherwise.",
+    ),
     "scale_misfit": Code(
         ("warning",),
         "scales of activations whose number fits neither rows nor columns of their weight",
@@ -374,10 +390,13 @@ CODES = {
         "Pass the importance matrix that was made for this model.",
     ),
     "importance_missing": Code(
-        ("info",),
-        "weights that the importance matrix does not cover",
-        "the importance matrix does not cover 1 weight: lm_head.weight",
-        "Nothing: llama-imatrix leaves out the output layer. Otherwise make the matrix with --process-output.",
+        ("info", "warning"),
+        "weights that the importance matrix does not cover; a warning where they are more than 5 % of the quantized "
+        "ones, embeddings and the head aside",
+        "the importance matrix does not cover 112 of 224 quantized weights, 50% of their elements: "
+        "model.layers.16.mlp.up_proj.weight and 111 more",
+        "Of the output layer nothing: llama-imatrix leaves it out, unless --process-output is given. Otherwise make "
+        "the matrix from the whole of this model: weighted numbers leave these weights out.",
     ),
     "importance_uncovered": Code(
         ("warning",),

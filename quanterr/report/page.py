@@ -107,7 +107,7 @@ def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
         if one.more:
             yield tag("p", f"and {one.more:,} more, in the JSON", class_="about")
     elif isinstance(one, Findings):
-        yield tag("ul", *(finding_item(found, name) for name, found in one.found), class_="findings")
+        yield findings_of(one.found)
     elif isinstance(one, Gates):
         yield _gates(one)
     else:
@@ -128,6 +128,12 @@ def _gates(gates: Gates) -> Markup:
         for name, gate in gates.judged
     ]  # fmt: skip
     return table(["gate", "", "observed"], rows, "rows", 1) if rows else tag("p", "No gates set.", class_="none")
+
+
+def findings_of(found: Sequence[tuple[str, Finding]]) -> Markup:
+    """A list of findings, each with the candidate that it is of; nothing where there is none."""
+    items = [finding_item(one, name) for name, one in found]
+    return tag("ul", *items, class_="findings") if items else Markup("")
 
 
 def finding_item(found: Finding, of: str = "") -> Markup:

@@ -2,6 +2,8 @@
 
 ``upper`` and ``lower`` are the ends of an interval of 95 %: 1.96 standard errors, of the larger of both that there are.
 Of fewer than eight chunks there is no such interval: the result is then inconclusive.
+A candidate that is the original, or whose config.json or tokenizer differs from the original's, with which it was run,
+is inconclusive under any rule.
 ``delta`` is the value less that of the baseline, ``ratio`` the one divided by the other: of the candidate of the same
 name, or of the only one.
 
@@ -22,6 +24,10 @@ from quanterr.util.text import decisive, display
 
 WIDTH = 1.96  # standard errors
 LEAST_CHUNKS = 8  # tokens of a chunk are no independent samples: of fewer chunks there is no interval
+ANOTHER_MODEL = (
+    "identical",
+    "config_mismatch",
+)  # findings: what was evaluated is not the quantized model that will run
 OF_BASELINE = ("delta", "ratio")
 KEYS = ("id", "require", "severity", "reason")  # of a rule in a file
 NO_WORSE = "ratio(kld_mean) <= 1.1"  # the rule of a baseline where no other is given
@@ -178,7 +184,8 @@ def _judged(candidate: Evaluated, rules: Sequence[Rule], before: Evaluated | Non
     gates = [_gate(rule, candidate, before) for rule in rules]
     failed = [gate.message for gate in gates if gate.status == "fail" and gate.severity == "error"]
     verdict, reasons = candidate.verdict, candidate.reasons
-    unjudged = [gate.message for gate, rule in zip(gates, rules, strict=True) if rule.unjudgeable(candidate)]
+    unjudged = [found.message for found in candidate.findings if found.code in ANOTHER_MODEL]
+    unjudged += [gate.message for gate, rule in zip(gates, rules, strict=True) if rule.unjudgeable(candidate)]
     if unjudged:
         reasons = [*(reasons if verdict == "inconclusive" else ()), *unjudged]
         verdict = "inconclusive"

@@ -198,5 +198,6 @@ def _suite(candidate: Evaluated) -> Suite:
     problem, message = "", ""
     if candidate.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
-    case = Case("evaluation", "evaluated completely, and can be relied on", problem, message)
+    noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in candidate.findings)
+    case = Case("evaluation", "evaluated completely, and can be relied on", problem, message, output=noticed)
     return Suite(candidate.name, [case], candidate.gates)

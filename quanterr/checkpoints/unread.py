@@ -1,0 +1,47 @@
+"""Weights that are stored beside a checkpoint and are none of it: copies for other runtimes, what was left there.
+
+Not those that loaders take only where they are asked to: adapters, and variants (``model.fp16.safetensors``).
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from quanterr.checkpoints.base import Entry, StoredFile, Unread
+from quanterr.checkpoints.places import Place
+from quanterr.checkpoints.safetensors_file import read_header
+from quanterr.errors import QuanterrError
+
+WEIGHTS = (".safetensors", ".sft")
+ADAPTER = re.compile(r"adapters?[._].*")
+SHARD = re.compile(r"-\d{5}-of-\d{5}")
+
+
+def unread_beside(
+    folder: Place, stored: Sequence[str], read: Sequence[str], entries: Mapping[str, Entry]
+) -> Iterator[Unread]:
+    """Those of the names ``stored`` in a folder that are not ``read``; in a store no header is fetched."""
+    variants = tuple(f"{_stem(name)}." for name in read)
+    for name in stored:
+        if name in read or not name.endswith(WEIGHTS) or ADAPTER.match(name) or _stem(name).startswith(variants):
+            continue
+        yield Unread(name, _differing(folder / name, entries) if isinstance(folder, Path) else ())
+
+
+def _stem(name: str) -> str:
+    return SHARD.sub("", name).rpartition(".")[0]
+
+
+def _differing(path: Path, entries: Mapping[str, Entry]) -> tuple[str, ...]:
+    try:
+        file = StoredFile(path)
+    except QuanterrError:
+        return ()
+    try:
+        found, *_ = read_header(file, lenient=True)
+    except QuanterrError:
+        return ()
+    finally:
+        file.close()
+    both = ((entry, entries[entry.name]) for entry in found if entry.name in entries)
+    return tuple(one.name for one, other in both if (one.shape, one.nbytes) != (other.shape, other.nbytes))
