@@ -60,15 +60,23 @@ def test_a_sound_weight_has_none(tmp_path, monkeypatch, original, store, kernel)
     assert {} == told(tmp_path, original, store(original))
 
 
+@pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # beside the sample, and in it
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel):
+def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, row):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
 
     def change(scales):
-        scales[ROW, 3] *= 16
+        scales[row, 3] *= 16
 
     found = told(tmp_path, original, by_group(original, change))
-    assert [ROW, 96] in found["scale_loss"].evidence["places"]
+    assert [row, 96] in found["scale_loss"].evidence["places"]
+
+
+def test_scales_that_leave_more_error_than_zeros_are_an_error(tmp_path, original):
+    def change(scales):
+        scales *= 64
+
+    assert "error" == told(tmp_path, original, by_group(original, change))["scale_loss"].severity
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -1,6 +1,7 @@
 """Which parts of a weight are looked at beside its sample, as the one pass over all of it shows them."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable
@@ -9,7 +10,7 @@ from quanterr.metrics.sums import Sums, as_float, ratio, worst_rows
 from quanterr.tensors.chunks import Chunk
 
 ROW = 2  # times the relative error of its weight, or of the sample: a row that is looked at
-CELL = 1.25  # times what is most in the sample: the share of an error in a cell that is looked at
+CELL = 1.25  # times what is usual in the sample: the share of an error in a cell that is looked at
 MOST_CELLS = 4  # with the largest shares, and as many with the largest errors
 
 
@@ -39,7 +40,9 @@ def conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
 
 
 def conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) -> list[Chunk]:
-    """Those whose largest error is a larger share of their largest value than it is in any cell of the sample.
+    """Those whose largest error is a larger share of their largest value than it is in the sample.
+
+    Usual is the median of what is most in each chunk of it: one of them may be damaged.
 
     A quantizer's error is a share of the largest value of a group, and so is what a scale leaves that is too large or
     too small, or zero.
@@ -48,7 +51,7 @@ def conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) -> li
     if cells is None or not sums.peaks or not sample:
         return []
     peaks = joined(sums.peaks)
-    usual = max(largest_share(peaks[:, down, across]) for down, across in (cells.of(chunk) for chunk in sample))
+    usual = median(largest_share(peaks[:, down, across]) for down, across in (cells.of(chunk) for chunk in sample))
     if weight.levels and weight.levels.mantissa and spread_over_rows(weight):  # few are sampled
         usual = max(usual, 2.0 ** -(weight.levels.mantissa + 1))
     rows, cols = weight.matrix

@@ -117,6 +117,7 @@ class ScaleSampler:
         worst = sum(float(one.losses.worst_sq.sum()) for one in self._sampled)
         if good < LUCKY * worst:
             good = max(good, min(stored, worst))
+        good = min(good, sum(float(one.losses.x_sq.sum()) for one in self._sampled))  # what scales of zero leave
         ratios = torch.cat([(one.losses.stored / one.losses.good)[one.losses.x_sq > 0] for one in self._sampled])
         return found._replace(
             stored_sq=stored,
@@ -126,7 +127,7 @@ class ScaleSampler:
 
     def _parts(self, sampled: Sequence[_Sampled]) -> tuple[Part, ...]:
         """The groups whose scales are far worse than good ones; apart those for which no scale is small enough."""
-        found: dict[Kind, list[_Group]] = {"group": [], "underflow": []}
+        found: dict[Kind, dict[tuple[int, int], _Group]] = {"group": {}, "underflow": {}}
         for one in sampled:
             lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
             clips = one.losses.needed > 1
@@ -136,8 +137,8 @@ class ScaleSampler:
             for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _Group(float(lost[down, across]), place, one.size, one.losses, (down, across))
-                found["underflow" if self._underflows(group) else "group"].append(group)
-        return tuple(_part(kind, groups) for kind, groups in found.items() if groups)
+                found["underflow" if self._underflows(group) else "group"][place] = group
+        return tuple(_part(kind, list(groups.values())) for kind, groups in found.items() if groups)
 
     def _underflows(self, group: "_Group") -> bool:
         """Whether a good scale is about the least that can be stored, or less, and the stored one no larger."""

@@ -241,15 +241,12 @@ class Worker:
     def _beside(
         self, pair: Pair, sums: Sums, sample: Attainable, place: int
     ) -> tuple[tuple[Part, ...], ScaleSampler | None]:
-        """Rows and groups that are conspicuous, but for the sampled: those worse than allowed, and what scales lose."""
+        """Of conspicuous rows and groups, those beside the sample worse than allowed; what the scales of all lose."""
         weight = pair.quantized
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return (), None
-        sampler, of_scales, chunks = (
-            Sampler(),
-            ScaleSampler(weight, sums.x_max, partial(self._least, weight)),
-            sampled(weight.shape),
-        )
+        sampler, chunks = Sampler(), sampled(weight.shape)
+        of_scales = ScaleSampler(weight, sums.x_max, partial(self._least, weight))
         rows, in_blocks = set(conspicuous_rows(sums, sample)), spread_over_rows(weight)
         cells = conspicuous_cells(weight, sums, _sampled_blocks(weight) if in_blocks else chunks)
         for cell in cells:
@@ -257,14 +254,16 @@ class Worker:
                 self._add_blocks(pair, cell, of_scales, place)
             else:
                 rows.add(cell.row)
-        for row in sorted(rows.difference(*(range(chunk.row, chunk.stop_row) for chunk in chunks))):
+        known = {row for chunk in chunks for row in range(chunk.row, chunk.stop_row)}
+        for row in sorted(rows):
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
             x, y = self._values(pair, chunk, place)
             scales = weight.scaling(chunk, self._ends)
             if scales and weight.levels:
                 found = nearest(weight.levels, x, y, scales)
-                sampler.add(chunk, x, y, found)
-                if of_scales.rows_apart:
+                if row not in known:
+                    sampler.add(chunk, x, y, found)
+                if of_scales.rows_apart:  # of sampled rows some were left out
                     of_scales.add([row], 0, x, found.values - x, scales, y)
         return sampler.worse_rows(sample), of_scales
 
