@@ -213,13 +213,27 @@ class Worker:
             if rotated:
                 x = rotated.turn(x.clone(), self._kernel)
                 y = weight.dequantize(chunk, self._quantized[place]).weight
-            scales = weight.scaling(chunk, self._ends)
-            if scales and weight.levels:
-                found = nearest(weight.levels, x, y, scales)
-                sampler.add(chunk, x, y, found)
-                if not spread_over_rows(weight):
-                    of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales, y)
+            self._add_nearest(weight, chunk, x, y, sampler, None if spread_over_rows(weight) else of_scales)
         return sampler.result(), of_scales
+
+    def _add_nearest(
+        self,
+        weight: Weight,
+        chunk: Chunk,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        codes: Sampler | None,
+        of_scales: ScaleSampler | None,
+    ) -> None:
+        """Find the codes nearest to ``x``, (r, c), and take them in where they are asked for."""
+        scales = weight.scaling(chunk, self._ends)
+        if scales is None or weight.levels is None:
+            return
+        found = nearest(weight.levels, x, y, scales)
+        if codes is not None:
+            codes.add(chunk, x, y, found)
+        if of_scales is not None:
+            of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales, y)
 
     def _least(self, weight: Weight, row: int) -> torch.Tensor | None:
         """What the least scale would multiply the codes of a row by, (1, c)."""
@@ -255,16 +269,11 @@ class Worker:
             else:
                 rows.add(cell.row)
         known = {row for chunk in chunks for row in range(chunk.row, chunk.stop_row)}
-        for row in sorted(rows):
+        to = of_scales if of_scales.rows_apart else None
+        for row in sorted(rows if to else rows - known):  # of sampled rows the scales of some were left out
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
-            x, y = self._values(pair, chunk, place)
-            scales = weight.scaling(chunk, self._ends)
-            if scales and weight.levels:
-                found = nearest(weight.levels, x, y, scales)
-                if row not in known:
-                    sampler.add(chunk, x, y, found)
-                if of_scales.rows_apart:  # of sampled rows some were left out
-                    of_scales.add([row], 0, x, found.values - x, scales, y)
+            values = self._values(pair, chunk, place)
+            self._add_nearest(weight, chunk, *values, None if row in known else sampler, to)
         return sampler.worse_rows(sample), of_scales
 
     def _plain(
