@@ -177,3 +177,11 @@ def test_every_document_can_be_rendered(kind, tmp_path):
         assert (tmp_path / f"z.{suffix}").read_bytes() == (tmp_path / f"y.{suffix}").read_bytes()
     call("render", tmp_path / "x.json", "--update", tmp_path / "y.md")
     assert (tmp_path / "z.md").read_text() == (tmp_path / "y.md").read_text()
+
+
+def test_what_is_not_read_again_is_named(tmp_path):
+    (tmp_path / "d.json").write_text('{"schema": "quanterr.diff", "schema_version": "1.1"}')
+    done = call("render", tmp_path / "d.json", "-o", tmp_path / "x.html")
+
+    assert Status.UNREADABLE == done.returncode
+    assert "d.json: is a quanterr.diff, which is not read again; give one of quanterr.report, " in done.stderr

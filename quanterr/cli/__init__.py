@@ -357,7 +357,7 @@ def render(
     ] = False,
 ) -> None:
     """Write other outputs of a stored document."""
-    from quanterr.report.documents import KINDS, read_document, schema_of
+    from quanterr.report.documents import kind_of, read_document
     from quanterr.report.files import STDOUT, output_named, targets, update, write_output
 
     if not to and not outputs and not document:
@@ -367,7 +367,7 @@ def render(
     if to and outputs and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    known = KINDS[schema_of(stored)].outputs
+    known = kind_of(stored).outputs
     targeted = targets(given, [stored], output_named(to, known) if to else None, no_clobber, known)
     gc.disable()  # what is read is kept to the end, and the end is near
     found = read_document(stored)

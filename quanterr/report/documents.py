@@ -4,7 +4,9 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+from quanterr.errors import ReportError
 from quanterr.report import SCHEMA, Output
+from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.model import Document
@@ -40,8 +42,20 @@ def schema_of(path: str) -> str:
             found = _SCHEMA.search(file.read(BEGINNING))
     except (OSError, ValueError):
         return SCHEMA
-    schema = found[1].decode() if found else SCHEMA
-    return schema if schema in KINDS else SCHEMA
+    return found[1].decode() if found else SCHEMA
+
+
+def kind_of(path: str) -> Kind:
+    """The kind of document that a file says it is.
+
+    Raises:
+        ReportError: one that is not read again.
+    """
+    schema = schema_of(path)
+    if schema not in KINDS:
+        known = ", ".join(KINDS)
+        raise ReportError(f"{display(path)}: is a {schema}, which is not read again; give one of {known}")
+    return KINDS[schema]
 
 
 def read_document(path: str) -> "Document":
@@ -50,13 +64,13 @@ def read_document(path: str) -> "Document":
     Raises:
         ReportError: no such file, none of these, a schema version that this quanterr does not know, a wrong value.
     """
-    schema = schema_of(path)
-    if schema == SCHEMA:
+    kind = kind_of(path)
+    if kind == KINDS[SCHEMA]:
         from quanterr.report.reading import read_report
 
         return read_report(path)
     from quanterr.report.stored import read_stored
 
-    model = import_module(f"{KINDS[schema].package}.model")
-    kind: type[Document] = getattr(model, KINDS[schema].name)
-    return read_stored(path, kind, schema, model.SCHEMA_VERSION)
+    model = import_module(f"{kind.package}.model")
+    document: type[Document] = getattr(model, kind.name)
+    return read_stored(path, document, model.SCHEMA, model.SCHEMA_VERSION)
