@@ -95,7 +95,7 @@ def make(folder: Path) -> str:
 
 
 def printed(folder: Path, command: str) -> str:
-    """What a command prints."""
+    """Run a command in a folder and return its output."""
     words = [sys.executable, "-m", "quanterr", *shlex.split(command)[1:]]
     return subprocess.run(words, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 

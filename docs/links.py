@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> tuple[list[str], set[str]]:
-    """What is wrong with the links of a site, and the addresses outside it, which are not looked up."""
+    """Check the links of a site: the broken ones, and the external addresses, which are not fetched."""
     pages = {path: Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
     wrong, outside = [], set()
     for path, page in pages.items():
@@ -49,7 +49,7 @@ def problems(site: Path) -> tuple[list[str], set[str]]:
 
 
 def missing_of(link: SplitResult, path: Path, pages: dict[Path, Page]) -> list[str]:
-    """What a link of a page names and the site lacks. A fragment such as ``#layer=…`` is a view of a report."""
+    """List what the site lacks of a link's target. A fragment such as ``#layer=…`` is a view of a report."""
     target = (path.parent / unquote(link.path)).resolve() if link.path else path
     if target.is_dir():
         target /= "index.html"

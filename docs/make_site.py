@@ -1,4 +1,4 @@
-"""What `make docs` does: put the pages of the site together from where they are kept, build it, check its links.
+"""Builds the site (`make docs`): collects its pages, renders them and checks the links.
 
     python docs/make_site.py
 

@@ -58,7 +58,7 @@ def first_session() -> str:
 
 
 def run(line: str, folder: Path) -> str:
-    """What a command prints, verdicts on stderr as well."""
+    """Run a command and return its output, with standard error where verdicts are printed."""
     done = call(*shlex.split(line)[1:], cwd=folder, merged="gate" in line)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{line}: {done.stdout}{done.stderr}")
