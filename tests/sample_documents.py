@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 from sample_reports import Model, report_of, tiny
 
 from quanterr.findings import finding
+from quanterr.gates import judge
 from quanterr.report.diff.evaluations import EvaluationDiff, diff_of_evaluations
 from quanterr.report.diff.making import diff
 from quanterr.report.diff.model import Diff
-from quanterr.report.evaluation.gates import judged, rules_of
 from quanterr.report.evaluation.model import (
     BlockError,
     Embeddings,
@@ -155,7 +155,7 @@ def evaluation(scale: float = 1.0) -> Evaluation:
         candidates=[candidate("fp8", scale), candidate("int4", 6 * scale)],
         run=RUN,
     )
-    return judged(made, rules_of(["upper(kld_mean) <= 0.02", "top1 >= 0.9"]))
+    return judge(made, require=["upper(kld_mean) <= 0.02", "top1 >= 0.9"])
 
 
 def encoder() -> Evaluation:

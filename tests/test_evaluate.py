@@ -16,8 +16,8 @@ import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
 from quanterr.evaluation import gram, states, study
 from quanterr.evaluation.models import Unit
+from quanterr.gates import judge
 from quanterr.pairing.importance import read_importance
-from quanterr.report.evaluation.gates import judged, rules_of
 from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -345,8 +345,8 @@ class TestGates:
         own = max(error, evaluation.candidates[0].value("kld_mean_se"))
         between = kld + own
         evaluation.candidates[0].scores.chunks, chunks = 8, evaluation.candidates[0].scores.chunks
-        rules = rules_of([f"kld_mean <= {between!r}", f"upper(kld_mean) <= {between!r}", "lower(top1)>=0"])
-        found = judged(evaluation, rules)
+        rules = [f"kld_mean <= {between!r}", f"upper(kld_mean) <= {between!r}", "lower(top1)>=0"]
+        found = judge(evaluation, require=rules)
         evaluation.candidates[0].scores.chunks = chunks
         gates = found.candidates[0].gates
 
@@ -357,8 +357,8 @@ class TestGates:
     @pytest.mark.parametrize(
         ("rule", "told"),
         [
-            ("kld_men <= 1", "has no kld_men; did you mean kld_mean?"),
-            ("kld_mean", "is no rule of an evaluation"),
+            ("kld_men <= 1", "no metric of the evaluation named kld_men; did you mean kld_mean, "),
+            ("kld_mean", "expected one of < <= "),
             ("upper(kld_max) <= 1", "kld_max has no standard error"),
         ],
     )
@@ -544,9 +544,8 @@ class TestTasks:
         assert sum(x == y for x, y in zip(*answers, strict=True)) / 12 == task.agreement
 
     def test_gates_may_ask_for_the_least_of_them(self, made):
-        from quanterr.report.evaluation.gates import judged, rules_of
 
-        found = judged(made[0], rules_of(["agreement >= 0", "accuracy > 1"]))
+        found = judge(made[0], require=["agreement >= 0", "accuracy > 1"])
 
         assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
 
@@ -719,7 +718,7 @@ class TestModel:
     def test_a_stored_evaluation_is_judged_alike(self, llama, tmp_path):
         evaluation, _ = self.evaluated(llama, llama[0], llama[0])
         evaluation.save(tmp_path / "e.json")
-        again = judged(read_evaluation(str(tmp_path / "e.json")), rules_of(["kld_mean <= 1"]))
+        again = judge(read_evaluation(str(tmp_path / "e.json")), require=["kld_mean <= 1"])
 
         assert "inconclusive" == again.verdict
 

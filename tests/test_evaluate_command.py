@@ -203,11 +203,11 @@ class TestGate:
         better = tmp_path / "better.json"
         found.save(better)
 
-        assert Status.OK == call("gate", folder / "e.json", "--baseline", folder / "e.json").returncode
+        assert Status.USAGE == call("gate", folder / "e.json", "--baseline", folder / "e.json").returncode  # itself
         assert Status.OK == call("gate", better, "--baseline", folder / "e.json").returncode
         worse = call("gate", folder / "e.json", "--baseline", better)
         assert Status.GATE_FAILED == worse.returncode
-        assert "FAIL: gate ratio(kld_mean) <= 1.1 does not hold: 1.25" in worse.stderr
+        assert "FAIL: gate baseline: ratio(kld_mean) <= 1.1 does not hold: 1.25 " in worse.stderr
         delta = call("gate", folder / "e.json", "--baseline", better, "--require", "delta(top1) >= 0")
         assert Status.OK == delta.returncode
 
@@ -240,7 +240,7 @@ class TestGate:
         [
             ("schema = 1\n", "has no [[rule]]"),
             ('schema = 1\n[[rule]]\nid = "a"\nrequire = "snr_db >= 3"\n', 't.toml:2: rule "a": require: '),
-            ('schema = 1\n[[rule]]\nid = "a"\nrequire = "top1 >= 0"\nlayers = []\n', "unknown key layers"),
+            ('schema = 1\n[[rule]]\nid = "a"\nrequire = "top1 >= 0"\nlayer = []\n', "unknown key layer"),
         ],
     )
     def test_a_file_with_anything_else_is_refused(self, folder, done, tmp_path, text, told):

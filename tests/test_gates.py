@@ -12,18 +12,18 @@ from reports import finding, made, row
 
 from quanterr.errors import Status, UsageError
 from quanterr.gates.explaining import explain
-from quanterr.gates.expression import FUNCTIONS, OPERATORS, parse
-from quanterr.gates.judging import judge_values
+from quanterr.gates.expression import FUNCTIONS, OF_INTERVAL, OPERATORS, parse
+from quanterr.gates.judging import judge_subject
 from quanterr.gates.rules import Rule
 from quanterr.report.gate_results import exit_status
-from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, Values
+from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
 from quanterr.util.text import decisive
 
 
 def judge(report, *rules, baseline=None):
     """The gates of a synthetic report; a rule may be its condition alone."""
     rules = [rule if isinstance(rule, Rule) else Rule(rule, parse(rule)) for rule in rules]
-    return judge_values(Values(report), rules, Values(baseline) if baseline else None)
+    return judge_subject(ReportValues(report), rules, ReportValues(baseline) if baseline else None)
 
 
 def gate(report, rule, baseline=None, **more):
@@ -49,6 +49,7 @@ TABLE = {
     "global(overall_snr_db)": (28.5, 28.5),
     "delta(snr_db)": (-1.0, 1.0),
     "rel_delta(snr_db)": (-1 / 21, 1 / 39),
+    "ratio(snr_db)": (20 / 21, 40 / 39),
     "original_compared_fraction": (0.75, 0.75),
     "findings.warning": (1.0, 1.0),
 }
@@ -63,15 +64,20 @@ def weighted_by(path, outlier_threshold=0.01):
     return {"outlier_threshold": outlier_threshold, "importance": path, "sensitivity": path, "metrics_version": 1}
 
 
+def compares(value):
+    return "delta" in value or "ratio" in value
+
+
 def baseline_for(value):
-    return BEFORE if "delta" in value else None
+    return BEFORE if compares(value) else None
 
 
 class TestEveryFunction:
     def test_is_in_the_table(self):
         functions = {value.partition("(")[0] for value in TABLE if "(" in value}
 
-        assert {row.name for row in FUNCTIONS} == {"pNN" if name in ("p25", "p5") else name for name in functions}
+        found = {"pNN" if name in ("p25", "p5") else name for name in functions}
+        assert {row.name for row in FUNCTIONS} - OF_INTERVAL == found  # no number of a report has a standard error
 
     @pytest.mark.parametrize(("value", "lowest", "highest"), [(k, *v) for k, v in TABLE.items()])
     def test_holds_up_to_its_limit_and_not_a_digit_beyond(self, value, lowest, highest):
@@ -109,15 +115,15 @@ class TestEveryFunction:
     def test_holds_neither_way_where_a_value_is_undefined(self, value, sign, undefined):
         report = made({"a": 20.0, "b": undefined, "c": 40.0}, overall=None, aggregate={"nonfinite": {}})
         condition = parse(f"{value} {sign} 30")
-        before = Values(BEFORE) if "delta" in value else None
+        before = ReportValues(BEFORE) if compares(value) else None
         rules = [Rule("this", condition), Rule("opposite", condition.negated())]
 
-        assert ["fail", "fail"] == [g.status for g in judge_values(Values(report), rules, before).gates]
+        assert ["fail", "fail"] == [g.status for g in judge_subject(ReportValues(report), rules, before).gates]
 
     @pytest.mark.parametrize("value", OF_LAYERS)
     def test_leaves_out_what_is_undefined_if_it_is_told_to(self, value):
-        report = made({"a": 20.0, "new" if "delta" in value else "b": None, "c": 40.0})
-        before = made({"a": 21.0, "c": 39.0}) if "delta" in value else None
+        report = made({"a": 20.0, "new" if compares(value) else "b": None, "c": 40.0})
+        before = made({"a": 21.0, "c": 39.0}) if compares(value) else None
         found = gate(report, f"{value} >= -100", before, undefined="skip")
 
         assert ("pass", 3, 1) == (found.status, found.judged, found.skipped)
@@ -126,7 +132,7 @@ class TestEveryFunction:
     @pytest.mark.parametrize("value", OF_LAYERS)
     def test_does_not_hold_where_all_that_differ_are_left_out(self, value):
         report = made({"a": None, "b": None}, lossless=["same"])
-        before = made({}, lossless=["same"]) if "delta" in value else None
+        before = made({}, lossless=["same"]) if compares(value) else None
         found = gate(report, f"{value} >= -100", before, undefined="skip")
 
         assert ("fail", 3, 2) == (found.status, found.judged, found.skipped)
@@ -581,7 +587,7 @@ class TestExplain:
     REPORT = made({"a1": 20.0, "b": 30.0}, rows=[row("a2", 16.0, saturated_pct=None)])
 
     def test_names_the_rule_that_decides(self):
-        lines = explain(Values(self.REPORT), self.RULES, "a2")
+        lines = explain(ReportValues(self.REPORT), self.RULES, "a2")
 
         assert [
             "layer a2, in layers",
@@ -593,19 +599,19 @@ class TestExplain:
         ] == lines
 
     def test_says_what_stands_against_a_layer(self):
-        assert "does not hold: 20 (margin -10)" in explain(Values(self.REPORT), self.RULES, "a1")[1]
-        assert "does not select it" in explain(Values(self.REPORT), self.RULES, "b")[1]
-        broken = Values(made({"a1": 20.0}, findings=[finding("a1")]))
+        assert "does not hold: 20 (margin -10)" in explain(ReportValues(self.REPORT), self.RULES, "a1")[1]
+        assert "does not select it" in explain(ReportValues(self.REPORT), self.RULES, "b")[1]
+        broken = ReportValues(made({"a1": 20.0}, findings=[finding("a1")]))
         assert "does not hold: broken" in explain(broken, self.RULES, "a1")[1]
 
     def test_says_that_a_layer_is_new(self):
         rules = [Rule("new", parse("delta(snr_db) >= 0"), undefined="skip")]
-        lines = explain(Values(self.REPORT), rules, "a1", Values(made({"b": 30.0})))
+        lines = explain(ReportValues(self.REPORT), rules, "a1", ReportValues(made({"b": 30.0})))
 
         assert "  rule new: delta(snr_db) >= 0: skips it: is not in the baseline" == lines[1]
 
     def test_names_the_nearest_layer(self):
-        report = Values(made({"model.layers.0.mlp.weight": 1.0}))
+        report = ReportValues(made({"model.layers.0.mlp.weight": 1.0}))
         with pytest.raises(UsageError, match=r"no layer named .*did you mean model\.layers\.0\.mlp\.weight"):
             explain(report, self.RULES, "layers.0.mlp.weight")
 
@@ -679,10 +685,10 @@ def test_a_rule_and_its_opposite_never_hold_both(made_up, function, sign, limit)
     report, states, _ = made_up
     metric = "overall_snr_db" if function == "global" else "snr_db > 3" if function == "share" else "snr_db"
     condition = parse(f"{function}({metric}) {sign} {limit!r}")
-    baseline = Values(made(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
+    baseline = ReportValues(made(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
     rules = [Rule("this", condition), Rule("opposite", condition.negated())]
 
-    assert ["pass", "pass"] != [found.status for found in judge_values(Values(report), rules, baseline).gates]
+    assert ["pass", "pass"] != [found.status for found in judge_subject(ReportValues(report), rules, baseline).gates]
 
 
 class TestNames:

@@ -11,9 +11,9 @@ from reports import made
 
 from quanterr.errors import Status, UsageError
 from quanterr.gates.expression import OPERATORS, parse
-from quanterr.gates.judging import judge_values
+from quanterr.gates.judging import judge_subject
 from quanterr.gates.rules import PRESETS, check_baseline_use, read_rules
-from quanterr.report.values import Values
+from quanterr.report.values import ReportValues
 
 GOOD = {
     "snr_db >= 30": ("each", "snr_db", ">=", 30.0),
@@ -26,7 +26,7 @@ GOOD = {
     "share(nmse <= 1e-3) >= 0.99": ("share", "nmse", ">=", 0.99),
     "global(relative_error_percentiles.p95) < 1": ("global", "relative_error_percentiles.p95", "<", 1.0),
     "rel_delta(bits_per_weight) == 0": ("rel_delta", "bits_per_weight", "==", 0.0),
-    "findings.warning != 1": ("report", "findings.warning", "!=", 1.0),
+    "findings.warning != 1": ("each", "findings.warning", "!=", 1.0),
 }
 
 BAD = {
@@ -235,9 +235,9 @@ class TestCommandLine:
 
     @pytest.mark.parametrize("snr_db", [20.0, None])
     def test_fail_if_never_fails_open(self, snr_db):
-        report = Values(made({"a": snr_db}))
+        report = ReportValues(made({"a": snr_db}))
         for text in ("snr_db < 30", "snr_db != 40", "min(snr_db) < 30", "share(snr_db < 30) > 0", "max(snr_db) <= 20"):
-            assert "fail" == judge_values(report, read_rules(None, (), [text])).gates[0].status
+            assert "fail" == judge_subject(report, read_rules(None, (), [text])).gates[0].status
 
     def test_names_the_option_that_is_wrong(self):
         with pytest.raises(UsageError, match=r'^--require: "snr": '):
@@ -293,8 +293,8 @@ class TestPresets:
             good = made(dict.fromkeys("abc", float(snr)), overall=float(snr))
             broken = made({"a": 9.5, "b": 60.0}, overall=float(snr))
 
-            assert "pass" == judge_values(Values(good), read_rules(name)).verdict
-            assert "fail" == judge_values(Values(broken), read_rules(name)).verdict
+            assert "pass" == judge_subject(ReportValues(good), read_rules(name)).verdict
+            assert "fail" == judge_subject(ReportValues(broken), read_rules(name)).verdict
 
 
 def test_every_message_of_a_file_begins_with_its_name(tmp_path):

@@ -31,6 +31,7 @@ from quanterr.cli.common import (
     require_memory,
     stepping,
 )
+from quanterr.cli.gate import BaselineReport, FailIf, Require, StrictWarnings, Thresholds, annotate
 from quanterr.util.text import display
 
 PANEL = "Text"
@@ -113,26 +114,11 @@ def evaluate(
     ] = None,
     lenient: Lenient = False,
     cache: Cache = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--require",
-            metavar="CONDITION",
-            help="A condition that must hold for each: 'kld_mean <= 0.01', 'lower(top1) >= 0.98'. Repeatable.",
-            rich_help_panel="Gates",
-            show_default=False,
-        ),
-    ] = None,
-    thresholds: Annotated[
-        str | None,
-        typer.Option(
-            "--thresholds",
-            metavar="FILE",
-            help="A TOML file of such conditions, as [[rule]] tables with id, require, severity, reason.",
-            rich_help_panel="Gates",
-            show_default=False,
-        ),
-    ] = None,
+    thresholds: Thresholds = None,
+    require: Require = None,
+    fail_if: FailIf = None,
+    baseline: BaselineReport = None,
+    strict_warnings: StrictWarnings = False,
     allow_partial: AllowPartial = False,
     sensitivity: Annotated[
         str | None,
@@ -227,8 +213,11 @@ def evaluate(
                 "batch": batch,
                 "dtype": dtype,
                 "device": device,
-                "require": require or [],
                 "thresholds": thresholds,
+                "require": require or [],
+                "fail_if": fail_if or [],
+                "baseline": baseline,
+                "strict_warnings": strict_warnings,
                 "tasks": tasks or [],
                 "sensitivity": sensitivity,
                 "importance_out": importance_out,
@@ -249,4 +238,6 @@ def evaluate(
         status = exit_status(evaluation, allow_partial)
         shown = Display(top_layers, color_of(color, no_color), quiet, as_json=as_json)
         deliver(evaluation, to, shown, status)
+        for candidate in evaluation.candidates:
+            annotate(candidate, candidate.name)
     raise typer.Exit(status)

@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -16,19 +16,21 @@ from quanterr.util.colors import painted, wanted
 from quanterr.util.text import display, no_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from quanterr.gates.judging import Verdict
-    from quanterr.report.evaluation.gates import Rule as EvaluationRule
-    from quanterr.report.evaluation.model import Evaluation
+    from quanterr.gates.rules import Rule
+    from quanterr.report.documents import Kind
     from quanterr.report.files import Target
+    from quanterr.report.gate_results import Judged, Verdict
     from quanterr.report.model import Layer, Report
+    from quanterr.report.subjects import Subject
 
-HELP = help_of("""Judge a stored report by rules, without the models.
+HELP = help_of("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
 
 \b
 [bold]quanterr gate report.json --require 'snr_db >= 28'[/bold]
 [bold]quanterr gate report.json --thresholds thresholds.toml --baseline last-release.json[/bold]
+[bold]quanterr gate evaluation.json --fail-if 'upper(kld_mean) > 0.01'[/bold]
 [bold]quanterr gate report.json --thresholds fp8 --explain model.layers.0.mlp.up_proj.weight[/bold]
 
 A rule is a condition that must hold. An undefined, missing or misspelt value never holds. See quanterr guide gates
@@ -57,7 +59,7 @@ Require = Annotated[
     typer.Option(
         "--require",
         metavar="CONDITION",
-        help="A condition that must hold, such as 'snr_db >= 28'. Repeatable.",
+        help="A condition that must hold, such as 'snr_db >= 28', of evaluate 'upper(kld_mean) <= 0.01'. Repeatable.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
@@ -77,7 +79,8 @@ BaselineReport = Annotated[
     typer.Option(
         "--baseline",
         metavar="FILE",
-        help="An older report, for rules such as 'delta(snr_db) >= -0.5', which is the rule where no other is given.",
+        help="An older JSON of its kind, for delta, rel_delta and ratio; alone it asks for 'delta(snr_db) >= -0.5', "
+        "of evaluate 'ratio(kld_mean) <= 1.1'.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
@@ -102,7 +105,12 @@ FailFast = Annotated[
 
 
 def gate(
-    report: Annotated[str, typer.Argument(metavar="REPORT", help="A report.json of compare.", show_default=False)],
+    report: Annotated[
+        str,
+        typer.Argument(
+            metavar="REPORT", help="The JSON of compare, rank, sweep, evaluate or plan.", show_default=False
+        ),
+    ],
     thresholds: Thresholds = None,
     require: Require = None,
     fail_if: FailIf = None,
@@ -148,92 +156,92 @@ def gate(
     color: Colors = Color.AUTO,
     no_color: NoColor = False,
 ) -> None:
-    """Judge a stored report."""
+    """Judge a stored document."""
     import gc
 
+    from quanterr.gates import verdicts_of
     from quanterr.gates.explaining import explain as explained
-    from quanterr.gates.judging import judge_values, needed, unreliable
     from quanterr.gates.rules import check_baseline_use, read_rules
-    from quanterr.report.documents import schema_of
-    from quanterr.report.evaluation import SCHEMA as EVALUATION
+    from quanterr.report.documents import kind_of
     from quanterr.report.files import targets
-    from quanterr.report.formatting import sentence
-    from quanterr.report.gate_results import exit_status
-    from quanterr.report.reading import read_extract
-    from quanterr.report.values import Values
+    from quanterr.report.gate_results import Verdict, exit_status
+    from quanterr.report.subjects import counterpart, overall
 
     gc.disable()  # what is read is kept to the end, and the end is near
     colored = wanted(sys.stderr, color_of(color, no_color))
-    if schema_of(report) == EVALUATION:
-        if any((fail_if, explain, update_baseline)) or not (require or baseline or thresholds):
-            raise UsageError(
-                f"{display(report)} is an evaluation: give rules such as --require 'kld_mean <= 0.01', and no others"
-            )
-        from quanterr.report.evaluation.gates import rules_of
-
-        own = rules_of(require or [], baseline is not None, thresholds, strict_warnings)
-        judgement = _judged_evaluation(report, own, baseline, outputs or [], no_clobber)
-        _tell_of_evaluation(judgement, quiet, colored, as_json)
-        raise typer.Exit(exit_status(judgement, allow_partial))
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
-    rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings, baseline is not None)
-    check_baseline_use(rules, baseline is not None, update_baseline)
+    kind = kind_of(report)
+    given = baseline is not None
+    rules = read_rules(thresholds, require or [], fail_if or [], strict_warnings, given, kind.values.VOCABULARY)
+    check_baseline_use(rules, given, update_baseline)
     if baseline is not None and _same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
-    to = targets(outputs or [], [report, *([] if baseline is None else [baseline])], no_clobber=no_clobber)
-    values = Values(read_extract(report, *needed(rules)))
-    before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
-    judged = judge_values(values, rules, before)
+    inputs = [report, *([] if baseline is None else [baseline])]
+    to = targets(outputs or [], inputs, no_clobber=no_clobber, outputs=kind.outputs)
+    before = [] if baseline is None else _read(baseline, rules, kind)
+    subjects = _read(report, rules, kind)
+    verdicts = verdicts_of(subjects, rules, before)
     if explain is not None:
+        lines = [line for one in subjects for line in explained(one, rules, explain, counterpart(one, before))]
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-        print("\n".join(map(no_command, explained(values, rules, explain, before))), file=stream)
-    report_verdict(judged, quiet=quiet, colored=colored)
-    _tell_verdict(judged.verdict, colored)
-    for reason in [] if quiet else unreliable(values, rules):
-        print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
+        print("\n".join(map(no_command, lines)), file=stream)
+    for subject, verdict in zip(subjects, verdicts, strict=True):
+        report_verdict(verdict, subject.name, quiet=quiet, colored=colored)
+    by_name = {subject.name: verdict for subject, verdict in zip(subjects, verdicts, strict=True) if subject.name}
+    word, reasons = overall(by_name) if by_name else verdicts[0][:2]
+    whole = Verdict(word, reasons, [gate for verdict in verdicts for gate in verdict.gates])
+    _tell_verdict(whole, quiet, colored)
     if as_json:
-        _print_json(judged._asdict())
+        _print_json(_fields(whole, subjects, verdicts))
     if to or update_baseline:
-        _write(report, judged, to, baseline if update_baseline else None)
-    raise typer.Exit(exit_status(judged, allow_partial))
+        _write(report, subjects, verdicts, to, baseline if update_baseline else None, _against_update(whole))
+    raise typer.Exit(exit_status(whole, allow_partial))
 
 
-def _judged_evaluation(
-    path: str, rules: "list[EvaluationRule]", baseline: str | None, outputs: list[str], no_clobber: bool
-) -> "Evaluation":
-    """A stored evaluation, judged by its own rules and written where it was asked for."""
-    from quanterr.report.evaluation import OUTPUTS
-    from quanterr.report.evaluation.gates import judged
-    from quanterr.report.evaluation.reading import read_evaluation
-    from quanterr.report.files import targets, write_output
+def _read(path: str, rules: "list[Rule]", kind: "Kind") -> "list[Subject]":
+    """What is judged of a stored document; of a report what rules need alone, which is faster.
 
-    inputs = [path, *([] if baseline is None else [baseline])]
-    to = targets(outputs, inputs, no_clobber=no_clobber, outputs=OUTPUTS)
-    found = judged(read_evaluation(path), rules, None if baseline is None else read_evaluation(baseline))
-    for target in to:
-        write_output(found, target)
-    return found
+    Raises:
+        UsageError: it is a document of another kind.
+        ReportError: it cannot be read.
+    """
+    from quanterr.gates import subjects_of
+    from quanterr.gates.judging import needed
+    from quanterr.report.documents import kind_of, read_document
+    from quanterr.report.reading import read_extract
+    from quanterr.report.values import ReportValues
 
-
-def _tell_of_evaluation(found: "Evaluation", quiet: bool, colored: bool, as_json: bool) -> None:
-    from quanterr.gates.as_text import gate_lines
-
-    for candidate in [] if quiet else found.candidates:
-        lines = [no_command(f"{display(candidate.name)}:"), *gate_lines(candidate.gates, colored)]
-        print("\n".join(lines), file=sys.stderr)
-    _tell_verdict(found.verdict, colored)
-    if as_json:
-        keys = ("name", "verdict", "reasons", "gates")
-        candidates = [{key: getattr(candidate, key) for key in keys} for candidate in found.candidates]
-        _print_json({"verdict": found.verdict, "reasons": found.reasons, "candidates": candidates})
+    found = kind_of(path)
+    if found != kind:
+        kinds = f"is of another kind ({found.name.lower()}) than what is judged ({kind.name.lower()})"
+        raise UsageError(f"--baseline {display(path)}: {kinds}")
+    if kind.name == "Report":
+        return [ReportValues(read_extract(path, *needed(rules)))]
+    return subjects_of(read_document(path), rules)
 
 
-def _tell_verdict(verdict: str, colored: bool) -> None:
-    print(f"verdict: {painted(verdict, TONES[verdict], colored)}", file=sys.stderr)
+def _fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence[Verdict]") -> dict[str, object]:
+    if subjects[0].name is None:
+        return whole._asdict()
+    pairs = zip(subjects, verdicts, strict=True)
+    candidates = [{"name": subject.name} | verdict._asdict() for subject, verdict in pairs]
+    return {"verdict": whole.verdict, "reasons": whole.reasons, "candidates": candidates}
 
 
-def _print_json(fields: dict[str, Any]) -> None:
+def _tell_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
+    from quanterr.report.formatting import sentence
+
+    print(f"verdict: {painted(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
+    if quiet or found.verdict != "inconclusive":
+        return
+    of_gates = {gate.message for gate in found.gates}
+    for reason in found.reasons:
+        if reason not in of_gates:
+            print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
+
+
+def _print_json(fields: dict[str, object]) -> None:
     with printing():
         print(strict_json.dumps({"schema": "quanterr.gate", **fields}, asdict), flush=True)
 
@@ -290,15 +298,15 @@ def _prepared(
     from quanterr.gates.judging import needed
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.reading import read_extract
-    from quanterr.report.same_original import check_usable
-    from quanterr.report.values import Values
+    from quanterr.report.values import ReportValues
 
     rules = read_rules(thresholds, require, fail_if, strict_warnings, baseline is not None)
     check_baseline_use(rules, baseline is not None)
-    before = None if baseline is None else Values(read_extract(baseline, *needed(rules)))
+    before = None if baseline is None else ReportValues(read_extract(baseline, *needed(rules)))
     if before is not None:
-        check_usable(before)
-    return Prepared(lambda report: judged(report, rules, before), first_violation(rules, before) if fail_fast else None)
+        before.check_usable()
+    old = [before] if before else []
+    return Prepared(lambda report: judged(report, rules, old), first_violation(rules, before) if fail_fast else None)
 
 
 def not_judged(report: "Report", error: UsageError) -> "Report":
@@ -309,16 +317,20 @@ def not_judged(report: "Report", error: UsageError) -> "Report":
     return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
 
 
-def report_verdict(
-    judged: "Verdict | Report", candidate: str | None = None, quiet: bool = False, colored: bool = False
-) -> None:
+def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool = False, colored: bool = False) -> None:
     """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
-    from quanterr.gates import github
     from quanterr.gates.as_text import gate_lines
 
     if judged.gates and not quiet:
         of = [] if candidate is None else [no_command(f"{display(candidate)}:")]
         print("\n".join([*of, *gate_lines(judged.gates, colored)]), file=sys.stderr)
+    annotate(judged, candidate)
+
+
+def annotate(judged: "Judged", candidate: str | None = None) -> None:
+    """On GitHub: the verdict in the job's summary and as annotations."""
+    from quanterr.gates import github
+
     if not github.here():
         return
     for line in github.annotations(judged, candidate):
@@ -327,18 +339,25 @@ def report_verdict(
         print(f"quanterr: {problem}", file=sys.stderr)
 
 
-def _write(path: str, judged: "Verdict", to: "list[Target]", baseline: str | None) -> None:
-    """The whole report with its new verdict, to where it was asked for and to the baseline."""
+def _write(
+    path: str,
+    subjects: "Sequence[Subject]",
+    verdicts: "Sequence[Verdict]",
+    to: "list[Target]",
+    baseline: str | None,
+    against: str | None,
+) -> None:
+    """The whole document with its verdict, to where it was asked for and, with nothing against it, to the baseline."""
+    from quanterr.gates import with_verdicts
     from quanterr.report import OUTPUTS
+    from quanterr.report.documents import read_document
     from quanterr.report.files import Target, write_output
-    from quanterr.report.reading import read_report
 
-    report = read_report(path).model_copy(update=judged._asdict())
-    against = _against_update(judged)
+    document = with_verdicts(read_document(path), subjects, verdicts)
     if baseline is not None and against is None:
         to = [*to, Target(OUTPUTS[0], Path(os.path.realpath(baseline)))]
     for target in to:
-        write_output(report, target)
+        write_output(document, target)
     if baseline is not None:
         done = "is now this report" if against is None else f"is unchanged: {against}"
         print(f"baseline {display(baseline)} {done}", file=sys.stderr)

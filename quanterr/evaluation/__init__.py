@@ -47,13 +47,17 @@ from quanterr.evaluation.tokens import (
 )
 from quanterr.findings import finding
 from quanterr.findings.configs import of_configs
+from quanterr.gates import judged, subjects_of
+from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import recipes_named
 from quanterr.recipes.candidate import quantized_by
-from quanterr.report.evaluation.gates import judged, overall, rules_of
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
+from quanterr.report.evaluation.reading import read_evaluation
+from quanterr.report.evaluation.values import VOCABULARY
 from quanterr.report.model import Finding, RunInfo, Tool
 from quanterr.report.ranking.making import short_names
+from quanterr.report.subjects import Subject, overall
 from quanterr.selection import Selection
 from quanterr.tensors.devices import described, pick_device
 from quanterr.util.company import Company, company_of_environment
@@ -81,8 +85,12 @@ class EvaluateOptions:
         tasks: files of questions with choices; see tasks.py.
         sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
         sensitivity_chunks: how many chunks that is measured on.
-        require: rules such as ``kld_mean <= 0.01``; see report/evaluation/gates.py.
+        require: conditions that must hold for each candidate, such as ``upper(kld_mean) <= 0.01``.
+        fail_if: conditions that must not hold.
         thresholds: a file of such rules.
+        baseline: an earlier evaluation, for rules with ``delta``, ``rel_delta`` or ``ratio``; alone it asks for
+            ``ratio(kld_mean) <= 1.1``.
+        strict_warnings: whether rules of severity warn decide.
         importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
         saliency: how many of them, in per cent.
@@ -104,7 +112,10 @@ class EvaluateOptions:
     sensitivity: str | os.PathLike[str] | None = None
     sensitivity_chunks: int = 1
     require: Iterable[str] = ()
+    fail_if: Iterable[str] = ()
     thresholds: str | os.PathLike[str] | None = None
+    baseline: str | os.PathLike[str] | None = None
+    strict_warnings: bool = False
     importance_out: str | os.PathLike[str] | None = None
     saliency_out: str | os.PathLike[str] | None = None
     saliency: float = 1.0
@@ -139,7 +150,7 @@ def evaluate(
         ResourceError: no memory.
     """
     chosen, started = EvaluateOptions(**options), datetime.now(UTC)
-    rules = rules_of(list(chosen.require), thresholds=chosen.thresholds)
+    rules, before = _rules(chosen)
     recipes = recipes_named(against) if against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [recipe.name for recipe in recipes]
@@ -173,7 +184,7 @@ def evaluate(
             _evaluated(*each, prepared)
             for each in zip(short_names(paths), found, outcomes, predictions, answers, strict=True)
         ]
-        verdict, reasons = overall(evaluated)
+        verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict=verdict,
@@ -187,7 +198,19 @@ def evaluate(
             candidates=evaluated,
             run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
         )
-    return judged(made, rules)
+    return judged(made, rules, before) if rules else made
+
+
+def _rules(chosen: EvaluateOptions) -> tuple[list[Rule], list[Subject]]:
+    """The rules, and the candidates of the baseline: read first, so that a mistake in them costs no run."""
+    given = chosen.baseline is not None
+    if not given and chosen.thresholds is None and not list(chosen.require) and not list(chosen.fail_if):
+        return [], []
+    rules = read_rules(
+        chosen.thresholds, chosen.require, chosen.fail_if, chosen.strict_warnings, given, vocabulary=VOCABULARY
+    )
+    check_baseline_use(rules, given)
+    return rules, subjects_of(read_evaluation(os.fspath(chosen.baseline)), rules) if chosen.baseline is not None else []
 
 
 def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None:

@@ -8,52 +8,87 @@
     explaining.py    what a gate means, in words
     as_text.py       what is reported of them; github.py: on GitHub
 
-What a gate sees of a report is in report/values.py, the comparison with an older one in report/same_original.py.
+What rules may name in a document, and what they see of it, is in its ``values.py`` beside its model (report/subjects.py
+says what that has).
 
-To add a function: a row of FUNCTIONS. Metrics are those of METRICS and AGGREGATES; those of the report itself
-are rows of REPORT_METRICS.
+To add a function: a row of FUNCTIONS.
 """
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
-from quanterr.gates.judging import judge_values, needed
+from quanterr.errors import UsageError
+from quanterr.gates.judging import judge_subject, needed
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
-from quanterr.report.reading import extract
-from quanterr.report.values import Values
+from quanterr.report.documents import KINDS
+from quanterr.report.gate_results import Verdict
+from quanterr.report.subjects import Subject, counterpart
 
 if TYPE_CHECKING:
-    from quanterr.report.model import Report
+    from quanterr.report.model import Document
+
+    Judged = TypeVar("Judged", bound=Document)
 
 
 def judge(
-    report: "Report",
+    document: "Judged",
     thresholds: str | os.PathLike[str] | None = None,
     *,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: "Report | None" = None,
-) -> "Report":
-    """The report, judged: the same with new ``gates``, ``verdict`` and ``reasons``.
+    baseline: "Judged | None" = None,
+) -> "Judged":
+    """A report, ranking or evaluation, judged: the same with new ``gates``, ``verdict`` and ``reasons``.
 
     Args:
-        report: of :func:`quanterr.compare`, or of :func:`quanterr.read_report`.
-        thresholds: a thresholds file, or the name of a preset.
-        require: conditions that have to hold, such as ``snr_db >= 30``.
+        document: of :func:`quanterr.compare`, :func:`quanterr.rank`, :func:`quanterr.evaluate`, or read from a file.
+        thresholds: a thresholds file, or the name of a preset for reports.
+        require: conditions that have to hold, such as ``snr_db >= 30`` or ``upper(kld_mean) <= 0.01``.
         fail_if: conditions that must not hold; what is undefined fails these too.
-        baseline: an older report, for rules with ``delta`` or ``rel_delta``; alone it asks for delta(snr_db) >= -0.5.
+        baseline: an older one of its kind, for rules with ``delta``, ``rel_delta`` or ``ratio``; alone it asks for
+            ``delta(snr_db) >= -0.5`` of a report, ``ratio(kld_mean) <= 1.1`` of an evaluation.
 
     Raises:
         UsageError: no rule, one that cannot be understood, a pattern that matches nothing, a baseline that cannot be
-            relied on, is of another original or selection, that no rule compares with, or is not given and needed.
+            relied on, is of another original, selection or text, that no rule compares with, or is not given and
+            needed; a plan, which has no verdict.
     """
-    rules = read_rules(thresholds, require, fail_if, baseline=baseline is not None)
+    vocabulary = _values(document).VOCABULARY
+    rules = read_rules(thresholds, require, fail_if, baseline=baseline is not None, vocabulary=vocabulary)
     check_baseline_use(rules, baseline is not None)
-    return judged(report, rules, Values(extract(baseline, *needed(rules))) if baseline else None)
+    return judged(document, rules, subjects_of(baseline, rules) if baseline else ())
 
 
-def judged(report: "Report", rules: list[Rule], baseline: Values | None) -> "Report":
-    """The same with rules and a baseline that were read before."""
-    verdict = judge_values(Values(extract(report, *needed(rules))), rules, baseline)
-    return report.model_copy(update=verdict._asdict())
+def judged(document: "Judged", rules: list[Rule], before: Sequence[Subject] = ()) -> "Judged":
+    """The same with rules and the subjects of a baseline that were read before."""
+    subjects = subjects_of(document, rules)
+    return with_verdicts(document, subjects, verdicts_of(subjects, rules, before))
+
+
+def verdicts_of(subjects: Sequence[Subject], rules: list[Rule], before: Sequence[Subject] = ()) -> list[Verdict]:
+    """The verdict on each, compared with its counterpart of a baseline."""
+    return [judge_subject(subject, rules, counterpart(subject, before)) for subject in subjects]
+
+
+def with_verdicts(document: "Judged", subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Judged":
+    """The document with the verdicts on its subjects.
+
+    Raises:
+        UsageError: it stores none, as a plan.
+    """
+    values = _values(document)
+    if not hasattr(values, "with_verdicts"):
+        raise UsageError(f"a {values.VOCABULARY.document} stores no verdict")
+    return values.with_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # a module, by its kind
+
+
+def subjects_of(document: "Document", rules: list[Rule]) -> list[Subject]:
+    """What is judged of a document, with the metrics that rules look at."""
+    of_items, of_model = needed(rules)
+    return _values(document).subjects(document, of_items | of_model)  # type: ignore[no-any-return]
+
+
+def _values(document: "Document") -> ModuleType:
+    return KINDS[document.schema_].values

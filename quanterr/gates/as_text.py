@@ -1,5 +1,7 @@
 """What is reported of gates on standard error."""
 
+from collections.abc import Sequence
+
 from quanterr.report.formatting import gate_words, sentence, violation_line
 from quanterr.report.gate_results import Gate
 from quanterr.util.colors import painted
@@ -9,7 +11,7 @@ MAX_VIOLATIONS = 5  # of a gate
 MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
 
 
-def gate_lines(gates: list[Gate], colored: bool = False) -> list[str]:
+def gate_lines(gates: Sequence[Gate], colored: bool = False) -> list[str]:
     """A line for each gate, what stands against it below; first those that do not hold."""
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):

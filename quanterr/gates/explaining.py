@@ -6,40 +6,47 @@ from quanterr.errors import UsageError
 from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import decider, selector
-from quanterr.report.values import Values, Weight
+from quanterr.report.subjects import Item, Subject
 from quanterr.util.text import decisive, display
 
 
-def explain(values: Values, rules: list[Rule], name: str, baseline: Values | None = None) -> list[str]:
+def explain(subject: Subject, rules: list[Rule], name: str, baseline: Subject | None = None) -> list[str]:
     """What each rule says of one layer, and which of several of the same id decides.
 
     Raises:
         UsageError: no layer of that name; names the nearest.
     """
-    weight = next((weight for weight in values.weights if name in (weight.name, display(weight.name))), None)
-    if weight is None:
-        near = get_close_matches(name, [weight.name for weight in values.weights], n=3)
+    found = [item for item in subject.items if name in (item.name, display(item.name))]
+    if not found:
+        near = get_close_matches(name, [item.name for item in subject.items], n=3)
         hint = f"; did you mean {', '.join(map(display, near))}?" if near else ""
-        raise UsageError(f"the report has no layer named {display(name)}{hint}")
-    before = {old.name: old for old in baseline.weights} if baseline else {}
-    lines = [f"layer {display(weight.name)}, in {weight.kind}"]
-    return lines + [f"  rule {label(rule)}: {_explained(weight, rules, n, before)}" for n, rule in enumerate(rules)]
+        raise UsageError(f"the {subject.vocabulary.document} has no layer named {display(name)}{hint}")
+    lines = []
+    for item in found:
+        lines.append(f"layer {display(item.name)}, in {item.kind}")
+        lines += [
+            f"  rule {label(rule)}: {_explained(item, subject, rules, n, baseline)}" for n, rule in enumerate(rules)
+        ]
+    return lines
 
 
-def _explained(weight: Weight, rules: list[Rule], n: int, before: dict[str, Weight]) -> str:
+def _explained(item: Item, subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> str:
     rule, condition = rules[n], rules[n].condition
-    if not condition.of_layers:
+    if not condition.of_items:
         return "applies to the whole model"
-    if not selector(rule)(weight):
+    if item not in subject.items_with(condition.metric):
+        return f"applies to {condition.item}s"
+    if not selector(rule)(item):
         return "does not select it"
-    if not decider(rules, n)(weight):
+    if not decider(rules, n)(item):
         return "selects it; a later rule of the same id decides"
-    numbers = numbers_of([weight], rule, before)
+    before = {old.name: old for old in baseline.items_with(condition.metric)} if baseline else {}
+    numbers = numbers_of([item], rule, before)
     if numbers.skipped:
         return f"skips it: {numbers.skipped[0].reason}"
     if numbers.missing:
         return f"does not hold: {display(numbers.missing[0].reason or '', 2000)}"
     value = numbers.known[0][1]
-    if not condition.per_layer:
+    if not condition.per_item:
         return f"includes it with {decisive(value)}"
     return f"{'holds' if condition.holds(value) else 'does not hold'}: {value_text(rule, value)}"

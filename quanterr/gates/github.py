@@ -6,16 +6,11 @@ checkpoint can be neither Markdown nor a workflow command.
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from quanterr.report.formatting import LONG, sentence, violation_line
-from quanterr.report.gate_results import Gate
+from quanterr.report.gate_results import Gate, Judged
 from quanterr.report.markdown import code
 from quanterr.util.text import decisive, no_command, unrounded
-
-if TYPE_CHECKING:
-    from quanterr.gates.judging import Verdict
-    from quanterr.report.model import Report
 
 MAX_SUMMARY = 900 << 10  # bytes, with what other commands of the step have written
 MAX_ANNOTATIONS = 10
@@ -28,7 +23,7 @@ def here() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def annotations(judged: "Verdict | Report", candidate: str | None = None) -> list[str]:
+def annotations(judged: Judged, candidate: str | None = None) -> list[str]:
     """Workflow commands: one for an unreliable result, one for each gate that does not hold."""
     failed = [gate for gate in judged.gates if gate.status == "fail"]
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
@@ -46,7 +41,7 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def write_summary(judged: "Verdict | Report", candidate: str | None = None) -> str | None:
+def write_summary(judged: Judged, candidate: str | None = None) -> str | None:
     """Append the verdict to ``$GITHUB_STEP_SUMMARY``, where it is set; why it could not be written, or None."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
@@ -59,7 +54,7 @@ def write_summary(judged: "Verdict | Report", candidate: str | None = None) -> s
     return None
 
 
-def summary(judged: "Verdict | Report", limit: int = MAX_SUMMARY, candidate: str | None = None) -> str:
+def summary(judged: Judged, limit: int = MAX_SUMMARY, candidate: str | None = None) -> str:
     """The verdict in Markdown, at most ``limit`` bytes of it."""
     pieces: list[str] = []
     size = len(LEFT_OUT.encode())
@@ -71,7 +66,7 @@ def summary(judged: "Verdict | Report", limit: int = MAX_SUMMARY, candidate: str
     return "".join(pieces)
 
 
-def _summary(judged: "Verdict | Report", candidate: str | None) -> Iterator[str]:
+def _summary(judged: Judged, candidate: str | None) -> Iterator[str]:
     of = "" if candidate is None else f" {_code(candidate)}"
     yield f"### quanterr{of}: {judged.verdict}\n\n"
     if judged.verdict == "inconclusive":

@@ -18,13 +18,14 @@ from typing import Any, Literal, NamedTuple, cast
 
 from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
+from quanterr.report.subjects import Vocabulary
+from quanterr.report.values import VOCABULARY as OF_REPORTS
 from quanterr.selection import Selection
 from quanterr.util.rule_file import Table, rule_tables, shown
 from quanterr.util.text import display
 
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
 KEYS = ("id", "require", "layers", "severity", "undefined", "reason")
-NO_WORSE = "delta(snr_db) >= -0.5"  # what a baseline alone asks for
 
 
 class Rule(NamedTuple):
@@ -45,6 +46,7 @@ def read_rules(
     fail_if: Iterable[str] = (),
     strict_warnings: bool = False,
     baseline: bool = False,
+    vocabulary: Vocabulary = OF_REPORTS,
 ) -> list[Rule]:
     """The rules of a thresholds file or preset, then those of ``--require`` and ``--fail-if``.
 
@@ -56,18 +58,19 @@ def read_rules(
         UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
             two rules that contradict each other.
     """
-    rules = [_rule(table) for table in _tables(thresholds)] if thresholds is not None else []
+    rules = [_rule(table, vocabulary) for table in _tables(thresholds)] if thresholds is not None else []
     for text in require:
-        condition = _parsed(text, "--require")
+        condition = _parsed(text, "--require", vocabulary)
         rules.append(Rule(condition.text, condition))
     for text in fail_if:
-        condition = _parsed(text, "--fail-if").negated()
+        condition = _parsed(text, "--fail-if", vocabulary).negated()
         rules.append(Rule(condition.text, condition))
-    if not rules and baseline and thresholds is None:
-        rules = [Rule("baseline", _parsed(NO_WORSE, "--baseline"), reason="no layer may be clearly worse than there")]
+    if not rules and baseline and thresholds is None and vocabulary.no_worse:
+        condition = _parsed(vocabulary.no_worse, "--baseline", vocabulary)
+        rules = [Rule("baseline", condition, reason="nothing may be clearly worse than there")]
     if not rules:
         where = f"{_shown(thresholds)}: has no [[rule]]" if thresholds is not None else "no rules given"
-        raise UsageError(f"{where}; give --thresholds FILE, or --require 'snr_db >= 30'")
+        raise UsageError(f"{where}; give --thresholds FILE, or --require '{vocabulary.example}'")
     _check_ids(rules)
     return [rule._replace(severity="error") for rule in rules] if strict_warnings else rules
 
@@ -96,9 +99,9 @@ def _tables(thresholds: str | os.PathLike[str]) -> list[Table]:
         raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
 
 
-def _rule(found: Table) -> Rule:
+def _rule(found: Table, vocabulary: Vocabulary) -> Rule:
     table, where = found.fields, found.where
-    condition = _parsed(table["require"], f"{where}: require")
+    condition = _parsed(table["require"], f"{where}: require", vocabulary)
     return Rule(
         table["id"],
         condition,
@@ -113,7 +116,7 @@ def _rule(found: Table) -> Rule:
 def _patterns(layers: Any, condition: Condition, where: str) -> tuple[str, ...]:
     if not (isinstance(layers, list) and all(isinstance(pattern, str) for pattern in layers)):
         raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {shown(layers)}')
-    if layers and not condition.of_layers:
+    if layers and not condition.of_items:
         raise UsageError(f"{where}: {display(condition.text)} applies to the whole model; it cannot have layers")
     try:
         return Selection(layers).patterns
@@ -121,9 +124,9 @@ def _patterns(layers: Any, condition: Condition, where: str) -> tuple[str, ...]:
         raise UsageError(f"{where}: layers: {error}") from error
 
 
-def _parsed(text: str, where: str) -> Condition:
+def _parsed(text: str, where: str, vocabulary: Vocabulary) -> Condition:
     try:
-        return parse(text)
+        return parse(text, vocabulary)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
@@ -136,7 +139,7 @@ def _check_ids(rules: list[Rule]) -> None:
         if other is rule:
             continue
         shown = f'two rules have the id "{display(rule.id)}"'
-        if not (rule.condition.per_layer and other.condition.per_layer):
+        if not (rule.condition.per_item and other.condition.per_item):
             raise UsageError(f"{shown}; only rules that apply to each layer can share one")
         if not rule.layers:
             raise UsageError(f"{shown}, and the later rule selects all layers; give it layers, or another id")

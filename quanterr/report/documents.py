@@ -2,6 +2,7 @@
 
 import re
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import ReportError
@@ -16,7 +17,7 @@ _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
 
 
 class Kind(NamedTuple):
-    """A kind of document: its package has OUTPUTS, and model.py with the class and SCHEMA_VERSION."""
+    """A kind of document: its package has OUTPUTS, model.py with the class and SCHEMA_VERSION, values.py for rules."""
 
     package: str
     name: str
@@ -25,6 +26,11 @@ class Kind(NamedTuple):
     def outputs(self) -> tuple[Output, ...]:
         """Its outputs."""
         return import_module(self.package).OUTPUTS  # type: ignore[no-any-return]
+
+    @property
+    def values(self) -> ModuleType:
+        """What rules may name in it, and see of it: see report/subjects.py."""
+        return import_module(f"{self.package}.values")
 
 
 KINDS = {

@@ -1,10 +1,12 @@
 """What gates say of a report, as plain data that needs no pydantic: a stored report is judged without it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from quanterr.errors import Status
+
+Word = Literal["pass", "fail", "inconclusive"]
 
 
 @dataclass(slots=True)
@@ -50,15 +52,27 @@ class Gate:
     violations: list[Violation]
 
 
+class Verdict(NamedTuple):
+    """What comes out for one thing that is judged."""
+
+    verdict: Word
+    reasons: list[str]
+    gates: list[Gate]
+
+
 class Judged(Protocol):
-    """A report, a ranking, an evaluation."""
+    """A report, a ranking, an evaluation, a candidate of them, the verdict on one."""
 
     @property
-    def verdict(self) -> Literal["pass", "fail", "inconclusive"]:
+    def verdict(self) -> Word:
         """Of the whole."""
 
     @property
-    def gates(self) -> Iterable[Gate]:
+    def reasons(self) -> Sequence[str]:
+        """Why."""
+
+    @property
+    def gates(self) -> Sequence[Gate]:
         """All of them."""
 
 

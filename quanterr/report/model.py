@@ -42,6 +42,7 @@ class Document(Model):
     """
 
     VIEW: ClassVar[str]
+    schema_: str
     ITEMS: ClassVar[Mapping[str, str]] = {}
 
     def view(self, top: int) -> "View":

@@ -1,16 +1,13 @@
-"""Two reports: whether they may be compared at all, and what changed from one to the other."""
+"""Whether two reports are of one original, and may be compared at all."""
 
-from collections.abc import Collection, Iterator
-from math import copysign, inf, isclose, isinf
+from collections.abc import Iterator
+from math import isclose
 from typing import Any, NamedTuple
 
-from quanterr.errors import UsageError
 from quanterr.report import FINGERPRINT, NORM
 from quanterr.report.reading import Extract
-from quanterr.report.values import NEEDS, Values
 from quanterr.util.text import display
 
-FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
 NORM_TOLERANCE = 1e-6  # of norms on two devices: chunks are summed in float32 on a device, good to 1e-8
 
 
@@ -64,51 +61,3 @@ def _compared(report: Extract) -> Iterator[dict[str, Any]]:
     """Its tensors that are finite on both sides."""
     rows = (row for key in ("layers", "other_changes", "lossless") for row in report[key])
     return (row for row in rows if row.get("finite", True))
-
-
-def check_usable(baseline: Values) -> None:
-    """Refuse a baseline that cannot be relied on as a whole; its layers that cannot stand against themselves alone.
-
-    Raises:
-        UsageError: it is incomplete or inconclusive, and not for the sake of some layers.
-    """
-    whole = [found for found in baseline.report["findings"] if found["severity"] == "error" and found["layer"] is None]
-    if not baseline.report["complete"]:
-        why = "its run was interrupted"
-    elif baseline.unreliable and (whole or not any(weight.trouble for weight in baseline.weights)):
-        why = f"it is inconclusive: {display((whole[0]['message'] if whole else baseline.unreliable[0]), 2000)}"
-    else:
-        return
-    raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
-
-
-def check_baseline(baseline: Values, values: Values, metrics: Collection[str]) -> None:
-    """Refuse a baseline that says nothing about these metrics of this report.
-
-    Raises:
-        UsageError: as for :func:`check_usable`, or :func:`difference` finds one, or a metric is weighted otherwise.
-    """
-    check_usable(baseline)
-    why = difference(baseline.report, values.report)
-    for setting in sorted({NEEDS[metric] for metric in metrics if metric in NEEDS}) if why is None else ():
-        why = why or _other_file(setting, baseline.report, values.report)
-    if why:
-        raise UsageError(f"the baseline does not apply to this report: {why}")
-
-
-def _other_file(setting: str, old: Extract, new: Extract) -> str | None:
-    """Known by the file's name alone: its folder may be another on another machine."""
-    paths = (report["settings"].get(setting) for report in (old, new))
-    before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
-    return f"it has another {FILES[setting]}: {before} there, {after} here" if before != after else None
-
-
-def change(old: float | None, new: float | None, relative: bool) -> float | None:
-    """New less old, divided by ``|old|`` if ``relative``. Of two equal values 0, also where both are infinite."""
-    if old is None or new is None:
-        return None
-    if old == new:
-        return 0.0
-    if not relative:
-        return new - old
-    return copysign(inf, new - old) if not old or isinf(old) else (new - old) / abs(old)

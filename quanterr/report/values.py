@@ -1,18 +1,18 @@
-"""What rules see of a report: numbers by name, and what makes them unfit to be judged.
+"""What rules see of a report: its layers and numbers by name, and what makes them unfit to be judged.
 
 The names are those of the report. Which there are comes from the rows of METRICS and AGGREGATES.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isinf
-from typing import Any, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from quanterr.errors import UsageError
 from quanterr.metrics import (
     AGGREGATES,
     LAYER_PERCENTILES,
     METRICS,
-    NONFINITE,
     PERCENTILES,
     LayerValues,
     Measured,
@@ -21,8 +21,15 @@ from quanterr.metrics import (
 )
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, exact
-from quanterr.report.reading import Extract
+from quanterr.report import NORM
+from quanterr.report.gate_results import Verdict
+from quanterr.report.reading import Extract, extract
+from quanterr.report.same_original import difference
+from quanterr.report.subjects import Item, Subject, Vocabulary, number, reasons_of_its_own
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.report.model import Report
 
 PERCENTILE_KEYS = {"percentiles": PERCENTILES, "layer_percentiles": LAYER_PERCENTILES}
 
@@ -45,6 +52,9 @@ NEEDS = {
     **dict.fromkeys(("weighted_nmse", "weighted_error_norm", "weighted_snr_db"), "importance"),
     "predicted_kld": "sensitivity",
 }
+NOT_JUDGED = "not judged: "  # begins the reason of a comparison whose rules or baseline were wrong: others may judge it
+FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
+NOT_QUANTIZED = ("identical", "swapped_sides")  # findings: rules mean nothing for what they are found of
 
 
 class ReportMetric(NamedTuple):
@@ -82,6 +92,15 @@ REPORT_METRICS: dict[str, ReportMetric] = {
 }
 
 
+VOCABULARY = Vocabulary(
+    "report",
+    dict.fromkeys(LAYER_METRICS, "layer"),
+    REPORT_METRICS,
+    "snr_db >= 30",
+    "delta(snr_db) >= -0.5",
+    MODEL_METRICS,
+)
+
 EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
 
 
@@ -111,17 +130,6 @@ def _numbers(rows: tuple[Metric, ...], measured: Measured) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None} | percentiles
 
 
-NOT_JUDGED = "not judged: "  # begins the reason of a comparison whose rules or baseline were wrong: others may judge it
-INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
-
-
-def number(values: Mapping[str, Any], nonfinite: Mapping[str, str], name: str) -> float | None:
-    """The value of that name; infinite where the report says so, None where it is undefined."""
-    key, _, percentile = name.partition(".")
-    value: float | None = values[key][percentile] if percentile else values[key]
-    return INFINITE.get(nonfinite.get(key, "")) if value is None else value
-
-
 EQUAL_LAYER = _of_equal_tensors(METRICS)
 EQUAL_MODEL = _of_equal_tensors(AGGREGATES)
 
@@ -132,37 +140,29 @@ def _perfect(equal: Mapping[str, float], report: Extract) -> Mapping[str, float]
     return {name: value for name, value in equal.items() if name not in NEEDS or settings.get(NEEDS[name])}
 
 
-class Weight(NamedTuple):
-    """A tensor of the report. ``trouble`` says why no rule about it can hold."""
-
-    name: str
-    kind: str  # layers, other_changes, lossless, not_compared: where the report has it
-    values: Mapping[str, Any]
-    trouble: str | None
-    perfect: Mapping[str, float]  # what the numbers are of a tensor that is the same on both sides
-
-    def number(self, metric: str) -> float | None:
-        """Its value, None where it is undefined. Of a tensor that is the same on both sides the perfect one."""
-        if self.kind in ("layers", "other_changes"):
-            return number(self.values, self.values["nonfinite"], metric)
-        return self.perfect.get(metric, self.values.get(metric)) if self.kind == "lossless" else None
-
-
-class Values:
-    """All that rules see of one report.
-
-    ``weights`` are its tensors, those that were not compared as well. ``trouble`` says why no rule about the
-    whole model can hold, ``unreliable`` why the comparison itself cannot be relied on; both may be empty.
-    """
+class ReportValues(Subject):
+    """All that rules see of one report: of its tensors those that were not compared as well."""
 
     def __init__(self, report: Extract) -> None:
         """Take them from an extract."""
-        self.report = report
-        self.weights = _weights(report)
+        items = _items(report)
         troubles = [f["message"] for f in report["findings"] if f["severity"] == "error" and f["layer"] is None]
-        troubles += [f"{display(weight.name)}: {weight.trouble}" for weight in self.weights if weight.trouble]
-        self.trouble = next(iter(troubles), None)
-        self.unreliable = _unreliable(report, troubles)
+        troubles += [f"{display(item.name)}: {item.trouble}" for item in items if item.trouble]
+        warnings = [found for found in report["findings"] if found["severity"] == "warning"]
+        super().__init__(
+            VOCABULARY,
+            items,
+            trouble=next(iter(troubles), None),
+            unreliable=_unreliable(report, troubles),
+            unquantized=[found["message"] for found in warnings if found["code"] in NOT_QUANTIZED],
+            complete=report["complete"],
+            patterns=report["selection"]["patterns"],
+        )
+        self.report = report
+
+    def items_with(self, metric: str) -> list[Item]:
+        """All of them: each has every metric."""
+        return self.items
 
     def of_model(self, metric: str) -> float | None:
         """A value of the aggregate; where no layer differs the perfect one, where there is none at all None."""
@@ -170,23 +170,69 @@ class Values:
             return _perfect(EQUAL_MODEL, self.report).get(metric) if self.report["lossless"] else None
         return number(self.report["aggregate"], self.report["aggregate"]["nonfinite"], metric)
 
-    def of_report(self, metric: str) -> float | None:
+    def of_whole(self, metric: str) -> float | None:
         """A value of the report itself."""
         return REPORT_METRICS[metric].of(self.report)
 
+    def check_usable(self) -> None:
+        """Refuse a baseline that cannot be relied on as a whole; one whose layers alone cannot stays.
 
-def _weights(report: Extract) -> list[Weight]:
+        Raises:
+            UsageError: it is incomplete or inconclusive, and not for the sake of some layers.
+        """
+        whole = [f for f in self.report["findings"] if f["severity"] == "error" and f["layer"] is None]
+        if not self.complete:
+            why = "its run was interrupted"
+        elif self.unreliable and (whole or not any(item.trouble for item in self.items)):
+            why = f"it is inconclusive: {display((whole[0]['message'] if whole else self.unreliable[0]), 2000)}"
+        else:
+            return
+        raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
+
+    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
+        """Refuse a baseline that says nothing about these metrics of this report.
+
+        Raises:
+            UsageError: as for :meth:`check_usable`, or it is of another original, or a metric is weighted otherwise.
+        """
+        baseline.check_usable()
+        why = difference(baseline.report, self.report)
+        for setting in sorted({NEEDS[metric] for metric in metrics if metric in NEEDS}) if why is None else ():
+            why = why or _other_file(setting, baseline.report, self.report)
+        if why:
+            raise UsageError(f"the baseline does not apply to this report: {why}")
+
+
+def subjects(report: "Report", metrics: Collection[str]) -> list[Subject]:
+    """The report itself, with these metrics."""
+    of_layers = {NORM} | (LAYER_METRICS.keys() & metrics)
+    return [ReportValues(extract(report, of_layers, MODEL_METRICS.keys() & metrics))]
+
+
+def with_verdicts(report: "Report", judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Report":
+    """The same, judged."""
+    return report.model_copy(update=verdicts[0]._asdict())
+
+
+def _other_file(setting: str, old: Extract, new: Extract) -> str | None:
+    """Known by the file's name alone: its folder may be another on another machine."""
+    paths = (report["settings"].get(setting) for report in (old, new))
+    before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
+    return f"it has another {FILES[setting]}: {before} there, {after} here" if before != after else None
+
+
+def _items(report: Extract) -> list[Item]:
     trouble = {row["layer_name"]: f"not compared: {row['reason']}" for row in reversed(report["not_compared"])}
     for found in reversed(report["findings"]):
         if found["severity"] == "error" and found["layer"] is not None:
             trouble[found["layer"]] = found["message"].removeprefix(f"{display(found['layer'])}: ")
     perfect = _perfect(EQUAL_LAYER, report)
-    weights = [
-        Weight(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _nonfinite(row), perfect)
+    items = [
+        Item(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _nonfinite(row), perfect)
         for kind in ("layers", "other_changes", "lossless")
         for row in report[kind]
     ]
-    return weights + [Weight(name, "not_compared", {}, why, perfect) for name, why in trouble.items()]
+    return items + [Item(name, "not_compared", {}, why, perfect) for name, why in trouble.items()]
 
 
 def _nonfinite(row: Mapping[str, Any]) -> str | None:
@@ -195,9 +241,9 @@ def _nonfinite(row: Mapping[str, Any]) -> str | None:
 
 def _unreliable(report: Extract, troubles: list[str]) -> list[str]:
     """Why the verdict can only be inconclusive; not taken from the stored verdict alone, which may have been edited."""
-    of_gates = {gate["message"] for gate in report["gates"]}
     if report["verdict"] == "inconclusive":
-        words = [reason for reason in report["reasons"] if reason not in of_gates]
+        of_gates = {gate["message"] for gate in report["gates"]}
+        words = reasons_of_its_own(report["verdict"], report["reasons"], of_gates)
         of_result = [reason for reason in words if not reason.startswith(NOT_JUDGED)]
         if of_result or troubles or not words:
             return of_result or troubles or ["the report says inconclusive without a reason"]

@@ -17,7 +17,7 @@ from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, f
 from quanterr.errors import QuanterrError
 from quanterr.gates.as_text import gate_lines
 from quanterr.gates.github import annotations, summary
-from quanterr.gates.judging import Verdict, judge_values, needed
+from quanterr.gates.judging import Verdict, judge_subject, needed
 from quanterr.gates.rules import PRESETS, Rule, read_rules
 from quanterr.report import LISTS, OUTPUTS
 from quanterr.report.as_table import show
@@ -27,7 +27,7 @@ from quanterr.report.diff.making import AGGREGATES, METRICS
 from quanterr.report.diff.making import difference_of as diff
 from quanterr.report.reading import read_extract, read_report
 from quanterr.report.terminal import console
-from quanterr.report.values import Values
+from quanterr.report.values import ReportValues
 
 LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")
 LENIENT += ("original_compared_fraction >= 0.9", "findings.error <= 0", "not_compared <= 0", "mean(nmse) <= 0.9")
@@ -94,7 +94,7 @@ def sound() -> list[Sound]:
 
 def judged(path: Any) -> Verdict:
     """The report under all rules."""
-    return judge_values(Values(read_extract(path, *needed(rules()))), rules())
+    return judge_subject(ReportValues(read_extract(path, *needed(rules()))), rules())
 
 
 def holding(verdict: Verdict) -> frozenset[str]:
@@ -285,10 +285,10 @@ def make_rules(random: Random) -> bytes:
 
 
 @cache
-def _values(metrics: tuple[frozenset[str], frozenset[str]]) -> Values:
+def _values(metrics: tuple[frozenset[str], frozenset[str]]) -> ReportValues:
     path = folder() / "sound.json"
     path.write_bytes(sound()[0].text)
-    return Values(read_extract(path, *metrics))
+    return ReportValues(read_extract(path, *metrics))
 
 
 def check_rules(raw: bytes) -> str:
@@ -299,7 +299,7 @@ def check_rules(raw: bytes) -> str:
         found = read_rules(path)
         metrics = needed(found)
         values = _values((frozenset(metrics[0]), frozenset(metrics[1])))
-        verdict = judge_values(values, found)
+        verdict = judge_subject(values, found)
     except QuanterrError as error:
         return refusal(error)
     require(len(verdict.gates) == len(found), "a rule was left out")

@@ -6,9 +6,9 @@ from math import hypot
 from typing import Any, Literal
 
 from quanterr.errors import UsageError
-from quanterr.report.evaluation.gates import WIDTH
 from quanterr.report.evaluation.model import SCORES, Evaluated, Evaluation, difference
 from quanterr.report.evaluation.reading import read_evaluation
+from quanterr.report.subjects import WIDTH
 from quanterr.util.text import display
 
 SCHEMA = "quanterr.evaluation_diff"

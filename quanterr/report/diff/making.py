@@ -8,8 +8,9 @@ from quanterr.errors import UsageError
 from quanterr.report import NORM
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
 from quanterr.report.reading import Extract, extract, read_extract
-from quanterr.report.same_original import change, difference
-from quanterr.report.values import Values, Weight
+from quanterr.report.same_original import difference
+from quanterr.report.subjects import Item, change
+from quanterr.report.values import ReportValues
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def difference_of(old: Extract, new: Extract, paths: tuple[str, str], force: boo
         raise UsageError(
             f"{display(paths[0])} cannot be compared with {display(paths[1])}: {why}; --force compares them"
         )
-    before, after = ({weight.name: weight for weight in Values(report).weights} for report in (old, new))
+    before, after = ({item.name: item for item in ReportValues(report).items} for report in (old, new))
     both = [(before[name], weight) for name, weight in after.items() if name in before]
     found = Diff(
         schema=SCHEMA,
@@ -82,15 +83,15 @@ def _totals(path: str, report: Extract) -> Totals:
     )
 
 
-def _format_change(was: Weight, now: Weight) -> FormatChange | None:
+def _format_change(was: Item, now: Item) -> FormatChange | None:
     before, after = was.values.get("format"), now.values.get("format")
     return FormatChange(now.name, before, after) if before and after and before != after else None
 
 
-def _sort_in(found: Diff, was: Weight, now: Weight) -> None:
+def _sort_in(found: Diff, was: Item, now: Item) -> None:
     """Put a layer of both where it belongs. One whose SNR became undefined got worse, whatever it was."""
     before, after = (None if weight.trouble else weight.number("snr_db") for weight in (was, now))
-    by = None if before is None and after is None else change(before, after, relative=False)
+    by = None if before is None and after is None else change(before, after)
     found.layers.append(Both(now.name, before, after, by, now.values.get("format")))
     if before is None and after is None:
         found.undefined.append(now.name)
@@ -105,7 +106,7 @@ def _sort_in(found: Diff, was: Weight, now: Weight) -> None:
     (found.worse if after is None or (by is not None and by < 0) else found.better).append(item)
 
 
-def _reason(was: Weight, now: Weight, before: float | None, after: float | None) -> str:
+def _reason(was: Item, now: Item, before: float | None, after: float | None) -> str:
     if after is None:
         return now.trouble or "its SNR is undefined"
     if before is None:

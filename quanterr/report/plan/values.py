@@ -1,0 +1,24 @@
+"""What rules see of a plan: its size and cost, and its layers."""
+
+from collections.abc import Collection
+
+from quanterr.report.plan.model import Plan
+from quanterr.report.subjects import Item, Subject, Vocabulary
+
+OF_PLANS = ("bytes", "bits_per_weight", "cost", "bound", "snr_db", "least_bytes", "unplanned_bytes")
+OF_LAYERS = ("elements", "bytes", "bits_per_weight", "snr_db", "cost")
+
+VOCABULARY = Vocabulary(
+    "plan", dict.fromkeys(OF_LAYERS, "layer"), OF_PLANS, "bits_per_weight <= 4.5", done="the plan is complete"
+)
+
+
+def subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
+    """The plan itself."""
+    layers = [
+        Item(layer.layer_name, "layer", {metric: getattr(layer, metric) for metric in OF_LAYERS})
+        for layer in plan.layers
+    ]
+    return [
+        Subject(VOCABULARY, layers, {name: getattr(plan, name) for name in OF_PLANS}, patterns=plan.selection.patterns)
+    ]

@@ -1,0 +1,51 @@
+"""What rules see of a ranking: each candidate's numbers, and the layers that differ in at least one of them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from quanterr.report.gate_results import Verdict
+from quanterr.report.ranking.model import Candidate, Ranking
+from quanterr.report.subjects import Item, Subject, Vocabulary, overall, reasons_of_its_own
+
+OF_CANDIDATES = (
+    *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),
+    *("checkpoint_bytes", "overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "tokens_per_second"),
+)
+OF_LAYERS = ("bytes", "squared_error", "snr_db")
+
+VOCABULARY = Vocabulary("ranking", dict.fromkeys(OF_LAYERS, "layer"), OF_CANDIDATES, "bits_per_weight <= 4.5")
+
+
+def subjects(ranking: Ranking, metrics: Collection[str]) -> list[Subject]:
+    """Its candidates."""
+    return [_subject(ranking, candidate) for candidate in ranking.candidates]
+
+
+def with_verdicts(ranking: Ranking, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Ranking:
+    """The same, judged."""
+    candidates = [
+        replace(candidate, **found._asdict()) for candidate, found in zip(ranking.candidates, verdicts, strict=True)
+    ]
+    verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
+    return ranking.model_copy(update={"candidates": candidates, "verdict": verdict, "reasons": reasons})
+
+
+def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
+    layers = [
+        Item(layer.layer_name, "layer", {metric: getattr(choice, metric) for metric in OF_LAYERS})
+        for layer in ranking.layers
+        for choice in layer.choices
+        if choice.candidate == candidate.name
+    ]
+    unreliable = reasons_of_its_own(candidate.verdict, candidate.reasons, [gate.message for gate in candidate.gates])
+    if candidate.not_ranked:
+        unreliable = unreliable or [f"is not ranked: {candidate.not_ranked}"]
+    return Subject(
+        VOCABULARY,
+        layers,
+        {metric: getattr(candidate, metric) for metric in OF_CANDIDATES},
+        candidate.name,
+        unreliable=unreliable,
+        complete=ranking.complete,
+        patterns=ranking.selection.patterns,
+    )
