@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quanterr.gates import judge
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
+    from quanterr.options import CompareOptions
     from quanterr.planning import plan
     from quanterr.recipes.tensors import (
         calibrate,
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
     from quanterr.report.diff.making import diff
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
-    from quanterr.selection import CompareOptions
 
 
 _HOMES = {
-    "CompareOptions": "quanterr.selection",
+    "CompareOptions": "quanterr.options",
     "compare": "quanterr.comparison",
     "diff": "quanterr.report.diff.making",
     "evaluate": "quanterr.evaluation",

@@ -1,4 +1,4 @@
-"""Which layers are compared, the words of ``--layers-to-compare``; and the other options of a comparison.
+"""Which layers are compared, the words of ``--layers-to-compare``.
 
     attn            a role (see roles.py) or one of its aliases; any other word: a part of the name
     *.mlp.*         with * ? or [ : a glob on the full name
@@ -9,16 +9,11 @@ Without a word that takes in, all layers are taken in.
 """
 
 import fnmatch
-import os
 import re
-import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 from quanterr.errors import UsageError
-from quanterr.metrics import OUTLIER
 from quanterr.roles import ALIASES, OTHER, ROLES, role_of
 from quanterr.util.text import display, listed
 
@@ -34,7 +29,8 @@ class Selection:
         Raises:
             UsageError: an empty pattern or a regular expression that does not compile.
         """
-        self.patterns = tuple(word for pattern in patterns for word in _words(pattern))
+        given = (patterns,) if isinstance(patterns, str) else patterns
+        self.patterns = tuple(word for pattern in given for word in _words(pattern))
         self._taken = [(word, _matcher(word)) for word in self.patterns if not word.startswith("!")]
         self._left = [(word, _matcher(word[1:])) for word in self.patterns if word.startswith("!")]
 
@@ -88,36 +84,3 @@ def _nearest(word: str, names: list[str]) -> str:
     if near:
         return f"; did you mean {', '.join(display(name) for name in near)}?"
     return f"; the layers are called {listed(names, 3)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
-    """What a comparison does; the same for one candidate and for several.
-
-    Attributes:
-        layers: patterns as for ``--layers-to-compare``; without any, all.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        outlier_threshold: an element with a larger ``|e|`` is an outlier.
-        importance: an importance matrix of llama.cpp; gives weighted_nmse and weighted_snr_db.
-        sensitivity: a file of ``evaluate --sensitivity``; gives predicted_kld.
-        resume: a journal of finished weights, taken over and written on; see comparison/journal.py.
-        lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
-        cache: a folder that keeps what is read from stores for the next run.
-        on_progress: called ten times per second with the progress.
-        on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
-        stop: when it is set, the run ends after the current chunks and the report is incomplete.
-        command: the command line, for ``report.run``.
-    """
-
-    layers: Iterable[str] = ()
-    device: str = "auto"
-    outlier_threshold: float = OUTLIER
-    importance: str | os.PathLike[str] | None = None
-    sensitivity: str | os.PathLike[str] | None = None
-    resume: str | os.PathLike[str] | None = None
-    lenient: bool = False
-    cache: str | os.PathLike[str] | None = None
-    on_progress: Callable[[Any], None] | None = None
-    on_layer: Callable[[Any], None] | None = None
-    stop: threading.Event | None = None
-    command: Iterable[str] = ()

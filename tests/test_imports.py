@@ -20,7 +20,7 @@ MODULES = {
 FLOORS = [
     {"version", "errors", "roles", "metrics", "knapsack"},
     {"util"},
-    {"selection", "checkpoints", "native", "report"},
+    {"selection", "options", "checkpoints", "native", "report"},
     {"gates", "tensors"},
     {"formats"},
     {"pairing", "recipes"},
@@ -39,6 +39,7 @@ TORCH_FREE = {
     "knapsack",
     "util",
     "selection",
+    "options",
     "checkpoints",
     "report",
     "gates",

@@ -187,7 +187,7 @@ class TestGates:
         assert [1, 2] == [c["rank"] for c in found["candidates"]]
         assert ["pass", "fail"] == [c["gates"][0]["status"] for c in found["candidates"]]
         assert found["reasons"][0].startswith("fp8: gate snr_db >= 35 does not hold: 3 of 3 layers")
-        assert ["fp8:", "int8:"] == [line for line in done.stderr.splitlines() if line in ("fp8:", "int8:")]
+        assert ["int8:", "fp8:"] == [line for line in done.stderr.splitlines() if line in ("fp8:", "int8:")]
 
     def test_that_hold_for_all_are_0_and_a_misspelt_one_costs_no_run(self, folder):
         assert Status.OK == rank(folder, "fp8", "int8", "--require", "snr_db >= 20").returncode

@@ -15,9 +15,9 @@ from quanterr.errors import ReportError, UsageError
 from quanterr.gates import judged
 from quanterr.gates.expression import parse
 from quanterr.gates.rules import Rule
+from quanterr.options import CompareOptions
 from quanterr.report.ranking.making import names_of, ranked
 from quanterr.report.ranking.view import conclusion
-from quanterr.selection import CompareOptions
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
 NORM = "layers.0.input_layernorm.weight"

@@ -24,7 +24,7 @@ from quanterr.comparison import compare_each
 from quanterr.comparison.journal import Journal
 from quanterr.comparison.records import packed, unpacked
 from quanterr.errors import ResourceError, Status, UsageError
-from quanterr.selection import CompareOptions
+from quanterr.options import CompareOptions
 
 NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(6)]
 STACK = "model.layers.0.mlp.experts.gate_up_proj"

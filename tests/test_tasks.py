@@ -13,8 +13,9 @@ from quanterr.comparison import compare_each
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
 from quanterr.native import VARIABLE
+from quanterr.options import CompareOptions
 from quanterr.pairing import pair
-from quanterr.selection import CompareOptions, Selection
+from quanterr.selection import Selection
 
 SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
 WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell

@@ -18,30 +18,13 @@ import typer
 
 from quanterr.cli import bench_formats, completion, diff, evaluate, gate, guide, plan, ppl, rank, settings, sweep
 from quanterr.cli.common import (
-    AllowPartial,
-    AsJson,
-    Cache,
-    Color,
-    Colors,
+    OF_TABLES,
     Command,
-    Device,
     Display,
     Group,
-    Importance,
     Interrupt,
-    Layers,
-    Lenient,
-    NoClobber,
-    NoColor,
-    Outputs,
-    Quiet,
-    Resume,
     SchemaOf,
-    Sensitivity,
-    SortBy,
-    TopLayers,
     announce,
-    color_of,
     command_line,
     deliver,
     ended_by,
@@ -52,10 +35,9 @@ from quanterr.cli.common import (
     warn,
     watching,
 )
-from quanterr.cli.gate import BaselineReport, FailFast, FailIf, Require, StrictWarnings, Thresholds
+from quanterr.cli.options import Only, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
-from quanterr.metrics import OUTLIER
-from quanterr.selection import CompareOptions
+from quanterr.options import GATES, CompareOptions, ReadOptions
 from quanterr.util import strict_json
 from quanterr.util.colors import painted, wanted
 from quanterr.util.platform import is_closed_pipe
@@ -144,7 +126,10 @@ def _root(
 
 
 @app.command(cls=Command, help=COMPARE_HELP)
+@with_options
 def compare(
+    options: CompareOptions,
+    show: Display,
     original: Annotated[
         str | None, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
     ] = None,
@@ -163,92 +148,53 @@ def compare(
             "--quantized", metavar="PATH", help="The same as QUANTIZED.", rich_help_panel="Inputs", show_default=False
         ),
     ] = None,
-    lenient: Lenient = False,
-    cache: Cache = None,
-    layers: Layers = None,
-    allow_partial: AllowPartial = False,
-    resume: Resume = None,
-    outlier_threshold: Annotated[
-        float,
+    fail_fast: Annotated[
+        bool,
         typer.Option(
-            metavar="NUMBER",
-            help="An element with a larger |e| counts as an outlier.",
-            min=0,
-            rich_help_panel="Metrics",
+            "--fail-fast",
+            help="Stop at the first layer that violates a rule; the report is marked incomplete, and the exit status "
+            "is 1.",
+            rich_help_panel=GATES,
         ),
-    ] = OUTLIER,
-    importance: Importance = None,
-    sensitivity: Sensitivity = None,
-    thresholds: Thresholds = None,
-    require: Require = None,
-    fail_if: FailIf = None,
-    baseline: BaselineReport = None,
-    strict_warnings: StrictWarnings = False,
-    fail_fast: FailFast = False,
+    ] = False,
     planned: Annotated[
         str | None,
         typer.Option(
             "--plan",
             metavar="FILE",
             help="A plan.json of quanterr plan: every layer must be as planned, in format, bits and SNR (0.5 dB).",
-            rich_help_panel="Gates",
+            rich_help_panel=GATES,
             show_default=False,
         ),
     ] = None,
-    outputs: Outputs = None,
-    no_clobber: NoClobber = False,
-    top_layers: TopLayers = 10,
-    sort_by: Annotated[
-        SortBy, typer.Option("--sort-by", help="The metric that ranks the worst layers.", rich_help_panel="Output")
-    ] = SortBy.SNR,
-    no_plot: Annotated[
-        bool, typer.Option("--no-plot", help="Do not draw maps and curves.", rich_help_panel="Output")
-    ] = False,
-    color: Colors = Color.AUTO,
-    no_color: NoColor = False,
-    quiet: Quiet = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", help="Show all findings, and what decided each format.", rich_help_panel="Output"
-        ),
-    ] = False,
-    device: Device = "auto",
 ) -> None:
     """Compare two checkpoints."""
-    from quanterr.report.files import targets
+    from quanterr.gates import prepare
+    from quanterr.gates.fail_fast import first_violation
+    from quanterr.gates.planned import judged_by_plan, read_plan
+    from quanterr.report import OUTPUTS
 
-    if not isfinite(outlier_threshold):
-        raise UsageError(f"--outlier-threshold {outlier_threshold}: must be a finite number")
+    if not isfinite(options.outlier_threshold):
+        raise UsageError(f"--outlier-threshold {options.outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    inputs = [*sides, *(path for path in (baseline, importance, sensitivity, planned) if path is not None)]
-    to = targets(outputs or [], inputs, no_clobber=no_clobber)
-    rules = gate.prepared(thresholds, require or [], fail_if or [], baseline, strict_warnings, fail_fast, planned)
-    announce(sides, quiet)
-    shown = Display(top_layers, color_of(color, no_color), quiet, sort_by, verbose, not no_plot)
+    to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned], OUTPUTS)
+    rules = prepare(options)
+    violated = first_violation(rules.rules, next(iter(rules.before), None)) if fail_fast else None
+    plan = None if planned is None else read_plan(planned)
+    announce(sides, show.quiet)
     with Interrupt() as interrupt, ended_by(interrupt):
-        options = CompareOptions(
-            layers=layers or [],
-            device=device,
-            outlier_threshold=outlier_threshold,
-            importance=importance,
-            sensitivity=sensitivity,
-            resume=resume,
-            lenient=lenient,
-            cache=cache,
-            on_layer=interrupt.at(rules.violated) if rules.violated else None,
-            stop=interrupt.stop,
-            command=command_line(),
-        )
-        report = _compared(sides, options, quiet)
+        on_layer = interrupt.at(violated) if violated else None
+        asked = replace(options, on_layer=on_layer, stop=interrupt.stop, command=tuple(command_line()))
+        report = _compared(sides, asked, show.quiet)
         warn(report.findings)
         try:
             report = rules.judge(report)
+            report = report if plan is None else judged_by_plan(report, plan)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _deliver(gate.not_judged(report, error), to, shown, Status.USAGE)
+            _deliver(gate.not_judged(report, error), to, show, Status.USAGE)
             raise
-        status = _status(report, allow_partial, interrupt)
-        _deliver(report, to, shown, status)
+        status = _status(report, show.allow_partial, interrupt)
+        _deliver(report, to, show, status)
         gate.report_verdict(report)
     raise typer.Exit(status)
 
@@ -279,7 +225,7 @@ def _deliver(report: "Report", to: "list[Target]", display: Display, status: Sta
 
     def table(console: "Console", wrote: list[str]) -> None:
         ending = answer(report, status, wrote)
-        show(report, console, display.top_layers, display.sort_by, display.verbose, display.plot, ending)
+        show(report, console, display.top_layers, display.sort_by, display.verbose, not display.no_plot, ending)
 
     deliver(report, to, display, status, table)
 
@@ -315,8 +261,10 @@ Exits with 0 when they are written, whatever the verdict, which goes to stderr: 
 
 
 @app.command(cls=Command, help=RENDER_HELP)
+@with_options
 def render(
     stored: Annotated[str, typer.Argument(metavar="REPORT", help="What -o FILE.json wrote.")],
+    show: Annotated[Display, Only(("outputs", "no_clobber"))],
     to: Annotated[
         str | None,
         typer.Option(
@@ -326,13 +274,6 @@ def render(
             show_default=False,
         ),
     ] = None,
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output-report", "-o", metavar="FILE", help="Where to; - is stdout. Repeatable.", show_default=False
-        ),
-    ] = None,
-    no_clobber: NoClobber = False,
     document: Annotated[
         str | None,
         typer.Option(
@@ -360,15 +301,16 @@ def render(
     from quanterr.report.documents import kind_of, read_document
     from quanterr.report.files import STDOUT, output_named, targets, update, write_output
 
+    outputs = list(show.outputs)
     if not to and not outputs and not document:
         raise UsageError("nothing to write: give --to html, -o report.html or --update README.md")
     if append and not document:
         raise UsageError("--append belongs to --update README.md: give both")
-    if to and outputs and len(outputs) > 1:
+    if to and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
     known = kind_of(stored).outputs
-    targeted = targets(given, [stored], output_named(to, known) if to else None, no_clobber, known)
+    targeted = targets(given, [stored], output_named(to, known) if to else None, show.no_clobber, known)
     gc.disable()  # what is read is kept to the end, and the end is near
     found = read_document(stored)
     evaluated = None if evaluation is None else _evaluation_of(evaluation, found, targeted)
@@ -399,8 +341,11 @@ def _evaluation_of(path: str, report: "Document", to: "list[Target]") -> "Evalua
 
 
 @app.command(cls=Command)
+@with_options
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
+    options: Annotated[ReadOptions, Only(("lenient",))],
+    show: Annotated[Display, Only(("as_json", "verbose", "color", "no_color"))],
     hardware: Annotated[
         str | None,
         typer.Option(
@@ -410,35 +355,30 @@ def inspect(
             show_default=False,
         ),
     ] = None,
-    as_json: AsJson = False,
-    lenient: Lenient = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every weight and all findings.", rich_help_panel="Output")
-    ] = False,
-    color: Colors = Color.AUTO,
-    no_color: NoColor = False,
 ) -> None:
     """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
     require_memory()
     from quanterr.inspection import inspect as run
-    from quanterr.report.inspection_table import show
+    from quanterr.report.inspection_table import show as show_table
     from quanterr.report.terminal import console
 
-    announce([checkpoint], quiet=as_json)
-    inspection = run(checkpoint, lenient, hardware)
+    announce([checkpoint], quiet=show.as_json)
+    inspection = run(checkpoint, options.lenient, hardware)
     warn(inspection.findings)
     with printing():
-        if as_json:
+        if show.as_json:
             print(inspection.to_json(), end="")
         else:
-            show(inspection, console(sys.stdout, color_of(color, no_color)), verbose)
+            show_table(inspection, console(sys.stdout, show.colors), show.verbose)
         sys.stdout.flush()
     if any(weight.reason for weight in inspection.weights):
         raise typer.Exit(Status.INCONCLUSIVE)
 
 
 @app.command(cls=Command)
+@with_options
 def formats(
+    show: Annotated[Display, OF_TABLES],
     name: Annotated[
         str | None,
         typer.Argument(
@@ -446,20 +386,17 @@ def formats(
         ),
     ] = None,
     recipes: Annotated[bool, typer.Option("--recipes", help="List what sweep and rank --against quantize to.")] = False,
-    as_json: AsJson = False,
-    color: Colors = Color.AUTO,
-    no_color: NoColor = False,
 ) -> None:
     """List the formats that are read, or print the specification of one."""
     require_memory()
     if recipes:
-        _list_recipes(as_json)
+        _list_recipes(show.as_json)
         return
     from quanterr.formats import FORMATS
 
-    colored = wanted(sys.stdout, color_of(color, no_color))
+    colored = wanted(sys.stdout, show.colors)
     if name is None:
-        _list_formats(FORMATS, as_json, colored)
+        _list_formats(FORMATS, show.as_json, colored)
         return
     found = next((row for row in FORMATS if row.name == name), None)
     if found is None:
@@ -468,7 +405,7 @@ def formats(
         near = list(dict.fromkeys([*held, *get_close_matches(name, names)]))
         description = f"did you mean {', '.join(near)}?" if name and near else f"formats are {', '.join(names)}"
         raise UsageError(f"no format named {display(name)}; {description}")
-    if as_json:
+    if show.as_json:
         print(strict_json.dumps({**_of_format(found), "specification": found.specification.strip()}, indent=1))
         return
     title = painted(found.name, "strong", colored)

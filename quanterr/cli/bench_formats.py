@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.common import AsJson, Color, Colors, NoColor, color_of, help_of, printing, require_memory
+from quanterr.cli.common import OF_TABLES, Color, Display, help_of, printing, require_memory
+from quanterr.cli.options import with_options
+from quanterr.options import RecipeOptions
 from quanterr.util import strict_json
 
 if TYPE_CHECKING:
@@ -24,38 +26,26 @@ large, and with rows of log-normal sizes. The same seed gives the same weights. 
 SCHEMA, SCHEMA_VERSION = "quanterr.bench_formats", "1.0"
 
 
+@with_options
 def bench_formats(
-    to: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--to", metavar="RECIPES", help="As of sweep; without it, a preset. Repeatable.", show_default=False
-        ),
-    ] = None,
-    scales: Annotated[
-        str | None,
-        typer.Option(
-            "--scales", metavar="CALIBRATORS", help="Make each recipe with each of these.", show_default=False
-        ),
-    ] = None,
+    recipes: RecipeOptions,
+    show: Annotated[Display, OF_TABLES],
     rows: Annotated[int, typer.Option("--rows", metavar="N", help="Of each weight.", min=1)] = 1024,
     columns: Annotated[int, typer.Option("--columns", metavar="N", help="Of each weight.", min=1)] = 4096,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random numbers.", min=0)] = 0,
-    as_json: AsJson = False,
-    color: Colors = Color.AUTO,
-    no_color: NoColor = False,
 ) -> None:
     """Recipes on synthetic weights."""
     require_memory()
     from quanterr.recipes import PRESETS, recipes_named
     from quanterr.recipes.synthetic import bench_formats as measured
 
-    found = measured(recipes_named(to or PRESETS, scales), rows, columns, seed)
+    found = measured(recipes_named(recipes.to or PRESETS, recipes.scales), rows, columns, seed)
     with printing():
-        if as_json:
+        if show.as_json:
             fields = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "seed": seed, "shape": [rows, columns]}
             print(strict_json.dumps({**fields, "rows": [row._asdict() for row in found]}), flush=True)
         else:
-            _show(found, color_of(color, no_color))
+            _show(found, show.colors)
 
 
 def _show(found: "list[Measured]", color: Color) -> None:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from quanterr.cli.options import But, Only
 from quanterr.errors import Interrupted, ResourceError, Status, UsageError
+from quanterr.options import OUTPUT, SELECTION, Option
 from quanterr.util.addresses import host_of, without_credentials
 from quanterr.util.platform import is_closed_pipe, limit_of_memory
 from quanterr.util.processes import tasks_apart, this_process
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from quanterr.cli.progress import Bar, Heartbeat, Steps
+    from quanterr.report import Output
     from quanterr.report.files import Target
     from quanterr.report.model import Document, Finding, Layer
 
@@ -91,138 +95,61 @@ class SortBy(StrEnum):
     MAX = "max"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Display:
-    """How a result is shown."""
+    """Where a result goes, and how it is shown."""
 
-    top_layers: int = 10
-    color: Color = Color.AUTO
-    quiet: bool = False
-    sort_by: SortBy = SortBy.SNR
-    verbose: bool = False
-    plot: bool = True
-    as_json: bool = False
+    as_json: Annotated[bool, Option("JSON on stdout instead of tables.", OUTPUT, flags="--json")] = False
+    outputs: Annotated[
+        Iterable[str],
+        Option(
+            "Write the result; the suffix chooses the format (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
+            "Repeatable.",
+            OUTPUT,
+            "FILE",
+            "--output-report -o",
+        ),
+    ] = ()
+    no_clobber: Annotated[bool, Option("Do not replace a file that exists.", OUTPUT)] = False
+    top_layers: Annotated[int, Option("Number of layers to show.", OUTPUT, "N", least=0)] = 10
+    sort_by: Annotated[SortBy, Option("The metric that ranks the worst layers.", OUTPUT)] = SortBy.SNR
+    no_plot: Annotated[bool, Option("Do not draw maps and curves.", OUTPUT)] = False
+    color: Annotated[Color, Option("Colours.", OUTPUT)] = Color.AUTO
+    no_color: Annotated[bool, Option("The same as --color never.", OUTPUT)] = False
+    quiet: Annotated[bool, Option("No table and no progress; the verdict on stderr.", OUTPUT, flags="--quiet -q")] = (
+        False
+    )
+    verbose: Annotated[
+        bool, Option("Show all findings, and what decided each format.", OUTPUT, flags="--verbose -v")
+    ] = False
+    allow_partial: Annotated[
+        bool,
+        Option("Exit 0 even if something was not compared; the result still says inconclusive.", SELECTION),
+    ] = False
+
+    @property
+    def colors(self) -> Color:
+        """What both options of colours say."""
+        return Color.NEVER if self.no_color else self.color
+
+    def targets(self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output]") -> "list[Target]":
+        """Where it goes, checked before any work: no output replaces one of the inputs, None among them left out.
+
+        Raises:
+            UsageError: a suffix that is no output's, one place twice, a folder that is not there, an input.
+        """
+        from quanterr.report.files import targets
+
+        given = [fspath(path) for path in inputs if path is not None]
+        return targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs)
 
 
-# Options of several commands
+OF_TABLES = Only(("as_json", "color", "no_color"))
+OF_RESULTS = But(("sort_by", "no_plot", "verbose"))  # of rankings, plans and evaluations
+
 Original = Annotated[
     str, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
 ]
-Layers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--layers-to-compare",
-        "-l",
-        metavar="PATTERN",
-        help="attn, mlp, experts, norm, embed, head …; a part of a name; a glob; re:REGEX; !PATTERN leaves out. "
-        "Separated by commas, repeatable.",
-        rich_help_panel="Selection",
-        show_default=False,
-    ),
-]
-AllowPartial = Annotated[
-    bool,
-    typer.Option(
-        "--allow-partial",
-        help="Exit 0 even if something was not compared; the report still says inconclusive.",
-        rich_help_panel="Selection",
-    ),
-]
-Lenient = Annotated[
-    bool,
-    typer.Option(
-        "--lenient",
-        help="Accept non-standard files that can be read in one way only, and warn: bytes at the end, a header padded "
-        "with other than spaces.",
-        rich_help_panel="Inputs",
-    ),
-]
-Cache = Annotated[
-    str | None,
-    typer.Option(
-        "--cache",
-        metavar="FOLDER",
-        help="Keep what is read from stores (https://, hf://, s3:// …) there, for the next run; without it nothing is.",
-        rich_help_panel="Inputs",
-        show_default=False,
-    ),
-]
-Outputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--output-report",
-        "-o",
-        metavar="FILE",
-        help="Write the report; the suffix chooses the format (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
-        "Repeatable.",
-        rich_help_panel="Output",
-        show_default=False,
-    ),
-]
-NoClobber = Annotated[
-    bool, typer.Option("--no-clobber", help="Do not replace a report that exists.", rich_help_panel="Output")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.", rich_help_panel="Output")]
-TopLayers = Annotated[
-    int,
-    typer.Option(
-        "--top-layers", metavar="N", help="How many of the worst layers to show.", min=0, rich_help_panel="Output"
-    ),
-]
-Importance = Annotated[
-    str | None,
-    typer.Option(
-        "--importance",
-        metavar="FILE",
-        help="An importance matrix of llama.cpp (.gguf or .dat): errors weighted by how much an input matters.",
-        rich_help_panel="Metrics",
-        show_default=False,
-    ),
-]
-Sensitivity = Annotated[
-    str | None,
-    typer.Option(
-        "--sensitivity",
-        metavar="FILE",
-        help="What evaluate --sensitivity wrote: predict the divergence that the errors cost.",
-        rich_help_panel="Metrics",
-        show_default=False,
-    ),
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="FILE",
-        help="Keep finished weights in this journal, and take over those that are there: for a run that may be killed.",
-        rich_help_panel="Performance",
-        show_default=False,
-    ),
-]
-Against = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--against",
-        metavar="RECIPES",
-        help="Recipes as candidates: fp8_row,int4_g128. The original is quantized on the fly.",
-        rich_help_panel="Inputs",
-        show_default=False,
-    ),
-]
-Colors = Annotated[Color, typer.Option("--color", help="Colours.", rich_help_panel="Output")]
-NoColor = Annotated[bool, typer.Option("--no-color", help="The same as --color never.", rich_help_panel="Output")]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="No table and no progress; the verdict on stderr.", rich_help_panel="Output"),
-]
-Device = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.", rich_help_panel="Performance")
-]
-
-
-def color_of(color: Color, no_color: bool) -> Color:
-    """The one of both options that decides."""
-    return Color.NEVER if no_color else color
 
 
 class Interrupt:
@@ -450,7 +377,7 @@ def _tell(
         print(found.brief(), file=sys.stderr)
     elif not display.as_json:
         stream = sys.stderr if to_stderr else sys.stdout
-        console = terminal.console(stream, display.color)
+        console = terminal.console(stream, display.colors)
         if show is None:
             terminal.show(found.view(display.top_layers), console, status, wrote)
         else:

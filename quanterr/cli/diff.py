@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.common import Color, Colors, NoClobber, NoColor, color_of, help_of, printing
+from quanterr.cli.common import Display, help_of, printing
+from quanterr.cli.options import But, with_options
 from quanterr.util.colors import wanted
 from quanterr.util.text import no_command
 
@@ -29,37 +30,13 @@ compare; 3 a report is unreadable.
 """)
 
 
+@with_options
 def diff(
     old: Annotated[
         str, typer.Argument(metavar="OLD", help="A report.json of compare, or an evaluation.", show_default=False)
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="A newer report.", show_default=False)],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="All that changed, as JSON on stdout.", rich_help_panel="Output")
-    ] = False,
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output-report",
-            "-o",
-            metavar="FILE",
-            help="Write what changed as a page (.html) or JSON (.json); - is JSON on stdout. Repeatable.",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
-    ] = None,
-    no_clobber: NoClobber = False,
-    top_layers: Annotated[
-        int,
-        typer.Option(
-            "--top-layers", metavar="N", help="How many layers of each kind to show.", min=0, rich_help_panel="Output"
-        ),
-    ] = 10,
-    color: Colors = Color.AUTO,
-    no_color: NoColor = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Counts only, no layers.", rich_help_panel="Output")
-    ] = False,
+    show: Annotated[Display, But(("sort_by", "no_plot", "verbose", "allow_partial"))],
     force: Annotated[
         bool, typer.Option("--force", help="Compare reports of different originals, selections or settings.")
     ] = False,
@@ -73,13 +50,13 @@ def diff(
     from quanterr.report.files import STDOUT, targets, write_output
 
     gc.disable()  # what is read is kept to the end, and the end is near
-    given = [*(outputs or []), *([STDOUT] if as_json and STDOUT not in (outputs or []) else [])]
+    given = [*show.outputs, *([STDOUT] if show.as_json and STDOUT not in show.outputs else [])]
     are_evaluations = (
         schema_of(old) == EVALUATION or schema_of(new) == EVALUATION
     )  # of one alone, the other is told to be none
     outputs_of_them = OF_EVALUATIONS if are_evaluations else OUTPUTS
-    to = targets(given, [old, new], no_clobber=no_clobber, outputs=outputs_of_them)
-    colored, top = wanted(sys.stdout, color_of(color, no_color)), 0 if quiet else top_layers
+    to = targets(given, [old, new], no_clobber=show.no_clobber, outputs=outputs_of_them)
+    colored, top = wanted(sys.stdout, show.colors), 0 if show.quiet else show.top_layers
     found, lines = (_of_evaluations if are_evaluations else _of_reports)(old, new, force, top, colored)
     with printing():
         for target in to:

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from quanterr.cli.common import AsJson, help_of, printing
+from quanterr.cli.common import Display, help_of, printing
+from quanterr.cli.options import Only, with_options
 from quanterr.util import strict_json
 from quanterr.util.text import count, display
 
@@ -18,15 +19,16 @@ OpenAI-compatible server with logprobs.
 """)
 
 
+@with_options
 def ppl(
     logprobs: Annotated[str, typer.Argument(metavar="LOGPROBS", help="Log-probabilities, JSONL.", show_default=False)],
+    show: Annotated[Display, Only(("as_json",))],
     baseline: Annotated[
         str | None,
         typer.Option(
             "--baseline", metavar="FILE", help="Those of the original, on the same tokens.", show_default=False
         ),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Perplexity from log-probabilities."""
     from quanterr.report.evaluation.logprobs import perplexity, ratio, read_logprobs
@@ -42,4 +44,4 @@ def ppl(
         told.append(f"{display(baseline)}: PPL {base.ppl:.5g} ± {base.ppl_se:.2g}")
         told.append(f"ratio {change.ratio:.5g}; ln ratio {change.ln_ratio:.4g} ± {change.ln_ratio_se:.2g}")
     with printing():
-        print(strict_json.dumps(found) if as_json else "\n".join(told), flush=True)
+        print(strict_json.dumps(found) if show.as_json else "\n".join(told), flush=True)

@@ -23,8 +23,8 @@ from quanterr.util.toml_file import read_toml
 FILE, PROJECT = "quanterr.toml", "pyproject.toml"
 PREFIX = "QUANTERR"
 WEIGHTS = (".safetensors", ".sft", ".gguf")
+FILES = ("FILE", "FOLDER")  # what such options take, relative to the file that names them
 INPUTS = ("original", "quantized")  # what is compared is said on the command line
-FILES = ("baseline", "importance", "output-report", "thresholds")  # relative to the file that names them
 
 
 class _Settings(NamedTuple):
@@ -58,7 +58,7 @@ def defaults(context: typer.Context) -> dict[str, dict[str, Any]]:
         _check_names(table, options, settings.path, "option")
         for key, value in table.items():
             place = f"{display(str(settings.path))}: {key}"
-            values[str(options[key].name)] = _beside(settings.path, key, _value(options[key], value, place))
+            values[str(options[key].name)] = _beside(settings.path, options[key], _value(options[key], value, place))
         if table:
             sources.append(str(settings.path))
     for variable, option, value in _of_environment(command, options_of):
@@ -147,13 +147,14 @@ def _value(option: TyperOption, value: Any, where: str) -> Any:
     return value
 
 
-def _beside(path: Path, key: str, value: Any) -> Any:
-    """Names of files as seen from the file that holds them; not ``-``, nor the name of a preset."""
-    if key not in FILES or path.parent == Path.cwd():
+def _beside(path: Path, option: TyperOption, value: Any) -> Any:
+    """Names of files as seen from the file that holds them; not ``-``, an address, nor the name of a preset."""
+    if option.metavar not in FILES or path.parent == Path.cwd():
         return value
     if isinstance(value, list):
-        return [_beside(path, key, item) for item in value]
-    return str(path.parent / value) if Path(value).suffix else value
+        return [_beside(path, option, item) for item in value]
+    is_preset = option.name == "thresholds" and not Path(value).suffix
+    return value if value == "-" or "://" in value or is_preset else str(path.parent / value)
 
 
 def _of_environment(

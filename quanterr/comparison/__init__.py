@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -22,8 +22,18 @@ from quanterr.comparison.ranks import Ranks
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.sharing import Sharing
 from quanterr.comparison.tasks import group_by_original
+from quanterr.gates import Prepared, prepare
 from quanterr.metrics import METRICS_VERSION
 from quanterr.native import Choice, chosen
+from quanterr.options import (
+    CompareKeywords,
+    CompareOptions,
+    ComparisonOptions,
+    RankKeywords,
+    RankOptions,
+    SweepKeywords,
+    SweepOptions,
+)
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import architecture_of, importance_of_columns, read_importance, with_importance
@@ -39,7 +49,7 @@ from quanterr.report.model import Report, RunInfo, Settings
 from quanterr.report.ranking.making import names_of, ranked
 from quanterr.report.ranking.model import Ranking
 from quanterr.report.sensitivity import read_sensitivity
-from quanterr.selection import CompareOptions, Selection
+from quanterr.selection import Selection
 from quanterr.tensors.devices import described, pick_device
 from quanterr.util.company import company_of_environment
 from quanterr.util.platform import give_back_memory, with_slashes
@@ -48,26 +58,29 @@ from quanterr.util.text import display
 Path = str | os.PathLike[str]
 
 
-def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options: Any) -> Report:
+def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options: Unpack[CompareKeywords]) -> Report:
     """How far is the quantized checkpoint from its original, layer by layer?
 
     Args:
         original: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
         quantized: the same.
-        options: the fields of :class:`quanterr.CompareOptions`, by name.
+        options: the fields of :class:`quanterr.CompareOptions`, by name; with rules (``require=["snr_db >= 28"]``)
+            the report is judged.
 
     What cannot be compared is in ``report.not_compared`` and makes the verdict ``inconclusive``.
 
     Raises:
-        UsageError: a pattern that matches nothing, patterns that leave nothing, an unknown device.
+        UsageError: a pattern that matches nothing, patterns that leave nothing, an unknown device, a wrong rule.
         CheckpointError: an input that is missing, damaged, or changes while it is read.
         ResourceError: no such device, or no memory.
     """
-    return compare_each(original, [quantized], CompareOptions(**options))[0]
+    chosen = CompareOptions(**options)
+    rules = prepare(chosen)
+    return rules.judge(compare_each(original, [quantized], chosen)[0])
 
 
 def compare_each(
-    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint | Recipe], options: CompareOptions
+    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint | Recipe], options: ComparisonOptions
 ) -> list[Report]:
     """The reports that :func:`compare` would make of each candidate, from one pass over the original.
 
@@ -82,7 +95,7 @@ def compare_each(
 def _compare_each(
     original: Path | Checkpoint,
     candidates: Sequence[Path | Checkpoint | Recipe],
-    options: CompareOptions,
+    options: ComparisonOptions,
     stop: threading.Event,
     ranks: Ranks | None,
 ) -> list[Report]:
@@ -158,83 +171,77 @@ def _compare_each(
 
 
 def rank(
-    original: Path | Checkpoint,
-    candidates: Sequence[Path | Checkpoint],
-    *,
-    against: Iterable[str] = (),
-    keep_original: str | None = None,
-    **options: Any,
+    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], **options: Unpack[RankKeywords]
 ) -> Ranking:
     """Which of several quantized checkpoints is best for its size, and which layers could come from another?
 
-    ``against``: recipes such as ``"fp8_row"``, by which the original is quantized on the fly; see
-    ``quanterr formats --recipes``. ``keep_original``, as ``"500MiB"`` or ``"3dB"``: propose for each candidate which
-    layers to leave unquantized, so that they add no more bytes, or give so much more SNR. ``options`` are the fields of
-    :class:`quanterr.CompareOptions`, by name; the original is read once. A candidate whose report would be
-    inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
+    ``options`` are the fields of :class:`quanterr.options.RankOptions`, by name; the original is read once. A candidate
+    whose report would be inconclusive is not ranked and makes the ranking's verdict ``inconclusive``.
 
     Raises:
         UsageError: fewer than two candidates, one that is given twice, or as :func:`compare`.
         CheckpointError, ResourceError: as :func:`compare`.
     """
-    recipes = recipes_named(against) if against else []
-    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
-    return ranked_with(original, candidates, names_of([*paths, *names_in(recipes)]), recipes, keep_original, options)
+    chosen = RankOptions(**options)
+    return rank_candidates(original, candidates, chosen, prepare(chosen))
 
 
-def sweep(
-    original: Path | Checkpoint,
-    to: Iterable[str] = PRESETS,
-    *,
-    scales: str | None = None,
-    keep_original: str | None = None,
-    study: bool = False,
-    sample: str | None = None,
-    hardware: str | None = None,
-    **options: Any,
+def rank_candidates(
+    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], options: RankOptions, rules: Prepared
 ) -> Ranking:
+    """The same with rules that were read before."""
+    recipes = recipes_named(options.against) if options.against else []
+    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    names = names_of([*paths, *names_in(recipes)])
+    return _ranked(original, [*candidates, *recipes], names, options, options.keep_original, rules)
+
+
+def sweep(original: Path | Checkpoint, to: Iterable[str] = (), **options: Unpack[SweepKeywords]) -> Ranking:
     """What would other formats cost? The original quantized on the fly by each of some recipes, ranked.
 
-    ``to``: recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; ``scales``: calibrators, such as ``"absmax,mse"``:
-    every recipe is made with each of them. ``study``: measure what outliers cost each, and how much its error depends
-    on its scales. ``sample``, as ``"10%"``: read only so many of the rows of each weight, and say how near the
-    numbers are to those of all rows. ``hardware``, as ``"H100"`` or ``"900GB/s"``: how many tokens a second its memory
-    bandwidth allows. Other arguments are those of :func:`rank`.
+    ``to``: recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; without any, a preset. ``options`` are the other
+    fields of :class:`quanterr.options.SweepOptions`, by name.
 
     Raises:
         UsageError: not a recipe, nothing to quantize, or as :func:`compare`.
         CheckpointError: a weight holds NaN or infinity, or as :func:`compare`.
         ResourceError: as :func:`compare`.
     """
-    recipes, chosen = recipes_named(to, scales), CompareOptions(**options)
-    if hardware is not None:
-        bandwidth_of(hardware)  # a mistake in it costs no run
-    if sample is not None:
-        keep = None if keep_original is None else budget(keep_original)
-        found = estimate(original, recipes, share_of(sample), keep, chosen)
+    chosen = SweepOptions(to=to, **options)
+    return sweep_recipes(original, chosen, prepare(chosen))
+
+
+def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: Prepared) -> Ranking:
+    """The same with rules that were read before."""
+    recipes = recipes_named(options.to or PRESETS, options.scales)
+    if options.hardware is not None:
+        bandwidth_of(options.hardware)  # a mistake in it costs no run
+    if options.sample is not None:
+        keep = None if options.keep_original is None else budget(options.keep_original)
+        found = estimate(original, recipes, share_of(options.sample), keep, options)
     else:
-        found = ranked_with(original, [], names_in(recipes), recipes, keep_original, options)
-    if study:
-        found = with_studies(found, original, recipes, chosen)
-    return found if hardware is None else with_bounds(found, original, recipes, chosen, hardware)
+        found = _ranked(original, recipes, names_in(recipes), options, options.keep_original, rules)
+    if options.study and found.complete:
+        found = with_studies(found, original, recipes, options)
+    return found if options.hardware is None else with_bounds(found, original, recipes, options, options.hardware)
 
 
-def ranked_with(
+def _ranked(
     original: Path | Checkpoint,
-    candidates: Sequence[Path | Checkpoint],
+    candidates: Sequence[Path | Checkpoint | Recipe],
     names: Sequence[str],
-    recipes: Sequence[Recipe],
+    options: ComparisonOptions,
     keep_original: str | None,
-    options: dict[str, Any],
+    rules: Prepared,
 ) -> Ranking:
-    """The ranking of candidates and recipes under these names."""
+    """The ranking of candidates and recipes under these names, each judged."""
     keep = None if keep_original is None else budget(keep_original)
-    reports = compare_each(original, [*candidates, *recipes], CompareOptions(**options))
-    return ranked(names, reports, keep, names_in(recipes))
+    reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
+    return ranked(names, reports, keep, [one.name for one in candidates if isinstance(one, Recipe)])
 
 
 def with_studies(
-    ranking: Ranking, original: Path | Checkpoint, recipes: Sequence[Recipe], options: CompareOptions
+    ranking: Ranking, original: Path | Checkpoint, recipes: Sequence[Recipe], options: ComparisonOptions
 ) -> Ranking:
     """The ranking of recipes with what outliers and scales do to each."""
     with ExitStack() as stack:
@@ -259,7 +266,7 @@ def names_in(recipes: Iterable[Recipe]) -> list[str]:
 
 
 def _journal(
-    options: CompareOptions,
+    options: ComparisonOptions,
     ranks: Ranks | None,
     checkpoints: Sequence[Checkpoint],
     plans: Sequence[Plan],

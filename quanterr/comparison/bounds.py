@@ -6,17 +6,18 @@ from contextlib import ExitStack
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.inspection import inspect
+from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
 from quanterr.recipes.candidate import quantized_by
 from quanterr.report.ranking.model import Ranking
-from quanterr.selection import CompareOptions, Selection
+from quanterr.selection import Selection
 
 
 def with_bounds(
     ranking: Ranking,
     original: str | os.PathLike[str] | Checkpoint,
     recipes: Sequence[Recipe],
-    options: CompareOptions,
+    options: ComparisonOptions,
     hardware: str,
 ) -> Ranking:
     """The ranking with the tokens a second that the bandwidth of a machine allows each recipe.

@@ -17,6 +17,7 @@ from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import of_notes
+from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
 from quanterr.recipes.candidate import QuantizedFile, quantized_by
 from quanterr.recipes.sampling import Estimate, estimated, margin
@@ -26,7 +27,7 @@ from quanterr.report.model import RunInfo, Tool
 from quanterr.report.model import Selection as Selected
 from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
-from quanterr.selection import CompareOptions, Selection
+from quanterr.selection import Selection
 from quanterr.util.platform import usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
@@ -40,7 +41,7 @@ def estimate(
     recipes: Sequence[Recipe],
     share: float,
     keep: Budget | None,
-    options: CompareOptions,
+    options: ComparisonOptions,
 ) -> Ranking:
     """The ranking of recipes by a ``share`` of the rows of each weight.
 
@@ -94,7 +95,7 @@ def estimate(
     )
 
 
-def _check(options: CompareOptions) -> None:
+def _check(options: ComparisonOptions) -> None:
     for option, value in (
         ("--importance", options.importance),
         ("--sensitivity", options.sensitivity),
@@ -131,7 +132,7 @@ def _files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
 
 
 def _estimates(
-    original: Checkpoint, files: Sequence[dict[str, QuantizedFile]], share: float, options: CompareOptions
+    original: Checkpoint, files: Sequence[dict[str, QuantizedFile]], share: float, options: ComparisonOptions
 ) -> dict[str, list[Estimate | None]]:
     """Each weight by each recipe, all cores at work."""
     entries = {name: original.entries[name] for own in files for name in own}

@@ -23,8 +23,8 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.records import packed, unpacked
 from quanterr.errors import ResourceError, UsageError
 from quanterr.metrics import METRICS_VERSION
+from quanterr.options import ComparisonOptions
 from quanterr.pairing.plan import ComparedWeight, Plan
-from quanterr.selection import CompareOptions
 from quanterr.util.text import display
 from quanterr.version import __version__
 
@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 
 
 def identity(
-    checkpoints: Sequence[Checkpoint], plans: Sequence[Plan], options: CompareOptions, is_native: bool
+    checkpoints: Sequence[Checkpoint], plans: Sequence[Plan], options: ComparisonOptions, is_native: bool
 ) -> dict[str, Any]:
     """What two runs must have in common, so that a weight of one is a weight of the other.
 

@@ -14,12 +14,11 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 
@@ -47,17 +46,17 @@ from quanterr.evaluation.tokens import (
 )
 from quanterr.findings import finding
 from quanterr.findings.configs import of_configs
-from quanterr.gates import judged, subjects_of
-from quanterr.gates.rules import Rule, check_baseline_use, read_rules
+from quanterr.gates import Prepared, prepare
+from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import recipes_named
 from quanterr.recipes.candidate import quantized_by
+from quanterr.report.documents import KINDS
+from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
-from quanterr.report.evaluation.reading import read_evaluation
-from quanterr.report.evaluation.values import VOCABULARY
 from quanterr.report.model import Finding, RunInfo, Tool
 from quanterr.report.ranking.making import short_names
-from quanterr.report.subjects import Subject, overall
+from quanterr.report.subjects import overall
 from quanterr.selection import Selection
 from quanterr.tensors.devices import described, pick_device
 from quanterr.util.company import Company, company_of_environment
@@ -70,78 +69,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 NOTHING_TO_DO = "no candidate is given: evaluate needs one, or --sensitivity, --importance-out or --saliency-out alone"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateOptions:
-    """What an evaluation does.
-
-    Attributes:
-        text: a text file, read through the original's tokenizer.json; or
-        tokens: a safetensors file with one tensor of token ids.
-        context: tokens of a chunk; predictions of its second half are scored.
-        chunks: how many chunks at most; all of them where it is None.
-        batch: chunks that run through a unit together.
-        dtype: in which both sides compute: float32, bfloat16 or float64.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        tasks: files of questions with choices; see tasks.py.
-        sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
-        sensitivity_chunks: how many chunks that is measured on.
-        require: conditions that must hold for each candidate, such as ``upper(kld_mean) <= 0.01``.
-        fail_if: conditions that must not hold.
-        thresholds: a file of such rules.
-        baseline: an earlier evaluation, for rules with ``delta``, ``rel_delta`` or ``ratio``; alone it asks for
-            ``ratio(kld_mean) <= 1.1``.
-        strict_warnings: whether rules of severity warn decide.
-        importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
-        saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
-        saliency: how many of them, in per cent.
-        lenient: as for :func:`quanterr.compare`.
-        cache: as for :func:`quanterr.compare`.
-        on_progress: called with (units done, units, micro-batches done, micro-batches).
-        stop: when it is set, the run ends; nothing is scored then.
-        command: the command line, for ``run``.
-    """
-
-    text: str | os.PathLike[str] | None = None
-    tokens: str | os.PathLike[str] | None = None
-    context: int = 512
-    chunks: int | None = None
-    batch: int = 2
-    dtype: str = "float32"
-    device: str = "auto"
-    tasks: Iterable[str | os.PathLike[str]] = ()
-    sensitivity: str | os.PathLike[str] | None = None
-    sensitivity_chunks: int = 1
-    require: Iterable[str] = ()
-    fail_if: Iterable[str] = ()
-    thresholds: str | os.PathLike[str] | None = None
-    baseline: str | os.PathLike[str] | None = None
-    strict_warnings: bool = False
-    importance_out: str | os.PathLike[str] | None = None
-    saliency_out: str | os.PathLike[str] | None = None
-    saliency: float = 1.0
-    lenient: bool = False
-    cache: str | os.PathLike[str] | None = None
-    on_progress: Callable[[int, int, int, int], None] | None = None
-    stop: threading.Event | None = None
-    command: Iterable[str] = ()
-
-    @property
-    def with_moments(self) -> bool:
-        """Whether second moments of inputs are asked for."""
-        return self.importance_out is not None or self.saliency_out is not None
-
-
 def evaluate(
     original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint] = (),
     *,
     against: Iterable[str] = (),
-    **options: Any,
+    **options: Unpack[EvaluateKeywords],
 ) -> Evaluation:
     """Are quantized checkpoints still good models? Runs the original's architecture with the weights of each side.
 
     ``original`` is a folder with config.json, here or in a store; ``against`` are recipes such as ``"fp8_row"``, by
-    which it is quantized on the fly; ``options`` are the fields of :class:`EvaluateOptions`, by name.
+    which it is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
 
     Raises:
         UsageError: transformers is missing, no text or too little of it, a rule that is none.
@@ -149,8 +87,19 @@ def evaluate(
             missing or has another shape.
         ResourceError: no memory.
     """
-    chosen, started = EvaluateOptions(**options), datetime.now(UTC)
-    rules, before = _rules(chosen)
+    chosen = EvaluateOptions(**options)
+    return evaluate_candidates(original, candidates, against, chosen, prepare(chosen, KINDS[SCHEMA]))
+
+
+def evaluate_candidates(
+    original: str | os.PathLike[str] | Checkpoint,
+    candidates: Sequence[str | os.PathLike[str] | Checkpoint],
+    against: Iterable[str],
+    chosen: EvaluateOptions,
+    rules: Prepared,
+) -> Evaluation:
+    """The same with rules that were read before."""
+    started = datetime.now(UTC)
     recipes = recipes_named(against) if against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [recipe.name for recipe in recipes]
@@ -198,27 +147,20 @@ def evaluate(
             candidates=evaluated,
             run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
         )
-    return judged(made, rules, before) if rules else made
+    return rules.judge(made)
 
 
-def _rules(chosen: EvaluateOptions) -> tuple[list[Rule], list[Subject]]:
-    """The rules, and the candidates of the baseline: read first, so that a mistake in them costs no run."""
-    given = chosen.baseline is not None
-    if not given and chosen.thresholds is None and not list(chosen.require) and not list(chosen.fail_if):
-        return [], []
-    rules = read_rules(
-        chosen.thresholds, chosen.require, chosen.fail_if, chosen.strict_warnings, given, vocabulary=VOCABULARY
-    )
-    check_baseline_use(rules, given)
-    return rules, subjects_of(read_evaluation(os.fspath(chosen.baseline)), rules) if chosen.baseline is not None else []
-
-
-def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None:
+def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[EvaluateKeywords]) -> None:
     """What can be learned of an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``.
 
-    ``options`` are the fields of :class:`EvaluateOptions`, by name. Errors are those of :func:`evaluate`.
+    ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Errors are those of
+    :func:`evaluate`.
     """
-    chosen = EvaluateOptions(**options)
+    study_original(original, EvaluateOptions(**options))
+
+
+def study_original(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
+    """The same with its options as one."""
     stop, saliency = chosen.stop or threading.Event(), _saliency(chosen)
     if chosen.sensitivity is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)

@@ -17,19 +17,72 @@ To add a function: a row of FUNCTIONS.
 import os
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quanterr.errors import UsageError
 from quanterr.gates.judging import judge_subject, needed
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
-from quanterr.report.documents import KINDS
+from quanterr.options import GateOptions
+from quanterr.report import SCHEMA as REPORT
+from quanterr.report.documents import KINDS, Kind, kind_of, read_document
 from quanterr.report.gate_results import Verdict
+from quanterr.report.reading import read_extract
 from quanterr.report.subjects import Subject, counterpart
+from quanterr.report.values import ReportValues
+from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.model import Document
 
     Judged = TypeVar("Judged", bound=Document)
+
+
+class Prepared(NamedTuple):
+    """Rules, and what they compare with: read before any work, so that a mistake in them costs no run."""
+
+    rules: list[Rule]
+    before: list[Subject]
+
+    def judge(self, document: "Judged") -> "Judged":
+        """The document, judged; as it is where there are no rules."""
+        return judged(document, self.rules, self.before) if self.rules else document
+
+
+def prepare(options: GateOptions, kind: Kind = KINDS[REPORT]) -> Prepared:
+    """The rules that are asked for, of a kind of document.
+
+    Raises:
+        UsageError: a rule that cannot be understood, a file that is none, a baseline that cannot be relied on, is not
+            needed or not given.
+        ReportError: a baseline that cannot be read.
+    """
+    given = options.baseline is not None
+    if not given and options.thresholds is None and not (options.require or options.fail_if):
+        return Prepared([], [])
+    rules = read_rules(
+        options.thresholds, options.require, options.fail_if, options.strict_warnings, given, kind.values.VOCABULARY
+    )
+    check_baseline_use(rules, given)
+    before = [] if options.baseline is None else read_subjects(os.fspath(options.baseline), rules, kind)
+    for subject in before:
+        subject.check_usable()
+    return Prepared(rules, before)
+
+
+def read_subjects(path: str, rules: list[Rule], kind: Kind) -> list[Subject]:
+    """What is judged of a stored document; of a report what rules need alone, which is faster.
+
+    Raises:
+        UsageError: it is a document of another kind.
+        ReportError: it cannot be read.
+    """
+    found = kind_of(path)
+    if found != kind:
+        kinds = f"is of another kind ({found.name.lower()}) than what is judged ({kind.name.lower()})"
+        raise UsageError(f"--baseline {display(path)}: {kinds}")
+    if kind == KINDS[REPORT]:
+        return [ReportValues(read_extract(path, *needed(rules)))]
+    return subjects_of(read_document(path), rules)
 
 
 def judge(

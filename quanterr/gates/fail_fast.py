@@ -19,8 +19,10 @@ def first_violation(rules: list[Rule], baseline: Subject | None) -> "Callable[[L
     """What says which rule a layer that was just compared violates, and None if it violates none.
 
     Raises:
-        UsageError: no rule of severity error is about single layers.
+        UsageError: no rule, or none of severity error that is about single layers.
     """
+    if not rules:
+        raise UsageError("--fail-fast: no rules given; give --thresholds FILE, or --require 'snr_db >= 30'")
     of_layers = [
         (rule, decider(rules, n))
         for n, rule in enumerate(rules)

@@ -59,10 +59,10 @@ def read_rules(
             two rules that contradict each other.
     """
     rules = [_rule(table, vocabulary) for table in _tables(thresholds)] if thresholds is not None else []
-    for text in require:
+    for text in _each(require):
         condition = _parsed(text, "--require", vocabulary)
         rules.append(Rule(condition.text, condition))
-    for text in fail_if:
+    for text in _each(fail_if):
         condition = _parsed(text, "--fail-if", vocabulary).negated()
         rules.append(Rule(condition.text, condition))
     if not rules and baseline and thresholds is None and vocabulary.no_worse:
@@ -73,6 +73,11 @@ def read_rules(
         raise UsageError(f"{where}; give --thresholds FILE, or --require '{vocabulary.example}'")
     _check_ids(rules)
     return [rule._replace(severity="error") for rule in rules] if strict_warnings else rules
+
+
+def _each(texts: Iterable[str]) -> Iterable[str]:
+    """A string alone is one condition."""
+    return [texts] if isinstance(texts, str) else texts
 
 
 def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) -> None:

@@ -8,27 +8,26 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import fsum, log10, sqrt
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Unpack
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.knapsack import Choice, path, solve
+from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import PRESETS, recipes_named
-from quanterr.report.keeping import original_bytes, stored_bytes
+from quanterr.report.keeping import UNITS, amount_of, original_bytes, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report, Tool
 from quanterr.report.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.roles import block_of, role_of
-from quanterr.selection import CompareOptions
 from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__
 
-SameIn = Literal["fused", "block", "role"]
 POINTS = 40  # of the curve
 SQUARED: Final = "squared error"
 WEIGHTED: Final = "weighted squared error"
@@ -91,34 +90,25 @@ class _Row:
     options: Mapping[str, _Option]  # by recipe
 
 
-def plan(
-    original: str | os.PathLike[str] | Checkpoint,
-    *,
-    size: float | None = None,
-    bits: float | None = None,
-    max_kld: float | None = None,
-    min_snr: float | None = None,
-    to: Iterable[str] = PRESETS,
-    scales: str | None = None,
-    same_in: SameIn = "fused",
-    **options: Any,
-) -> Plan:
+def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKeywords]) -> Plan:
     """Which recipe should each layer have? The least cost within a budget, or the least size within a limit.
 
-    Exactly one of ``size`` (bytes of the whole checkpoint), ``bits`` (per weight of the layers that are planned),
-    ``max_kld`` (predicted, with ``sensitivity``) and ``min_snr`` (dB over these layers) is given. ``to`` and ``scales``
-    are those of :func:`quanterr.sweep`; every layer may stay as it is, too. ``same_in``: layers of which group have one
-    recipe: those that runtimes fuse, a block, a role. ``options`` are the fields of :class:`quanterr.CompareOptions`;
-    with ``sensitivity`` the cost is predicted KLD, with ``importance`` alone squared error weighted by it, otherwise
+    ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may stay as it is, too.
+    With ``sensitivity`` the cost is predicted KLD, with ``importance`` alone squared error weighted by it, otherwise
     squared error.
 
     Raises:
         UsageError: no or several goals, a goal that cannot be met (says the least possible), or as ``sweep``.
         CheckpointError, ResourceError: as ``sweep``.
     """
-    given = {"size": size, "bits": bits, "kld": max_kld, "snr": min_snr}
+    return plan_layers(original, PlanOptions(**options))
+
+
+def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptions) -> Plan:
+    """The same with its options as one."""
+    nbytes_at_most = _bytes(chosen.size) if isinstance(chosen.size, str) else chosen.size
+    given = {"size": nbytes_at_most, "bits": chosen.bits, "kld": chosen.max_kld, "snr": chosen.min_snr}
     goals = [Goal(kind, amount) for kind, amount in given.items() if amount is not None]  # type: ignore[arg-type]
-    chosen = CompareOptions(**options)
     if len(goals) != 1:
         raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
     if goals[0].kind == "kld" and chosen.sensitivity is None:
@@ -126,7 +116,7 @@ def plan(
     measure = _measure(chosen)
     if goals[0].kind == "snr" and measure != SQUARED:
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
-    recipes = recipes_named(to, scales)
+    recipes = recipes_named(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
         checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)
@@ -135,7 +125,7 @@ def plan(
         if report.verdict == "inconclusive":
             raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
     by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
-    return _planned(goals[0], by_recipe, nbytes, architecture, same_in, measure)
+    return _planned(goals[0], by_recipe, nbytes, architecture, chosen.same_in, measure)
 
 
 def _planned(
@@ -200,7 +190,14 @@ def _planned(
     )
 
 
-def _measure(options: CompareOptions) -> Measure:
+def _bytes(text: str) -> float:
+    amount, unit = amount_of(text)
+    if unit not in UNITS:
+        raise UsageError(f"--size {display(text)}: give bytes, such as 6GiB or 700MB")
+    return amount * UNITS[unit]
+
+
+def _measure(options: PlanOptions) -> Measure:
     """What an error costs: with both, the importance still decides the scales of recipes that search them."""
     if options.sensitivity is not None:
         return KLD

@@ -92,6 +92,13 @@ class Subject:
         """The value of global(); None where it is undefined."""
         raise KeyError(metric)
 
+    def check_usable(self) -> None:
+        """Refuse a baseline that cannot be relied on as a whole.
+
+        Raises:
+            UsageError: it cannot.
+        """
+
     def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
         """Refuse a baseline that says nothing about these metrics of it.
 
