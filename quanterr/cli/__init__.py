@@ -213,7 +213,6 @@ def _sides(*given: str | None) -> tuple[str, str]:
 
 def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
     require_memory()
-    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     with watching(quiet) as on_progress:
         from quanterr.comparison import compare_each
 
@@ -311,7 +310,6 @@ def render(
     given = outputs or ([STDOUT] if to else [])
     known = kind_of(stored).outputs
     targeted = targets(given, [stored], output_named(to, known) if to else None, show.no_clobber, known)
-    gc.disable()  # what is read is kept to the end, and the end is near
     found = read_document(stored)
     evaluated = None if evaluation is None else _evaluation_of(evaluation, found, targeted)
     with printing():
@@ -487,6 +485,7 @@ def _prepare_streams() -> None:
 def main() -> None:
     """Run the command and leave at once: to take torch down in good order would take another 0.4 s."""
     _prepare_streams()
+    gc.disable()  # a command keeps what it makes to its end, and many small objects make each collection slow
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch's, where numpy is not installed
     status = _run()
     try:

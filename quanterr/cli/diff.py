@@ -42,14 +42,12 @@ def diff(
     ] = False,
 ) -> None:
     """Compare two stored reports."""
-    import gc
 
     from quanterr.report.diff import OF_EVALUATIONS, OUTPUTS
     from quanterr.report.documents import schema_of
     from quanterr.report.evaluation import SCHEMA as EVALUATION
     from quanterr.report.files import STDOUT, targets, write_output
 
-    gc.disable()  # what is read is kept to the end, and the end is near
     given = [*show.outputs, *([STDOUT] if show.as_json and STDOUT not in show.outputs else [])]
     are_evaluations = (
         schema_of(old) == EVALUATION or schema_of(new) == EVALUATION

@@ -1,6 +1,5 @@
 """``quanterr evaluate``: is the model still good, on a text."""
 
-import gc
 import sys
 from dataclasses import replace
 from os import fspath
@@ -35,7 +34,7 @@ HELP = help_of("""Run the original's model with the weights of each side on a te
 [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
 ORIGINAL is a folder with config.json, here or in a store (hf://org/name). Any format that compare reads runs through
-transformers' model of it, one block of each side in memory. Needs pip install "quanterr[evaluate]"; no model code is
+transformers' model of it, one block of each side in memory. Needs pip install "quanterr\\[evaluate]"; no model code is
 downloaded or run.
 
 Exit status: 0 all gates hold; 1 one does not; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks tensors, or
@@ -67,7 +66,6 @@ def evaluate(
     from quanterr.report.files import check_place
     from quanterr.report.gate_results import exit_status
 
-    gc.disable()  # a model has many modules, and there are no cycles to find
     inputs = [original, *(candidates or []), options.text, options.tokens, *options.tasks, options.baseline]
     to = show.targets(inputs, OUTPUTS)
     rules = prepare(options, KINDS[SCHEMA])

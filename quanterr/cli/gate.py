@@ -69,7 +69,6 @@ def gate(
     ] = None,
 ) -> None:
     """Judge a stored document."""
-    import gc
 
     from quanterr.gates import read_subjects, verdicts_of
     from quanterr.gates.explaining import explain as explained
@@ -78,7 +77,6 @@ def gate(
     from quanterr.report.gate_results import Verdict, exit_status
     from quanterr.report.subjects import counterpart, overall
 
-    gc.disable()  # what is read is kept to the end, and the end is near
     colored, baseline = wanted(sys.stderr, show.colors), None if gates.baseline is None else os.fspath(gates.baseline)
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")

@@ -1,6 +1,5 @@
 """``quanterr plan``: which recipe each layer should have under a budget."""
 
-import gc
 from dataclasses import replace
 from typing import Annotated
 
@@ -58,7 +57,6 @@ def plan(
     from quanterr.report.files import write_output
     from quanterr.report.plan import OUTPUTS
 
-    gc.disable()  # many layers, and there are no cycles to find
     to = show.targets([original, options.importance, options.sensitivity], OUTPUTS)
     announce([original], show.quiet)
     with Interrupt(keeps=False) as interrupt:

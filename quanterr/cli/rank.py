@@ -1,6 +1,5 @@
 """``quanterr rank``: several candidates for one original, in one pass over it."""
 
-import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,7 +81,6 @@ def run(
     make: "Callable[[Asked], Ranking]", options: "Asked", paths: "Sequence[str]", to: "list[Target]", show: Display
 ) -> None:
     """Make a ranking, write and show it; ends with its exit status."""
-    gc.disable()  # a plan of many weights makes each of its rounds slow, and there are no cycles to find
     announce(paths, show.quiet)
     with Interrupt() as interrupt, ended_by(interrupt):
         require_memory()
