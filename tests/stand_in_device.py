@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from quanterr import evaluation
-from quanterr.evaluation import sensitivity, sides, states, stepping
+from quanterr.evaluation import sensitivity, sides, states
 from quanterr.tensors.devices import CPU
 
 NAME = "elsewhere"
@@ -87,13 +87,6 @@ def prepare():
     """Let quanterr take it for a device."""
     _setup_privateuseone_for_python_backend(NAME)
     getattr(torch, NAME)._lazy_init = lambda: None
-    run = stepping._Forward._run
-
-    def elsewhere(forward):
-        with Elsewhere():
-            run(forward)
-
-    stepping._Forward._run = elsewhere
     torch.inference_mode = torch.no_grad  # such tensors have no version counters
     of_storage, dequantized = states.storage_of, sides.Sides.whole
     states.storage_of = sensitivity.storage_of = lambda weight: of_storage(here(weight))

@@ -88,6 +88,14 @@ def evaluation(llama):
     return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
 
 
+def test_many_micro_batches_start_no_thread(llama, monkeypatch):
+    """A container may allow a few hundred."""
+    monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread"))
+    original, quantized, _, tokens = llama
+
+    assert quanterr.evaluate(original, [quantized], tokens=tokens, context=8, batch=1).tokens.chunks == 12
+
+
 class TestArchitectures:
     @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
     def test_predictions_are_those_of_plain_transformers(self, name, tmp_path):

@@ -110,7 +110,7 @@ class TestCommand:
         done = evaluate(folder, "quantized", before=before)
 
         assert Status.USAGE == done.returncode
-        assert 'quanterr: evaluate needs transformers: pip install "quanterr[evaluate]"\n' == done.stderr
+        assert 'quanterr: evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"\n' == done.stderr
 
     def test_ctrl_c_ends_it_without_a_result(self, folder):
         before = (

@@ -19,7 +19,7 @@ from quanterr.evaluation.folder import ModelFolder
 from quanterr.tensors.devices import CPU
 from quanterr.util.text import display
 
-EXTRA = 'evaluate needs transformers: pip install "quanterr[evaluate]"'
+EXTRA = 'evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"'
 CAUSAL, SEQUENCE, ENCODER = "causal", "sequence to sequence", "encoder"
 
 

@@ -1,11 +1,10 @@
 """A model of any size in the memory of one unit: its own forward stops at each unit until the driver has run it.
 
-Every micro-batch runs the forward of the model in a thread of its own, which hands over (unit, arguments) and waits. So
-masks, rotary tables, caches between blocks and soft caps stay the business of the model; the driver loads the weights
-of a unit once for all micro-batches.
+Every micro-batch runs the forward of the model in a greenlet of its own, which hands over (unit, arguments) and waits.
+So masks, rotary tables, caches between blocks and soft caps stay the business of the model; the driver loads the
+weights of a unit once for all micro-batches. Greenlets are no threads: thousands of them cost memory alone.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,67 +12,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quanterr.errors import CheckpointError, QuanterrError, is_out_of_memory
-from quanterr.evaluation.models import Unit, fitting, kept_slots, units_of
+from quanterr.errors import CheckpointError, QuanterrError, UsageError, is_out_of_memory
+from quanterr.evaluation.models import EXTRA, Unit, fitting, kept_slots, units_of
 from quanterr.evaluation.names import Get, Names
 from quanterr.util.text import display
 
+try:
+    from greenlet import getcurrent, greenlet
+except ImportError as error:
+    raise UsageError(EXTRA) from error
 
-class _Abandoned(BaseException):
-    """Ends the thread of a forward that nobody goes on with."""
+Asked = tuple[Unit, tuple[Any, ...], dict[str, Any]]  # a unit and the arguments of its forward
 
 
-class _Forward:
+class _Forward(greenlet):
     """One forward of the model, stopped where it needs a unit."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], local: threading.local, graph: bool) -> None:
-        self.model, self.inputs, self.local, self.graph = model, inputs, local, graph
-        self.go, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
-        self.asked: tuple[Unit, tuple[Any, ...], dict[str, Any]] | None = None
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], graph: bool) -> None:
+        super().__init__()
+        self.model, self.inputs, self.graph = model, inputs, graph
+        self.asked: Asked | None = None
         self.result: Any = None
-        self._answer: Any = None
-        self._error: BaseException | None = None
-        self._dead = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        self.go.acquire()
-        try:
-            self.local.forward = self
-            with torch.enable_grad() if self.graph else torch.inference_mode():
-                self.result = None if self._dead else self.model(**self.inputs)
-        except _Abandoned:
-            pass
-        except BaseException as error:
-            self._error = error
-        self.stopped.release()
+    def run(self, _: object) -> None:
+        """What runs in the greenlet: the model."""
+        self.result = self.model(**self.inputs)
 
-    def ask(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called by the model's thread in the place of a unit."""
-        self.asked = unit, args, kwargs
-        self.stopped.release()
-        self.go.acquire()
-        if self._dead:
-            raise _Abandoned
-        answer, self._answer = self._answer, None
-        return answer
+    def ask(self, *asked: Any) -> Any:
+        """Called by the model in the place of a unit: what the driver answers."""
+        self.asked, driver = asked, self.parent
+        assert driver is not None  # noqa: S101 - who made it
+        return driver.switch()
 
     def resume(self, answer: Any = None) -> None:
-        """Go on, with what the unit gave, until the next unit or the end."""
-        self.asked, self._answer = None, answer
-        del answer
-        self.go.release()
-        self.stopped.acquire()
-        if self._error is not None:
-            raise _told(self._error, self.model) from self._error
+        """Go on, with what the unit gave, until the next unit or the end.
 
-    def abandon(self) -> None:
-        """End the thread."""
-        if self._thread.is_alive():
-            self._dead = True
-            self.go.release()
-            self._thread.join()
+        What runs in there has the driver's modes of torch, which are those of the thread: they are set here, at every
+        switch.
+        """
+        self.asked, answers = None, [answer]
+        del answer
+        try:
+            with torch.enable_grad() if self.graph else torch.inference_mode():
+                self.switch(answers.pop())
+        except Exception as error:
+            raise _told(error, self.model) from error
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -106,7 +89,6 @@ class Stream:
         ``get`` gives tensors on the device. ``graph``: what is between units keeps what a backward pass needs.
         """
         self.model, self.names, self.get = model, names, get
-        self._local = threading.local()
         self.units = units_of(model, device)
         kept = kept_slots(model, self.units)
         tensors = names.tensors([slot.name for slot in kept], get)
@@ -116,13 +98,13 @@ class Stream:
             unit.free()
             unit.module.forward = partial(self._called, unit)
         on_device = [{key: _moved(value, device) for key, value in batch.items()} for batch in batches]
-        self._forwards = [_Forward(model, batch, self._local, graph) for batch in on_device]
+        self._forwards = [_Forward(model, batch, graph) for batch in on_device]
         for forward in self._forwards:
             forward.resume()
 
     def _called(self, unit: Unit, *args: Any, **kwargs: Any) -> Any:
-        forward = getattr(self._local, "forward", None)
-        return unit.forward(*args, **kwargs) if forward is None else forward.ask(unit, args, kwargs)
+        forward = getcurrent()
+        return forward.ask(unit, args, kwargs) if isinstance(forward, _Forward) else unit.forward(*args, **kwargs)
 
     @property
     def next_unit(self) -> Unit | None:
@@ -144,7 +126,7 @@ class Stream:
         with torch.inference_mode():
             return unit.forward(*args, **kwargs)
 
-    def taken(self, batch: int) -> tuple[Unit, tuple[Any, ...], dict[str, Any]]:
+    def taken(self, batch: int) -> Asked:
         """The unit that a micro-batch waits for, and its arguments, which are then held by nobody else."""
         asked = self._forwards[batch].asked
         assert asked is not None  # noqa: S101 - waits() said so
@@ -162,6 +144,7 @@ class Stream:
         return result
 
     def close(self) -> None:
-        """End all threads."""
+        """End all forwards."""
         for forward in self._forwards:
-            forward.abandon()
+            if forward:  # it has begun and not ended
+                forward.throw()
