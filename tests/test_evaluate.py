@@ -15,7 +15,7 @@ from small_models import MODELS, auto_of, ids, quantized_by, saved, stored, with
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
 from quanterr.evaluation import gram, states, study
-from quanterr.evaluation.models import Unit
+from quanterr.evaluation.units import Unit
 from quanterr.gates import judge
 from quanterr.pairing.importance import read_importance
 from quanterr.report.evaluation.reading import read_evaluation

@@ -44,6 +44,7 @@ from quanterr.evaluation.tokens import (
     read_tokens,
     tokenizer_fingerprint,
 )
+from quanterr.evaluation.workload import CAUSAL
 from quanterr.findings import finding
 from quanterr.findings.configs import of_configs
 from quanterr.gates import Prepared, prepare
@@ -141,7 +142,7 @@ def evaluate_candidates(
             original=every[0].path,
             original_bytes=every[0].nbytes,
             model=type(lockstep.model).__name__,
-            kind=prepared.architecture.kind,
+            kind=prepared.architecture.workload.kind,
             dtype=chosen.dtype,
             tokens=_tokens(prepared, chosen, outcomes),
             candidates=evaluated,
@@ -222,7 +223,7 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     architecture = models.Architecture(config, dtype, device)
     vocabulary = config.get_text_config().vocab_size
     chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
-    if (tasks or chosen.sensitivity is not None) and architecture.kind != models.CAUSAL:
+    if (tasks or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
         option = "--task" if tasks else "--sensitivity"
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     return _Prepared(architecture, text, chunks, tasks, likeness(text, chunks.raw), vocabulary, tokenizer)

@@ -19,10 +19,11 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import DTYPES
 from quanterr.evaluation.folder import model_folder
-from quanterr.evaluation.models import CAUSAL, Architecture, read_config
+from quanterr.evaluation.models import Architecture, read_config
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Likelihood, Scored, loglikelihoods, sequence
 from quanterr.evaluation.tokens import tokenizer_of
+from quanterr.evaluation.workload import CAUSAL
 from quanterr.tensors.devices import pick_device
 
 StrPath = str | os.PathLike[str]
@@ -54,7 +55,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         with open_checkpoint(original) as checkpoint, model_folder(checkpoint) as folder:
             self._architecture = Architecture(read_config(folder), DTYPES[dtype], pick_device(device))
             self._tokenizer = tokenizer_of(folder)
-        if self._architecture.kind != CAUSAL:
+        if self._architecture.workload is not CAUSAL:
             model_type = self._architecture.config.model_type
             raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
 

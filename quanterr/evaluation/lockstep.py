@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, Interrupted
-from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.memory import keep_memory_for_activations
-from quanterr.evaluation.models import CAUSAL, ENCODER, SEQUENCE, Architecture, Unit, inputs_of, takes
+from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.names import Names
-from quanterr.evaluation.scores import Scores
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Product, Visit, hidden_of
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import Chunks
+from quanterr.evaluation.units import Unit
+from quanterr.evaluation.workload import Measures
 from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.platform import give_back_memory
@@ -68,27 +68,27 @@ class _Side:
 
     candidate: Candidate
     stream: Stream
-    scores: Scores = field(default_factory=Scores)
-    embedded: Embedded = field(default_factory=Embedded)
+    measures: Measures = field(default_factory=Measures)
     blocks: dict[str, HiddenError] = field(default_factory=dict)
     not_finite: set[str] = field(default_factory=set)
 
     def found(self) -> dict[str, Any]:
         """What :meth:`add` takes."""
+        embedded = self.measures.embedded
         return {
-            "scores": self.scores.columns,
-            "embedded": (self.embedded.of_x, self.embedded.of_y, _plain(self.embedded.error)),
+            "scores": self.measures.scores.columns,
+            "embedded": (embedded.of_x, embedded.of_y, _plain(embedded.error)),
             "blocks": {name: _plain(error) for name, error in self.blocks.items()},
             "not_finite": list(self.not_finite),
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
         """What was found for other micro-batches."""
-        self.scores.columns |= found["scores"]
-        of_x, of_y, error = found["embedded"]
-        self.embedded.of_x |= of_x
-        self.embedded.of_y |= of_y
-        self.embedded.error.parts |= _parts(error)
+        self.measures.scores.columns |= found["scores"]
+        embedded, (of_x, of_y, error) = self.measures.embedded, found["embedded"]
+        embedded.of_x |= of_x
+        embedded.of_y |= of_y
+        embedded.error.parts |= _parts(error)
         for name, parts in found["blocks"].items():
             self.blocks.setdefault(name, HiddenError()).parts |= _parts(parts)
         self.not_finite |= set(found["not_finite"])
@@ -117,11 +117,11 @@ class Lockstep:
             CheckpointError: the model has a weight that is not stored, or stored otherwise.
         """
         keep_memory_for_activations()
-        self.kind, self._pace = architecture.kind, pace
+        self._workload, self._pace = architecture.workload, pace
         self.model = architecture.build()
         split = enumerate(zip(*(torch.split(each, pace.batch) for each in chunks), strict=True))
         self._batches = [_Batch(number, *both) for number, both in split][pace.rank :: pace.world]
-        inputs = [self._inputs(architecture.config, batch.given) for batch in self._batches]
+        inputs = [self._workload.inputs(self.model, architecture.config, batch.given) for batch in self._batches]
         names = _complete(Names(self.model, sides.weights), sides)
         self._original = Stream(self.model, names, sides.get, inputs, architecture.device)
         self._others = []
@@ -140,18 +140,6 @@ class Lockstep:
     ) -> None:
         for stream in (self._original, *(side.stream for side in self._others)):
             stream.close()
-
-    def _inputs(self, config: Any, chunk: Tensor) -> dict[str, Any]:
-        """Arguments of the model's forward for a micro-batch of chunks."""
-        if self.kind == SEQUENCE:
-            half = chunk.shape[1] // 2
-            start = torch.full((len(chunk), 1), config.decoder_start_token_id or 0)
-            decoder = torch.cat([start, chunk[:, half:-1]], 1)
-            return {"input_ids": chunk[:, :half], "decoder_input_ids": decoder, "use_cache": False}
-        inputs = inputs_of(self.model, chunk)
-        if self.kind == CAUSAL and takes(self.model, "logits_to_keep"):
-            inputs["logits_to_keep"] = chunk.shape[1] - chunk.shape[1] // 2
-        return inputs
 
     def run(self) -> None:
         """Every unit for every micro-batch of every side.
@@ -213,25 +201,9 @@ class Lockstep:
             del other
             result = side.stream.result(batch)
             if base is not None and result is not None:
-                self._score(batch, side, base, result)
-
-    def _score(self, batch: int, side: _Side, base: Any, other: Any) -> None:
-        """What both models gave for a micro-batch."""
-        number, _, raw = self._batches[batch]
-        if self.kind == ENCODER:
-            side.embedded.add(number, base.last_hidden_state, other.last_hidden_state)
-            return
-        half = raw.shape[1] // 2
-        for n, chunk in enumerate(raw):
-            x, y = base.logits[n], other.logits[n]
-            if self.kind == CAUSAL:
-                rows = raw.shape[1] - half
-                x, y = x[-rows:-1], y[-rows:-1]
-                targets = chunk[half + 1 :]
-            else:
-                targets = chunk[half:]
-            if not side.scores.add(number * self._pace.batch + n, x, y, targets):
-                side.not_finite.add(LOGITS)
+                number, _, chunks = self._batches[batch]
+                if not self._workload.measure(base, result, chunks, number * self._pace.batch, side.measures):
+                    side.not_finite.add(LOGITS)
 
     def _outcome(self, n: int) -> Outcome:
         side = self._others[n]
@@ -239,13 +211,14 @@ class Lockstep:
         order = (*self._original.units, LOGITS)
         not_finite = min(side.not_finite, key=order.index, default=None)
         outcome = Outcome(not_finite=not_finite, blocks=blocks, weights=self._weights(n))
-        if not_finite is None and side.scores.columns:
+        measures = side.measures
+        if not_finite is None and measures.scores.columns:
             try:
-                outcome.scores = ReportedScores(**side.scores.result())
+                outcome.scores = ReportedScores(**measures.scores.result())
             except OverflowError:
                 outcome.not_finite = "the perplexity"
-        if not_finite is None and side.embedded.chunks:
-            outcome.embeddings = side.embedded.result()
+        if not_finite is None and measures.embedded.chunks:
+            outcome.embeddings = measures.embedded.result()
         return outcome
 
     def _weights(self, n: int) -> list[WeightError]:

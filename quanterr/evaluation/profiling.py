@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from quanterr.evaluation.models import Architecture, Unit, inputs_of
+from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.sensitivity import Profile, profile
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import fingerprint
+from quanterr.evaluation.units import Unit
+from quanterr.evaluation.workload import inputs_of
 from quanterr.report.files import replaced
 from quanterr.util import strict_json
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
-from quanterr.evaluation.models import Unit
 from quanterr.evaluation.states import products_of, storage_of
 from quanterr.evaluation.stepping import Stream
+from quanterr.evaluation.units import Unit
 
 SEED = 11  # of the labels
 

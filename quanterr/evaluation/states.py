@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
 from quanterr.evaluation.gram import Gram, at_least_float32
-from quanterr.evaluation.models import Unit
+from quanterr.evaluation.units import Unit
 
 SLAB = 1 << 22  # elements of an output whose error is added up at once
 

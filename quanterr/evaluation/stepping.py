@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from quanterr.errors import CheckpointError, QuanterrError, UsageError, is_out_of_memory
-from quanterr.evaluation.models import EXTRA, Unit, fitting, kept_slots, units_of
+from quanterr.evaluation.models import EXTRA
 from quanterr.evaluation.names import Get, Names
+from quanterr.evaluation.units import Unit, fitting, kept_slots, units_of
 from quanterr.util.text import display
 
 try:

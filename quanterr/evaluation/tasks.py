@@ -16,11 +16,12 @@ from torch import Tensor
 
 from quanterr.errors import UsageError
 from quanterr.evaluation.folder import ModelFolder
-from quanterr.evaluation.models import Architecture, inputs_of
+from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.names import Get, Names
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import tokenizer_of
+from quanterr.evaluation.workload import inputs_of
 from quanterr.report.evaluation.model import Task
 from quanterr.util.text import display
 

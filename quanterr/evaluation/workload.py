@@ -1,0 +1,124 @@
+"""What is asked of a model, by its kind: how it is built, what it is given, which of its outputs are measured.
+
+To add a kind: a class with the members of :class:`Workload`, and its place in :func:`workload_of`.
+"""
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.evaluation.embeddings import Embedded
+from quanterr.evaluation.scores import Scores
+
+Kind = Literal["causal", "sequence to sequence", "encoder"]
+Inputs = dict[str, Any]  # arguments of a model's forward
+
+
+@dataclass
+class Measures:
+    """What is measured of a candidate's outputs beside the original's."""
+
+    scores: Scores = field(default_factory=Scores)
+    embedded: Embedded = field(default_factory=Embedded)
+
+
+class Workload(Protocol):
+    """A kind of model."""
+
+    kind: Kind
+    loader: str  # class of transformers that builds it from a config
+
+    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
+        """What the model is given for chunks of token ids (n, context)."""
+
+    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
+        """Add what both models gave for the chunks from number ``first`` on; whether all of it is finite."""
+
+
+class Causal:
+    """Continues a text: predictions of the second half of each chunk are scored, as llama.cpp's perplexity does."""
+
+    kind: Kind = "causal"
+    loader = "AutoModelForCausalLM"
+
+    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
+        """The chunks; logits of the second half alone, where the model can leave out others."""
+        rows = chunks.shape[1] - chunks.shape[1] // 2
+        return inputs_of(model, chunks) | ({"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {})
+
+    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
+        """Of each token of the second half behind its first."""
+        half = chunks.shape[1] // 2
+        rows = chunks.shape[1] - half
+        pairs = ((x[-rows:-1], y[-rows:-1]) for x, y in zip(base.logits, other.logits, strict=True))
+        return _score(to.scores, first, pairs, chunks[:, half + 1 :])
+
+
+class SequenceToSequence:
+    """Answers a text with another: the first half of a chunk is given, predictions of the second are scored."""
+
+    kind: Kind = "sequence to sequence"
+    loader = "AutoModelForSeq2SeqLM"
+
+    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
+        """The first half for the encoder; for the decoder its start token and the second half but the last."""
+        half = chunks.shape[1] // 2
+        start = torch.full((len(chunks), 1), config.decoder_start_token_id or 0)
+        decoder = torch.cat([start, chunks[:, half:-1]], 1)
+        return {"input_ids": chunks[:, :half], "decoder_input_ids": decoder, "use_cache": False}
+
+    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
+        """Of each token of the second half."""
+        return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks[:, chunks.shape[1] // 2 :])
+
+
+class Encoder:
+    """Embeds a text: the last hidden states are compared."""
+
+    kind: Kind = "encoder"
+    loader = "AutoModel"
+
+    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
+        """The chunks."""
+        return inputs_of(model, chunks)
+
+    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
+        """Of each chunk; what is not finite makes its cosine undefined."""
+        to.embedded.add(first, base.last_hidden_state, other.last_hidden_state)
+        return True
+
+
+CAUSAL, SEQUENCE, ENCODER = Causal(), SequenceToSequence(), Encoder()
+
+
+def workload_of(config: Any) -> Workload:
+    """What the model of a config is for."""
+    names = getattr(config, "architectures", None) or []
+    if getattr(config, "is_encoder_decoder", False):
+        return SEQUENCE
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_MODELS
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED_MODELS
+
+    masked = config.model_type in MASKED_MODELS
+    return CAUSAL if config.model_type in CAUSAL_MODELS and not masked else ENCODER
+
+
+def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
+    """Arguments of the model's forward for token ids (n, tokens); nothing is generated, so nothing is cached."""
+    return {"input_ids": ids} | ({"use_cache": False} if _takes(model, "use_cache") else {})
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
+
+
+def _score(scores: Scores, first: int, pairs: Iterable[tuple[Tensor, Tensor]], targets: Tensor) -> bool:
+    """Add the logits of both models for each chunk; whether all are finite."""
+    finite = [scores.add(first + n, x, y, targets[n]) for n, (x, y) in enumerate(pairs)]
+    return all(finite)
