@@ -11,7 +11,7 @@ from torch import Tensor
 from quanterr.comparison.conspicuous import spread_over_rows
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable, Kind, Part, level
-from quanterr.tensors.good_scales import Groups, Losses, groups_of, in_order, losses
+from quanterr.tensors.good_scales import Groups, Losses, groups_of, has_one_zero, in_order, losses
 from quanterr.tensors.levels import Scaling
 
 PART_DB = 5.0  # that the scale of a group loses: it stands out
@@ -46,6 +46,13 @@ class ScaleSampler:
         """
         self._weight, self._largest, self._least = weight, largest, cache(least) if least else None
         self._sampled: list[_Sampled] = []
+        self._one_zero: bool | None = None
+
+    def beside(self) -> "ScaleSampler":
+        """One for a few groups more: whether zero points differ is known of the sample."""
+        found = ScaleSampler(self._weight, self._largest, self._least)
+        found._one_zero = self._one_zero
+        return found
 
     def add(
         self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None = None
@@ -68,7 +75,9 @@ class ScaleSampler:
             x, scales = x[:, chosen], _columns(scales, chosen)
             e, y = (None if side is None else side[:, chosen] for side in (e, y))
         largest = self._largest if not groups.whole and self._has_one_scale else None
-        found = losses(self._weight.levels, x, e, scales, groups, largest, y)
+        if self._one_zero is None:
+            self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
+        found = losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
         places: Sequence[int] = range(col, col + cols, groups.cols)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import log10
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mutation.judging import BEST_DB, Loss, Pair, loss
+from mutation.judging import Loss, Pair, loss
 
 Rounding = Callable[[Tensor], Tensor]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -21,6 +22,14 @@ class Grid(NamedTuple):
     high: float
     table: Tensor | None = None
     e4m3: bool = False
+
+    @property
+    def best_db(self) -> float:
+        """An SNR that only luck exceeds: of numbers that are all near the largest code, which a scale may make exact."""
+        if self.e4m3:
+            return 31.5
+        step = 1.0 if self.table is None else float(self.table.diff().max())
+        return 20 * log10(self.high / step * 12**0.5)
 
     def nearest(self, numbers: Tensor) -> Tensor:
         """Those nearest to numbers."""
@@ -72,11 +81,6 @@ class Layout:
     floats: bool = False  # codes are floating: a scale that is too large loses little
     config: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def best_db(self) -> float:
-        """An SNR that only luck exceeds: of E4M3 where a scale makes the largest value of a row exactly 448."""
-        return 31.5 if self.grid.e4m3 else BEST_DB
-
     def groups(self, x: Tensor) -> Tensor:
         """A matrix as (groups down, rows, groups across, cols)."""
         rows, cols = (size or whole for size, whole in zip(self.group, x.shape, strict=True))
@@ -109,7 +113,7 @@ class Coded:
 
 def lost(x: Tensor, before: Coded, after: Coded) -> Loss:
     """What a weight loses that is stored otherwise."""
-    return loss(Pair(x, before.values), Pair(x, after.values), before.layout.best_db)
+    return loss(Pair(x, before.values), Pair(x, after.values), before.layout.grid.best_db)
 
 
 def _spread(scales: Tensor) -> Tensor:
