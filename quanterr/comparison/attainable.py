@@ -170,9 +170,8 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
     bad = e_sq * whole.x_sq > x_sq * whole.best_sq / 10 ** (BETTER_DB / 10)
     factors = (xy / x_sq).nan_to_num(1.0, 1.0, 1.0)
     explained = e_sq - (y_sq - factors * xy)
-    apart = (factors - factors.median()).abs()
-    scaled = (explained > LIKE * e_sq) & (apart > max(FACTOR, SPREAD * float(apart.median())))
-    scaled &= excess > usual + FACTOR_DB
+    away = (factors - factors.median()).abs()
+    scaled = (explained > LIKE * e_sq) & (away > FACTOR) & (excess > usual + FACTOR_DB)
     scaled &= (xy - x_sq).square() > SURE**2 * scatter  # by all of its elements, not by the largest alone
     lost = (outside > LOST * energies.size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
@@ -199,6 +198,7 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
         level(float(x_sq[worst]), float(best_sq[worst])),
         factor,
         level(float(e_sq[worst]) / energies.size, whole.e_sq / max(whole.n, 1)),
+        bool(scaled[worst]) and float(away[worst]) > SPREAD * float(away.median()),
     )
 
 

@@ -84,8 +84,8 @@ def losses(
     """Of ``x``, (r, c) float32; ``e``, where it is known, is the error of the nearest codes with the stored ``scales``.
 
     ``largest`` is the largest magnitude of the original, where a group is all of the weight and ``x`` a part of it.
-    ``y`` is what is stored, where its codes are not the nearest. ``one_zero``: whether all groups of the weight have one
-    zero point; None: as these groups show it.
+    ``y`` is what is stored, where its codes are not the nearest. ``one_zero``: whether all groups of the weight have
+    one zero point; None: as these groups show it.
     """
     unit, shift = scales
     none, stored = unit == 0, groups.most(unit.abs().expand(x.shape))

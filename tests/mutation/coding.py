@@ -25,7 +25,7 @@ class Grid(NamedTuple):
 
     @property
     def best_db(self) -> float:
-        """An SNR that only luck exceeds: of numbers that are all near the largest code, which a scale may make exact."""
+        """An SNR that only luck exceeds: of numbers near the largest code, which a scale may make exact."""
         if self.e4m3:
             return 31.5
         step = 1.0 if self.table is None else float(self.table.diff().max())

@@ -103,5 +103,6 @@ def of_files(pair: Sound) -> Iterator[Case]:
     """Other weights beside those of the index."""
     if pair.layout.name == "FP8 row":
         other = save({NORM: norm(HIDDEN, 77)})
-        yield Case("consolidated.safetensors with another norm", {}, more={"consolidated.safetensors": other},
-                   why_silent="an info names the file: the index says which is read, and sizes are the same")  # fmt: skip
+        why = "an info names the file: the index says which is read, and sizes are the same"
+        more = {"consolidated.safetensors": other}
+        yield Case("consolidated.safetensors with another norm", {}, more=more, why_silent=why)

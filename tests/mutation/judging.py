@@ -26,8 +26,8 @@ class Loss(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether it must be noticed."""
-        return self.layer >= LAYER_DB or self.part >= PART_DB
+        """Whether it must be noticed; what makes the whole better was another choice."""
+        return self.layer >= LAYER_DB or (self.part >= PART_DB and self.layer >= 0)
 
 
 STRUCTURAL = Loss(inf, inf)  # what no number tells, but a runtime does otherwise
@@ -96,14 +96,18 @@ def worst(losses: Iterable[Loss]) -> Loss:
 
 
 def new(report: Report, sound: Report, names: Iterable[str]) -> tuple[Finding, ...]:
-    """Findings about those layers, or the whole, that the sound report does not have in the same words."""
+    """Findings that the sound report does not have in the same words; of those about layers these, if any is named."""
     wanted = set(names)
     before = {(finding.code, finding.layer, finding.severity, finding.message) for finding in sound.findings}
     return tuple(
         finding
         for finding in report.findings
         if (finding.code, finding.layer, finding.severity, finding.message) not in before
-        and (finding.layer is None or not wanted.isdisjoint((finding.layer, *finding.evidence.get("layers", ()))))
+        and (
+            finding.layer is None
+            or not wanted
+            or not wanted.isdisjoint((finding.layer, *finding.evidence.get("layers", ())))
+        )
     )
 
 
