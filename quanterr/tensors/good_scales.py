@@ -218,7 +218,8 @@ def _of_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | Non
 
 def _rounded(levels: Levels, needed: Tensor) -> list[Tensor]:
     """Scales as powers of two: the least that clip nothing; and by the rule of OCP, from exponents alone."""
-    exponent = (needed * levels.highest).log2().floor() - log2(levels.highest) // 1
+    largest = levels.highest if levels.highest > 0 else -levels.lowest  # signed codes of one bit are -1 and 0
+    exponent = (needed * largest).log2().floor() - log2(largest) // 1
     return [2.0 ** needed.log2().ceil(), 2.0**exponent]
 
 
