@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import log10
 from typing import Any, NamedTuple
 
@@ -102,7 +103,7 @@ class Coded:
         """The codes as (rows, cols)."""
         return self.codes.reshape(self.shape)
 
-    @property
+    @cached_property
     def values(self) -> Tensor:
         """What they stand for, (rows, cols) float64."""
         y = self.codes.double() * _spread(self.stored.scale.double())

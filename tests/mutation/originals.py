@@ -7,7 +7,7 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 
-HIDDEN, INNER, KEYS, VOCABULARY, LAYERS = 512, 1024, 128, 512, 2
+HIDDEN, INNER, KEYS, VOCABULARY, LAYERS = 512, 768, 128, 512, 2
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",

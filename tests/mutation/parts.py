@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+GROUP = 64  # columns that share a scale
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -60,7 +61,7 @@ def one_row_scale(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def one_group_scale(x: Tensor, generator: torch.Generator) -> Tensor:
     """What is stored of 64 columns of a row is 1.15 times as large."""
-    x[..., x.shape[-2] // 3, : min(64, x.shape[-1])] /= 1.15
+    x[..., x.shape[-2] // 3, : min(GROUP, x.shape[-1])] /= 1.15
     return x
 
 

@@ -10,11 +10,12 @@ from mutation.judging import Outcome, worst
 from mutation.layouts import named
 from mutation.originals import drawn
 from mutation.pairs import Bench, Case, made
-from mutation.parts import DAMAGES
+from mutation.parts import DAMAGES, GROUP, one_group_scale
 from mutation.scales import ONE
 
 LAYOUT_NAMES = ("CT INT4 g128", "AWQ", "GPTQ 4 bits", "NVFP4", "MXFP4", "NF4", "MLX 4 bits", "FP8 row", "INT8 row",
                 "Q4_K", "Q6_K")  # fmt: skip
+NO_SCALE = "no group has a scale of its own there: nothing says that 64 columns of a row belong together"
 Change = Callable[[Tensor], Tensor]
 
 
@@ -69,4 +70,6 @@ def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
         yield pair.outcome("sources", Case(source, changed, cost))
     for damage in DAMAGES:
         after = sound(layout, damage.change(pair.x[ONE].float().clone(), drawn(7)))
-        yield pair.outcome("parts", Case(damage.name, {ONE: after}, lost(pair.x[ONE], coded[ONE], after)))
+        why = "" if damage.change != one_group_scale or 0 < layout.group[1] <= GROUP else NO_SCALE
+        cost = lost(pair.x[ONE], coded[ONE], after)
+        yield pair.outcome("parts", Case(damage.name, {ONE: after}, cost, why_silent=why))
