@@ -51,9 +51,10 @@ test-slow: install ## tests marked slow, which CI runs as well
 test-matrix: install ## the tests under other instruction sets, threads, kernels, oldest and newest libraries (an hour)
 	$(BIN)/python tests/matrix.py -n $(WORKERS)
 
-mutate: install ## damage every golden file in known ways and count what is noticed; unusual sound weights (minutes)
-	$(BIN)/python tests/unusual.py
-	$(BIN)/python tests/mutate.py
+ARGS ?=
+
+mutate: install ## pairs of checkpoints, broken and sound: what is noticed of each; some: ARGS="'FP8 row' configs" (5 minutes)
+	PYTHONPATH=tests $(BIN)/python -m mutation $(ARGS)
 
 producers: install ## small models quantized by other programs, against what these dequantize (half an hour, 20 GB)
 	$(BIN)/python tests/producers/run.py

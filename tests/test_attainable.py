@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-import unusual
 from making import numbers
+from mutation import unusual
 from safetensors.torch import save_file
 
 import quanterr

@@ -144,6 +144,8 @@ class TestGguf:
         (one,) = found(of_config(LLAMA), of_gguf(METADATA, {}))
         assert "stores no rope_freqs.weight" in one.message
         assert [] == found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA, {}))
+        (one,) = found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA))
+        assert "declares no rope_scaling, the quantized checkpoint stores rope_freqs.weight" in one.message
 
     def test_what_the_converter_writes_otherwise_is_no_difference(self):
         latent = LLAMA | {"kv_lora_rank": 512, "num_key_value_heads": 4, "num_experts": 8, "intermediate_size": 999}

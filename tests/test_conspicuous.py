@@ -95,3 +95,48 @@ def test_a_row_with_a_scale_that_is_zero_is_found(tmp_path, original):
         scales[ROW] = 0
 
     assert {"scale_zero", "dead_rows"} & told(tmp_path, original, by_group(original, change)).keys()
+
+
+def by_range(x, row=None, times=1.0):
+    """Integers of 4 bits in groups of 128 with zero points; in one row the scales are so much larger."""
+    blocks = x.reshape(ROWS, -1, 128)
+    low, high = blocks.min(2), blocks.max(2)
+    scales = (high - low) / 15
+    if row is not None:
+        scales[row] *= times
+    scales = torch.from_numpy(scales).bfloat16().double().numpy()
+    zeros = np.clip(np.round(-low / scales), 0, 15)
+    codes = np.clip(np.round(blocks / scales[..., None]) + zeros[..., None], 0, 15).reshape(x.shape)
+    return {
+        f"{NAME}_packed": torch.from_numpy(packing.dense(codes.astype(int), 4)),
+        f"{NAME}_scale": torch.from_numpy(scales).bfloat16(),
+        f"{NAME}_zero_point": torch.from_numpy(packing.dense(zeros.astype(int).T, 4).T.copy()),
+        f"{NAME}_shape": torch.tensor(x.shape),
+    }
+
+
+@pytest.mark.parametrize("times", [1 / 8, 8])
+def test_zero_points_of_a_row_that_are_alike_are_not_those_of_the_weight(tmp_path, original, times):
+    """Scales that are too wide leave all groups of a row one zero point; of a weight with one, that would be right."""
+    found = told(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
+
+    assert "4 groups of 128, the worst at row 333" in found.message
+    assert found.evidence["scale_ratio"] == pytest.approx(times, rel=2**-8)  # BF16
+
+
+@pytest.mark.parametrize("times", [1.3, 1.6])
+def test_a_row_with_a_factor_of_its_own_is_told(tmp_path, original, times):
+    """Codes are those of a sound file: its scale alone is another."""
+    stored = by_group(original)
+    stored[f"{NAME}_scale"][ROW] *= times
+    found = told(tmp_path, original, stored)["excess_rows"]
+
+    assert "1 sampled row (333): " in found.message
+    assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # the share of the energy that rounding makes
+
+
+def test_a_row_with_a_factor_that_costs_little_is_none(tmp_path, original):
+    stored = by_group(original)
+    stored[f"{NAME}_scale"][ROW] *= 1.05
+
+    assert {} == told(tmp_path, original, stored)

@@ -4,8 +4,8 @@ from itertools import combinations_with_replacement
 
 import pytest
 import torch
-import unusual
 from making import compared, numbers
+from mutation import unusual
 
 from quanterr.findings import explanations, finding
 from quanterr.findings.explanations import EXPLANATIONS, SEVERITIES, drop_explained

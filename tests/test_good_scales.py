@@ -205,3 +205,10 @@ class TestGroups:
         found = losses(E4M3, x, None, Scaling(unit), Groups(1, 32))
 
         assert bool((found.stored_sq <= found.good_sq.amax(0) * (1 + 1e-6)).all())
+
+    def test_signed_codes_of_one_bit_may_have_powers_of_two(self):
+        x = -numbers(8, 32, seed=6).float().abs()
+        found = losses(Levels(0, 1, -1.0, 0.0), x, None, Scaling(torch.ones(8, 1)), Groups(1, 32))
+
+        assert found.needed.flatten().tolist() == pytest.approx(x.abs().amax(1).tolist())
+        assert bool((found.good_sq <= found.x_sq).all())

@@ -233,3 +233,15 @@ def test_a_norm_times_nearly_one_number_is_a_fold_if_its_weights_went_the_other_
     assert "scale_factor" not in {finding.code for finding in right.findings}
     assert [] == folded(wrong)
     assert "scale_factor" in {finding.code for finding in wrong.findings}
+
+
+def test_a_norm_with_noise_is_no_fold(tmp_path):
+    """Weights that lost more by rounding than these factors would mend tell nothing of them."""
+    norm = f"{BLOCK}input_layernorm.weight"
+    x = model()
+    noisy = x[norm] * (1 + 0.02 * torch.randn(128, generator=torch.Generator().manual_seed(1)))
+    y = x | {norm: noisy} | {name: int4(x[name]).bfloat16() for name in FED}
+    report = compared(tmp_path, x, y)
+
+    assert [] == folded(report)
+    assert "unquantized_changed" in {finding.code for finding in report.findings}

@@ -415,6 +415,21 @@ class TestScheme:
         (one,) = found
         assert "declares quant_algo FP8, hf_quant_config.json beside it NVFP4: runtimes read one or the other" in one
 
+    @pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
+    @pytest.mark.parametrize(("algorithm", "told"), [("FP8", False), ("NVFP4", True), ("W4A8_NVFP4_FP8", True)])
+    def test_of_modelopt_that_is_not_stored(self, tmp_path, where, algorithm, told):
+        config = CONFIG
+        (tmp_path / "y").mkdir()
+        if where == "config.json":
+            config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm}}
+        else:
+            (tmp_path / "y" / where).write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+        found = mismatches(report_of(tmp_path, coded_by_tensor(model()), config))
+
+        assert told == any(
+            f"{where} declares quant_algo {algorithm}, fp8_tensor are stored, of 13 weights" in one for one in found
+        )
+
     @pytest.mark.parametrize(("more", "n"), [({}, 1), ({"dynamic": {"-:.*": {}}}, 0)])
     def test_of_linears_of_which_most_are_not_quantized(self, tmp_path, more, n):
         names = [name for name in model() if "embed" not in name]

@@ -33,6 +33,7 @@ LOST = 0.5  # of the elements of a part of zeros, that are out of range: its sca
 MOST_PARTS = 64  # places of one kind that are kept
 LIKE = 0.5  # of the error of a part: a factor that takes away so much explains it
 FACTOR = 0.08  # by so much the factor of a part differs from that of the others, where its scale is wrong
+SPREAD = 6.0  # times the median of these differences: four standard deviations, as folds that were not found make them
 SURE = 3.0  # standard errors of such a factor, one of some thousands
 FACTOR_DB = 1.0  # and it is so much worse than its scales allow
 
@@ -169,7 +170,8 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
     bad = e_sq * whole.x_sq > x_sq * whole.best_sq / 10 ** (BETTER_DB / 10)
     factors = (xy / x_sq).nan_to_num(1.0, 1.0, 1.0)
     explained = e_sq - (y_sq - factors * xy)
-    scaled = (explained > LIKE * e_sq) & ((factors - factors.median()).abs() > FACTOR) & (excess > usual + FACTOR_DB)
+    away = (factors - factors.median()).abs()
+    scaled = (explained > LIKE * e_sq) & (away > FACTOR) & (excess > usual + FACTOR_DB)
     scaled &= (xy - x_sq).square() > SURE**2 * scatter  # by all of its elements, not by the largest alone
     lost = (outside > LOST * energies.size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
@@ -196,6 +198,7 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
         level(float(x_sq[worst]), float(best_sq[worst])),
         factor,
         level(float(e_sq[worst]) / energies.size, whole.e_sq / max(whole.n, 1)),
+        bool(scaled[worst]) and float(away[worst]) > SPREAD * float(away.median()),
     )
 
 

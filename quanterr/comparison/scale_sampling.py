@@ -11,12 +11,14 @@ from torch import Tensor
 from quanterr.comparison.conspicuous import spread_over_rows
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable, Kind, Part, level
-from quanterr.tensors.good_scales import Groups, Losses, groups_of, in_order, losses
+from quanterr.tensors.good_scales import Groups, Losses, groups_of, has_one_zero, in_order, losses
 from quanterr.tensors.levels import Scaling
 
 PART_DB = 5.0  # that the scale of a group loses: it stands out
 WIDE, NARROW = 2.2, 0.7  # stored / good scale: between these no scale is wrong, as searches and roundings choose them
-CLIPPED_DB = 12.0  # that no search pays for fewer steps in the rest of a group
+CLIPPED_DB = 12.0  # that no search pays for smaller steps in the rest of a group
+FINE = 200  # levels: of so many none gain by clipping,
+CLIPPED_FINE = 1.05  # and a scale is too small by what the rounding of zero points explains, at most
 LUCKY = 0.08  # of the worst error: below it values are few, and codes exact; a third is what rounding leaves
 UNDERFLOW = 2.0  # times the least scale: below it to round a scale costs what stands out
 FEWEST = 8  # elements of a group that is judged
@@ -46,6 +48,13 @@ class ScaleSampler:
         """
         self._weight, self._largest, self._least = weight, largest, cache(least) if least else None
         self._sampled: list[_Sampled] = []
+        self._one_zero: bool | None = None
+
+    def beside(self) -> "ScaleSampler":
+        """One for a few groups more: whether zero points differ is known of the sample."""
+        found = ScaleSampler(self._weight, self._largest, self._least)
+        found._one_zero = self._one_zero
+        return found
 
     def add(
         self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None = None
@@ -68,7 +77,9 @@ class ScaleSampler:
             x, scales = x[:, chosen], _columns(scales, chosen)
             e, y = (None if side is None else side[:, chosen] for side in (e, y))
         largest = self._largest if not groups.whole and self._has_one_scale else None
-        found = losses(self._weight.levels, x, e, scales, groups, largest, y)
+        if self._one_zero is None:
+            self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
+        found = losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
         places: Sequence[int] = range(col, col + cols, groups.cols)
@@ -128,10 +139,12 @@ class ScaleSampler:
     def _parts(self, sampled: Sequence[_Sampled]) -> tuple[Part, ...]:
         """The groups whose scales are far worse than good ones; apart those for which no scale is small enough."""
         found: dict[Kind, dict[tuple[int, int], _Group]] = {"group": {}, "underflow": {}}
+        levels = self._weight.levels
+        most = 1 / NARROW if levels and levels.number < FINE else CLIPPED_FINE
         for one in sampled:
             lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
             clips = one.losses.needed > 1
-            fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < 1 / NARROW) & ((lost < CLIPPED_DB) | ~clips)
+            fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < most) & ((lost < CLIPPED_DB) | ~clips)
             fits &= one.losses.stored != 0
             out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
             for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():

@@ -199,7 +199,7 @@ class Worker:
             found, of_scales = self._nearest(pair, chunks, sums, place)
         if spread_over_rows(weight):
             of_scales = self._blocks(pair, place)
-        parts, beside = self._beside(pair, sums, found, place)
+        parts, beside = self._beside(pair, sums, found, of_scales.beside(), place)
         return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
 
     def _nearest(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> tuple[Attainable, ScaleSampler]:
@@ -253,14 +253,13 @@ class Worker:
             to.add(range(chunk.row, chunk.stop_row), chunk.col, self._read(pair, "x", chunk, place, x), None, scales)
 
     def _beside(
-        self, pair: Pair, sums: Sums, sample: Attainable, place: int
+        self, pair: Pair, sums: Sums, sample: Attainable, of_scales: ScaleSampler, place: int
     ) -> tuple[tuple[Part, ...], ScaleSampler | None]:
         """Of conspicuous rows and groups, those beside the sample worse than allowed; what the scales of all lose."""
         weight = pair.quantized
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return (), None
         sampler, chunks = Sampler(), sampled(weight.shape)
-        of_scales = ScaleSampler(weight, sums.x_max, partial(self._least, weight))
         rows, in_blocks = set(conspicuous_rows(sums, sample)), spread_over_rows(weight)
         cells = conspicuous_cells(weight, sums, _sampled_blocks(weight) if in_blocks else chunks)
         for cell in cells:

@@ -177,9 +177,15 @@ def _tied(there: Facts, here: Facts, quantized: Checkpoint) -> Iterator[Finding]
 
 
 def _scaled(there: Facts, here: Facts, quantized: Checkpoint) -> Iterator[Finding]:
-    """A GGUF file without the factors of the frequencies that the original's rope_scaling gives."""
-    needed = as_object(there.values.get("rope_scaling")).get("rope_type") == "llama3"
-    if here.where == GGUF and there.where == CONFIG and needed and ROTATED not in quantized.entries:
+    """A GGUF file without the factors of the frequencies that the original's rope_scaling gives, or with others."""
+    if here.where != GGUF or there.where != CONFIG:
+        return
+    scaling, stored = there.values.get("rope_scaling"), ROTATED in quantized.entries
+    if stored and scaling == {}:
+        message = f"config.json of the original declares no rope_scaling, the quantized checkpoint stores {ROTATED}"
+        remedy = "convert the model again: runtimes rotate by other frequencies"
+        yield finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
+    if not stored and as_object(scaling).get("rope_type") == "llama3":
         message = (
             f"config.json of the original declares rope_scaling llama3, the quantized checkpoint stores no {ROTATED}"
         )

@@ -1,7 +1,7 @@
 """What a weight loses beyond what its stored scales allow, and what it loses because of them."""
 
 from collections.abc import Iterator
-from math import ceil, isfinite, log2, sqrt
+from math import ceil, isfinite, log2, log10, sqrt
 
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
@@ -37,6 +37,8 @@ MOST_NAMED = 6
 # Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
 ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
 PART_DB = 6.0  # that a part loses: from here on it is a warning
+# The same of a part that a factor explains which the other parts do not have: its scale is wrong.
+SCALED_DB = 3.0
 UNDONE_DB = 6.0  # SNR of a part whose factor is known to a half
 LOUD_DB = 12.0  # above the mean square error of a weight
 ZERO = 1e-3  # of a factor: all is lost
@@ -204,11 +206,18 @@ def _severity_of_part(pair: Pair, part: Part, method: Method) -> str:
     That are scales or a branch that were rounded after the codes; columns in which errors were piled up, and no factor
     explains them; and those of factors that were undone, which are known as well as codes of few bits show them.
     """
-    afterwards = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts) and part.louder_db <= LOUD_DB
+    scaled = part.apart
+    rounded = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts)
+    afterwards = rounded and not scaled and part.louder_db <= LOUD_DB
     piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
     undone = method.folded and part.snr_db > UNDONE_DB
-    small = part.attainable_db - part.snr_db < PART_DB
+    small = _lost_db(part) < (SCALED_DB if scaled else PART_DB)
     return "info" if small or afterwards or piled_up or undone else "warning"
+
+
+def _lost_db(part: Part) -> float:
+    """What codes lose, and a scale that is too large by a factor of its own."""
+    return part.attainable_db - part.snr_db + (20 * log10(part.factor) if part.apart and part.factor > 1 else 0.0)
 
 
 def _described(part: Part) -> str:
@@ -232,13 +241,14 @@ def _evidence(part: Part | None) -> dict[str, object]:
 
 
 def _told(found: Attainable) -> Part | None:
-    """Of rows, columns and tiles that stand out those that say it best: the kind with the fewest elements.
+    """Of rows, columns and tiles that stand out those that say it best: rows or columns of another factor, or the kind
+    with the fewest elements.
 
     Those that are lost with their scales are told of the scales, where these are known.
     """
     of_scales = any(part.kind not in KINDS for part in found.parts)
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_codes(part))]
-    return min(parts, key=lambda part: part.number * part.size, default=None)
+    return min(parts, key=lambda part: (part.kind == "tile" or not part.apart, part.number * part.size), default=None)
 
 
 def _has_no_codes(part: Part) -> bool:

@@ -20,6 +20,7 @@ from quanterr.util.text import count, display
 NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
 MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # levels, at most → by how much more is noted and warned of
 PART_WARNED_DB = 6.0  # of groups, of which sound ones lose up to 4
+UPDATED = 4.0  # stored / good scale, at most: of groups whose values made up for the errors of others before
 FEWER = 0.8  # stored / good scale of most groups: it is others that are wrong
 MANY_UNDERFLOW = 0.05  # of the elements of a sample
 REMEDY = "make scales of the original's largest values: of each group the largest over the largest code"
@@ -84,7 +85,8 @@ def _words(pair: Pair, ratio: float) -> str:
 
 def _of_groups(pair: Pair, part: Part, method: Method) -> Finding:
     lost = part.attainable_db - part.snr_db
-    warned = BROKEN_DB if method.compensates else PART_WARNED_DB
+    updated = method.compensates and 1 / UPDATED < part.factor < UPDATED
+    warned = BROKEN_DB if updated else PART_WARNED_DB
     return finding(
         "scale_loss",
         "warning" if lost > warned else "info",

@@ -18,17 +18,18 @@ INTEGER_CODES = frozenset({"I8", "I32"})
 
 
 def of_scheme(quantized: Checkpoint, config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """What compressed-tensors declares of all quantized weights alike, and what files of ModelOpt say twice."""
+    """What compressed-tensors and ModelOpt declare of all quantized weights alike, and what is said twice."""
     groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
     declared = [as_object(group.get("weights")) for group in groups]
     coded = [pair for pair in pairs if pair.quantized.format.startswith("ct_") and pair.quantized.block_size]
     if len(declared) == 1:
         yield from _group_size(declared[0], coded)
         yield from _symmetric(declared[0], coded)
+    every = [pair for pair in pairs if pair.quantized.has_codes]
     if len({weights.get("type") for weights in declared}) == 1:
-        every = [pair for pair in pairs if pair.quantized.has_codes]
         yield from _type(declared[0].get("type"), every)
-    yield from _said_twice(quantized.config)
+    twice = list(_said_twice(quantized.config))
+    yield from twice or _algorithm(quantized.config, config, every)
 
 
 def _group_size(weights: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
@@ -65,11 +66,19 @@ def _type(declared: Any, coded: Sequence[Pair]) -> Iterator[Finding]:
         yield _mismatch(f"codes of type {declared}", f"codes of {' or '.join(dtypes)}", other)
 
 
-def _mismatch(declared: str, stored: str, pairs: Sequence[Pair]) -> Finding:
+def _algorithm(files: Mapping[str, Any], config: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
+    """That of ModelOpt, if it is FP8 or NVFP4, as W4A8_NVFP4_FP8 is."""
+    said = str(config.get("quant_algo")).upper()
+    name = next((name for name in ("nvfp4", "fp8") if name.upper() in said), None)
+    if name and (other := [pair for pair in coded if name not in pair.quantized.format]):
+        where = "config.json" if as_object(files.get("config.json")).get("quantization_config") else MODELOPT
+        formats = sorted({pair.quantized.format for pair in other})
+        yield _mismatch(f"quant_algo {display(said)}", " and ".join(formats), other, where)
+
+
+def _mismatch(declared: str, stored: str, pairs: Sequence[Pair], where: str = "config.json") -> Finding:
     names = [pair.name for pair in pairs]
-    message = (
-        f"config.json declares {declared}, {stored} are stored, of {count(len(names), 'weight')}: {listed(names, 3)}"
-    )
+    message = f"{where} declares {declared}, {stored} are stored, of {count(len(names), 'weight')}: {listed(names, 3)}"
     return finding("config_mismatch", "warning", None, message, REMEDY, layers=names)
 
 

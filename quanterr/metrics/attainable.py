@@ -23,6 +23,7 @@ class Part(NamedTuple):
     attainable_db: float
     factor: float  # y is that times x there, if that explains the error; else NaN
     louder_db: float = 0.0  # its mean square error / that of the sample, where that is of one element each
+    apart: bool = False  # the factor is far from those of the other parts
 
 
 class Attainable(NamedTuple):

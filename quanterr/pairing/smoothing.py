@@ -128,7 +128,8 @@ def _undone(
         if not having:
             continue
         gained = _pooled(before, having) / max(_pooled(after, having), LEAST)
-        if gained < EXACTLY and not (gained * NEARER > 1 and _is_nearer(pairs, columns, workspaces)):
+        of_length = gained * NEARER > 1 and abs(float(factors.median()) - 1) > CAST
+        if gained < EXACTLY and not (of_length and _is_nearer(pairs, columns, workspaces)):
             continue
         for n in having:
             pairs[n] = replace(pairs[n], quantized=_with_evidence(columns[n], source))

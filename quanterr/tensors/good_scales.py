@@ -79,11 +79,13 @@ def losses(
     groups: Groups,
     largest: float | None = None,
     y: Tensor | None = None,
+    one_zero: bool | None = None,
 ) -> Losses:
     """Of ``x``, (r, c) float32; ``e``, where it is known, is the error of the nearest codes with the stored ``scales``.
 
     ``largest`` is the largest magnitude of the original, where a group is all of the weight and ``x`` a part of it.
-    ``y`` is what is stored, where its codes are not the nearest.
+    ``y`` is what is stored, where its codes are not the nearest. ``one_zero``: whether all groups of the weight have
+    one zero point; None: as these groups show it.
     """
     unit, shift = scales
     none, stored = unit == 0, groups.most(unit.abs().expand(x.shape))
@@ -92,10 +94,12 @@ def losses(
         unit = unit.masked_fill(none, 1.0)
     codes = (x - shift if shift is not None else x) / unit
     zeros = None if shift is None else _zeros(levels, shift, unit, groups, codes.shape)
-    needed, start, first = _needed(levels, codes, zeros, groups)
+    if one_zero is None:
+        one_zero = zeros is None or _fixed(zeros)
+    needed, start, first = _needed(levels, codes, zeros, groups, one_zero)
     used = needed
     if y is not None:
-        used = _needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups)[0]
+        used = _needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups, one_zero)[0]
     if not groups.whole:
         needed = _of_whole(needed, unit, levels, largest)
     live = needed > 0
@@ -129,12 +133,23 @@ def losses(
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
 
 
-def _needed(levels: Levels, codes: Tensor, zeros: Tensor | None, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+def has_one_zero(levels: Levels, scales: Scaling, groups: Groups, shape: torch.Size) -> bool | None:
+    """Whether all these groups have one zero point; None where that is not known."""
+    unit, shift = scales
+    if shift is None or bool((unit == 0).any()):
+        return None
+    zeros = _zeros(levels, shift, unit, groups, shape)
+    return None if zeros is None else _fixed(zeros)
+
+
+def _needed(
+    levels: Levels, codes: Tensor, zeros: Tensor | None, groups: Groups, one_zero: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """By how much the steps of each group must be larger for ``codes``, (r, c); the code where these begin, and which
     level is there: the zero point, or of zero points that differ the least code.
     """
     high, low = groups.most(codes), groups.least(codes)
-    if zeros is None or _fixed(zeros):
+    if zeros is None or one_zero:
         zero = torch.zeros_like(high) if zeros is None else zeros
         return _centred(levels, high, low, zero), zero, zero
     start = torch.minimum(low, zeros)
@@ -203,7 +218,8 @@ def _of_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | Non
 
 def _rounded(levels: Levels, needed: Tensor) -> list[Tensor]:
     """Scales as powers of two: the least that clip nothing; and by the rule of OCP, from exponents alone."""
-    exponent = (needed * levels.highest).log2().floor() - log2(levels.highest) // 1
+    largest = levels.highest if levels.highest > 0 else -levels.lowest  # signed codes of one bit are -1 and 0
+    exponent = (needed * largest).log2().floor() - log2(largest) // 1
     return [2.0 ** needed.log2().ceil(), 2.0**exponent]
 
 

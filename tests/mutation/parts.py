@@ -4,13 +4,12 @@ Each changes the original, (rows, cols) or more axes: beside it what is stored i
 """
 
 from collections.abc import Callable
-from math import inf, log10
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-ENOUGH = 64  # elements of a part whose damage counts
+GROUP = 64  # columns that share a scale
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -62,7 +61,7 @@ def one_row_scale(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def one_group_scale(x: Tensor, generator: torch.Generator) -> Tensor:
     """What is stored of 64 columns of a row is 1.15 times as large."""
-    x[..., x.shape[-2] // 3, : min(64, x.shape[-1])] /= 1.15
+    x[..., x.shape[-2] // 3, : min(GROUP, x.shape[-1])] /= 1.15
     return x
 
 
@@ -127,27 +126,3 @@ DAMAGES = (
     Damage("another merge", other_merge),
     Damage("correlated expert", correlated),
 )
-
-
-def cost(before: Tensor, after: Tensor, y: Tensor) -> tuple[float, float, float]:
-    """SNR in dB of ``y``, (r, c), beside what it was made from and beside that damaged, and what a part loses most."""
-    energies = [(x.square(), (y.double() - x).square()) for x in (before.double(), after.double())]
-    (x_sq, e_sq), (x_sq_after, e_sq_after) = energies
-    whole = [_db(float(x.sum()), float(e.sum())) for x, e in energies]
-    lost = 0.0
-    for part in (lambda t: t.sum(1), lambda t: t.sum(0), _tiles):
-        if min(y.shape) and y.numel() // max(part(x_sq).numel(), 1) >= ENOUGH:
-            then, now = part(x_sq) / part(e_sq), part(x_sq_after) / part(e_sq_after)
-            drop = 10 * (then / now).log10()
-            drop[~drop.isfinite()] = 0
-            lost = max(lost, float(drop.max()))
-    return whole[0], whole[1], lost
-
-
-def _tiles(values: Tensor) -> Tensor:
-    cols = values.shape[1] // ENOUGH * ENOUGH
-    return values[:, :cols].reshape(len(values), -1, ENOUGH).sum(2) if cols else values
-
-
-def _db(signal: float, noise: float) -> float:
-    return 10 * log10(signal / noise) if signal and noise else inf

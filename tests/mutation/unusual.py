@@ -1,10 +1,8 @@
-"""Sound but unusual weights in many formats: none of them may be called an error. A part of `make mutate`.
+"""Sound but unusual weights in many formats: none of them may be called an error.
 
 Each is rounded as its format's own writer rounds; GGUF types by the quantizers of gguf.
 """
 
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import quanterr
+from mutation.judging import STRUCTURAL, Outcome, of_sound
+from mutation.pairs import Bench
 from quanterr.report.model import Report
 
 NAME = "model.layers.0.mlp.experts.0.up_proj.weight"
@@ -111,6 +111,7 @@ FORMATS: dict[str, Callable[[Tensor], Tensors]] = {
     "CT INT4 128": lambda x: ct_int4(x, 128),
     "MXFP8": mxfp8,
 }
+TOO_SMALL = ("tiny", "very tiny")  # for scales that are float16, as GGUF has them
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0")
 
 
@@ -133,33 +134,18 @@ def small() -> Iterator[tuple[str, Tensor]]:
         yield f"{shape[0]} × {shape[1]}", drawn(*shape)
 
 
-def reports() -> Iterator[tuple[str, Report]]:
+def outcomes(bench: Bench) -> Iterator[Outcome]:
     """Every kind in every format."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for kind, make in KINDS.items():
-            for format_name, write in FORMATS.items():
-                yield f"{kind} as {format_name}", compared(make(), folder, write(make()), "")
-            for type_name in TYPES:
-                yield f"{kind} as {type_name}", compared(make(), folder, None, type_name)
-        for kind, x in small():
-            for format_name in ("INT8 row", "INT4 in bytes", "FP8 row", "FP8 tensor"):
-                yield f"{kind} as {format_name}", compared(x, folder, FORMATS[format_name](x), "")
-
-
-def main() -> int:
-    """Count what is told of them; status 1 if any is called an error."""
-    n, false, warned = 0, 0, 0
-    for name, report in reports():
-        n += 1
-        for found in report.findings:
-            if found.severity != "info":
-                print(f"{found.severity}: {name}: {found.message}")
-        false += any(found.severity == "error" for found in report.findings)
-        warned += any(found.severity == "warning" for found in report.findings)
-    print(f"{n} unusual weights: {false} called an error, {warned} with a warning")
-    return int(bool(false))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for kind, make in KINDS.items():
+        for format_name, write in FORMATS.items():
+            report = compared(make(), bench.folder, write(make()), "")
+            yield of_sound("unusual", f"{kind} as {format_name}", report)
+        for type_name in TYPES:
+            found = of_sound("unusual", f"{kind} as {type_name}", compared(make(), bench.folder, None, type_name))
+            if kind in TOO_SMALL:  # what is told is true
+                found = found._replace(told="noticed" if found.told == "WARNED" else "SILENT", loss=STRUCTURAL)
+            yield found
+    for kind, x in small():
+        for format_name in ("INT8 row", "INT4 in bytes", "FP8 row", "FP8 tensor"):
+            report = compared(x, bench.folder, FORMATS[format_name](x), "")
+            yield of_sound("unusual", f"{kind} as {format_name}", report)

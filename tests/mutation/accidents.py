@@ -1,4 +1,4 @@
-"""The accidents of tests/mutate.py: a checkpoint as stored bytes, and a table of ways to break it."""
+"""Accidents: a checkpoint as stored bytes, and a table of ways to break it."""
 
 import json
 import shutil
@@ -86,14 +86,15 @@ class Stored:
     """A checkpoint whose bytes may be changed: a safetensors file, a folder with one, or a GGUF file."""
 
     case: Path
+    weights: list[Weight]
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     whole: bytes  # of a GGUF file
     offsets: dict[str, int]
 
     @classmethod
-    def read(cls, case: Path) -> "Stored":
-        """All tensors of a golden case."""
+    def read(cls, case: Path, weights: list[Weight]) -> "Stored":
+        """All tensors of a golden case, which has these weights."""
         path = case / "model.safetensors" if case.is_dir() else case
         raw = path.read_bytes()
         tensors, offsets, metadata = {}, {}, {}
@@ -105,7 +106,7 @@ class Stored:
         if path.suffix == ".safetensors":
             header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
             metadata = header.get("__metadata__", {})
-        return cls(case, tensors, metadata, raw if path.suffix == ".gguf" else b"", offsets)
+        return cls(case, weights, tensors, metadata, raw if path.suffix == ".gguf" else b"", offsets)
 
     @property
     def gguf(self) -> bool:
@@ -325,18 +326,15 @@ def transposed_codes(stored: Stored, weight: Weight) -> bool:
 def wrong_layer(stored: Stored, weight: Weight) -> bool:
     """What another weight of the same layout stores."""
     own = [stored.tensors[name] for name in weight.parts.values()]
-    for others in OTHERS.get(id(stored), []):
+    for others in stored.weights:
         there = [stored.tensors[name] for name in others.parts.values()]
         alike = [(t.dtype, t.shape) for t in own] == [(t.dtype, t.shape) for t in there]
         if others is not weight and alike and others.parts.keys() == weight.parts.keys():
             for a, b in zip(own, there, strict=True):
                 a.data, b.data = b.data, a.data
-            OTHERS[id(stored)] = []  # once
+            stored.weights = []  # once
             return True
     return False
-
-
-OTHERS: dict[int, list[Weight]] = {}  # of wrong_layer: all weights of a checkpoint
 
 
 def holed(codes: Array, _weight: Weight) -> Array:

@@ -1,0 +1,56 @@
+"""Run all families, or those named; count what is noticed, print what is not."""
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from mutation.judging import BAD, Outcome, table
+from mutation.running import JOBS, run
+
+WARNED = 0.01  # of sound pairs
+
+
+def main() -> int:
+    """Exit status 1 if a loss that counts is silent, or sound pairs are called errors, or too many have warnings."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m mutation")
+    parser.add_argument("jobs", nargs="*", help="names of jobs (--list); the beginning is enough")
+    parser.add_argument("--list", action="store_true", help="list them")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep pairs there that are judged badly")
+    asked = parser.parse_args()
+    started = time.monotonic()
+    names = [job.name for job in JOBS if not asked.jobs or any(job.name.startswith(name) for name in asked.jobs)]
+    if asked.list:
+        print("\n".join(names))
+        return 0
+    outcomes: list[Outcome] = []
+    one_thread = partial(torch.set_num_threads, 1)  # there are several processes
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), one_thread) as pool:
+        for found in pool.map(partial(run, keep=asked.keep), names):
+            outcomes += found
+            for outcome in found:
+                if outcome.told in (*BAD, "by design"):
+                    print(outcome, flush=True)
+    print(table(outcomes))
+    print(f"{time.monotonic() - started:.0f} s")
+    return verdict(outcomes)
+
+
+def verdict(outcomes: list[Outcome]) -> int:
+    """The criteria, printed, and whether they are met."""
+    silent, noted = (sum(outcome.told == told for outcome in outcomes) for told in ("SILENT", "info"))
+    sound = [outcome for outcome in outcomes if outcome.loss is None]
+    errors, warned = (sum(outcome.told == told for outcome in sound) for told in ("ERROR", "WARNED"))
+    print(f"silent, though 1 dB of a layer, 6 dB of a part, or structural: {silent} (0), with an info alone: {noted}")
+    print(f"sound pairs: {len(sound)}, called an error: {errors} (0), with a warning: {warned} (1 %)")
+    return int(bool(silent or errors or warned > WARNED * len(sound)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Quantization as data: grids, groups, how scales are rounded; codes, and what they stand for in float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import log10
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mutation.judging import Loss, Pair, loss
+
+Rounding = Callable[[Tensor], Tensor]
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SEARCHED = torch.linspace(0.7, 1.3, 9)
+
+
+class Grid(NamedTuple):
+    """The values of codes: integers, a table, or E4M3."""
+
+    low: float
+    high: float
+    table: Tensor | None = None
+    e4m3: bool = False
+
+    @property
+    def best_db(self) -> float:
+        """An SNR that only luck exceeds: of numbers near the largest code, which a scale may make exact."""
+        if self.e4m3:
+            return 31.5
+        step = 1.0 if self.table is None else float(self.table.diff().max())
+        return 20 * log10(self.high / step * 12**0.5)
+
+    def nearest(self, numbers: Tensor) -> Tensor:
+        """Those nearest to numbers."""
+        kept = numbers.clamp(self.low, self.high)
+        if self.e4m3:
+            return kept.to(torch.float8_e4m3fn).to(numbers.dtype)
+        if self.table is None:
+            return kept.round()
+        middles = (self.table[1:] + self.table[:-1]) / 2
+        return self.table[torch.bucketize(kept.contiguous(), middles)]
+
+
+def integers(low: int, high: int) -> Grid:
+    """All integers from ``low`` to ``high``."""
+    return Grid(low, high)
+
+
+def of_table(values: Any) -> Grid:
+    """The sorted values of a table."""
+    table = torch.tensor(sorted(values), dtype=torch.float32)
+    return Grid(float(table[0]), float(table[-1]), table)
+
+
+SIGNED_E2M1 = of_table([*E2M1, *(-value for value in E2M1[1:])])
+E4M3 = Grid(-448.0, 448.0, None, True)
+
+
+class Stored(NamedTuple):
+    """Scales as a file can have them: what they come to, (groups down, groups across), and of which parts."""
+
+    scale: Tensor
+    shift: Tensor | None = None
+    parts: dict[str, Tensor] = {}  # noqa: RUF012
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a weight is stored, but for its bytes: weight = code · scale + shift."""
+
+    name: str
+    family: str
+    grid: Grid
+    group: tuple[int, int]  # rows and columns that share a scale; 0: all
+    keep: Callable[[Tensor, Tensor | None, float], Stored]  # scales, shifts, a factor of what several scales share
+    store: Callable[[str, "Coded"], Any]  # tensors by name, or a GGUF type and bytes
+    shifted: bool = False  # there are zero points, or minima
+    signed: bool = False  # the scale has the sign that gives the largest value the lowest code
+    two_levels: bool = False
+    floats: bool = False  # codes are floating: a scale that is too large loses little
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def groups(self, x: Tensor) -> Tensor:
+        """A matrix as (groups down, rows, groups across, cols)."""
+        rows, cols = (size or whole for size, whole in zip(self.group, x.shape, strict=True))
+        return x.view(x.shape[0] // rows, rows, x.shape[1] // cols, cols)
+
+
+@dataclass
+class Coded:
+    """A weight as stored: codes in the shape of Layout.groups, scales, and the values that they stand for."""
+
+    layout: Layout
+    shape: tuple[int, int]
+    codes: Tensor
+    stored: Stored
+    wanted: tuple[Tensor, Tensor | None]  # scales and shifts before they were rounded
+
+    @property
+    def matrix(self) -> Tensor:
+        """The codes as (rows, cols)."""
+        return self.codes.reshape(self.shape)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """What they stand for, (rows, cols) float64."""
+        y = self.codes.double() * _spread(self.stored.scale.double())
+        if self.stored.shift is not None:
+            y += _spread(self.stored.shift.double())
+        return y.reshape(self.shape)
+
+
+def lost(x: Tensor, before: Coded, after: Coded) -> Loss:
+    """What a weight loses that is stored otherwise."""
+    return loss(Pair(x, before.values), Pair(x, after.values), before.layout.grid.best_db)
+
+
+def _spread(scales: Tensor) -> Tensor:
+    return scales[:, None, :, None]
+
+
+def fitted(layout: Layout, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scales that use all codes, and shifts where the layout has them, float32."""
+    groups = layout.groups(x.float())
+    if layout.shifted:
+        low, high = groups.amin((1, 3)).clamp(max=0), groups.amax((1, 3)).clamp(min=0)
+        scale = (high - low) / (layout.grid.high - layout.grid.low)
+        return scale.clamp(min=1e-12), low - layout.grid.low * scale
+    most = groups.abs().amax((1, 3))
+    if layout.signed:
+        negative = groups.amin((1, 3)).neg() >= groups.amax((1, 3))
+        return torch.where(negative, 1.0, -1.0) * most.clamp(min=1e-12) / -layout.grid.low, None
+    return (most / layout.grid.high).clamp(min=1e-12), None
+
+
+def coded(
+    layout: Layout,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    shared: float = 1.0,
+    codes: Tensor | None = None,
+) -> Coded:
+    """With those scales, as they can be stored, and the nearest codes or those given."""
+    stored = layout.keep(scale, shift, shared)
+    if codes is None:
+        numbers = layout.groups(x.float())
+        if stored.shift is not None:
+            numbers = numbers - _spread(stored.shift.float())
+        units = _spread(stored.scale.float())
+        codes = layout.grid.nearest((numbers / units).nan_to_num(0.0, layout.grid.high, layout.grid.low))
+    return Coded(layout, (x.shape[0], x.shape[1]), codes, stored, (scale, shift))
+
+
+def sound(layout: Layout, x: Tensor) -> Coded:
+    """As a plain quantizer makes it."""
+    return coded(layout, x, *fitted(layout, x))
+
+
+def searched(layout: Layout, x: Tensor) -> Coded:
+    """With the best of some scales around those that use all codes."""
+    scale, shift = fitted(layout, x)
+    best = torch.full_like(scale, torch.inf)
+    chosen, chosen_shift = scale.clone(), None if shift is None else shift.clone()
+    for by in SEARCHED.tolist():
+        tried = coded(layout, x, scale * by, None if shift is None else shift * by)
+        lost = layout.groups((tried.values - x.double()).square()).sum((1, 3)).float()
+        better = lost < best
+        best = torch.where(better, lost, best)
+        chosen = torch.where(better, tried.wanted[0], chosen)
+        if chosen_shift is not None and tried.wanted[1] is not None:
+            chosen_shift = torch.where(better, tried.wanted[1], chosen_shift)
+    return coded(layout, x, chosen, chosen_shift)
+
+
+def stochastic(layout: Layout, x: Tensor) -> Coded:
+    """Each number rounded up or down by chance, in proportion: integers only."""
+    plain = sound(layout, x)
+    shift = 0.0 if plain.stored.shift is None else _spread(plain.stored.shift)
+    numbers = (layout.groups(x.double()) - shift) / _spread(plain.stored.scale.double())
+    noise = torch.rand(numbers.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return replace(plain, codes=(numbers + noise).floor().clamp(layout.grid.low, layout.grid.high).float())
+
+
+def compensated(layout: Layout, x: Tensor, inputs: Tensor) -> Coded:
+    """By GPTQ: the error of each column is spread over those that follow, as inputs, (n, cols), correlate."""
+    plain = sound(layout, x)
+    hessian = inputs.double().T @ inputs.double()
+    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
+    inverse = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
+    rows, cols = x.shape
+    left = x.double().clone()
+    shape = layout.groups(x).shape
+    scale, shift = (
+        None if part is None else part[:, None, :, None].expand(shape).reshape(rows, cols).double()
+        for part in plain.stored[:2]
+    )
+    codes = torch.empty(rows, cols)
+    assert scale is not None
+    for start in range(0, cols, 128):
+        stop = min(start + 128, cols)
+        errors = torch.empty(rows, stop - start, dtype=torch.float64)
+        for col in range(start, stop):
+            moved = left[:, col] if shift is None else left[:, col] - shift[:, col]
+            codes[:, col] = layout.grid.nearest((moved / scale[:, col]).float())
+            y = codes[:, col].double() * scale[:, col] + (0 if shift is None else shift[:, col])
+            errors[:, col - start] = (left[:, col] - y) / inverse[col, col]
+            left[:, col + 1 : stop] -= errors[:, col - start, None] * inverse[col, col + 1 : stop]
+        left[:, stop:] -= errors @ inverse[start:stop, stop:]
+    return replace(plain, codes=layout.groups(codes))

@@ -1,0 +1,125 @@
+"""Broken pairs, and sound ones, through plans, baselines, reports, journals, evaluations and sweeps."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from casting import swapped_rows
+from forked import call
+from safetensors.torch import save_file
+
+from mutation import files
+from mutation.judging import STRUCTURAL, Outcome
+from mutation.layouts import named
+from mutation.originals import CONFIG, EMBEDDING, VOCABULARY, drawn, linear, model
+from mutation.pairs import Bench, quantized
+
+INT8 = named("INT8 row")
+EVALUATE = ("--tokens", "ids.safetensors", "--context", 32, "--chunks", 8)
+TOLD = ("warning:", "edited", "INCONCLUSIVE")
+
+
+class Try(NamedTuple):
+    """A command, and whether all is well with what it is given."""
+
+    name: str
+    words: tuple[Any, ...]
+    sound: bool = False
+    before: Callable[[Path], object] = lambda folder: None  # what happens to the folder first
+
+
+def outcomes(bench: Bench) -> Iterator[Outcome]:
+    """Each command, in a folder that it shares with those before it."""
+    folder = bench.place()
+    prepare(folder)
+    for one in TRIES:
+        one.before(folder)
+        done = call(*one.words, cwd=folder)
+        told = done.returncode != 0 or any(word in done.stdout + done.stderr for word in TOLD)
+        label = ("ERROR" if done.returncode else "WARNED") if one.sound else "noticed"
+        note = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[:200]}"
+        silent = "clean" if one.sound else "SILENT"
+        yield Outcome("commands", one.name, label if told else silent, None if one.sound else STRUCTURAL, note=note)
+
+
+def prepare(folder: Path) -> None:
+    """An original, another of the same norms, and both quantized; what is wrong with copies of that; tokens."""
+    x = model()
+    other = {name: weight.roll(1, 0) if linear(name) else weight for name, weight in x.items()}
+    folder.mkdir()
+    for name, tensors in {"original": x, "other": other}.items():
+        files.write(folder / name, tensors, CONFIG)
+        files.write(folder / f"{name}-int8", quantized(INT8, tensors), CONFIG)
+    sound = folder / "original-int8"
+    files.write(folder / "embedding", {EMBEDDING: swapped_rows(x[EMBEDDING])}, CONFIG, sound)
+    files.write(folder / "rope", {}, CONFIG | {"rope_theta": 1e4}, sound)
+    shutil.copytree(sound, folder / "copy")
+    save_file({"ids": torch.randint(VOCABULARY, (1024,), generator=drawn(5))}, folder / "ids.safetensors")
+
+
+def replaced(folder: Path) -> None:
+    """A file of the copy by one of the same size and times, with another scale."""
+    path = next((folder / "copy").glob("*.down_proj.weight.safetensors"))
+    raw, status = bytearray(path.read_bytes()), path.stat()
+    raw[-1] ^= 1
+    path.unlink()
+    path.write_bytes(raw)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
+    """A stored document in which something is said otherwise."""
+
+    def edit(folder: Path) -> None:
+        text = (folder / f"{name}.json").read_text()
+        assert before in text
+        (folder / f"{name}-edited.json").write_text(text.replace(before, after, 1))
+
+    return edit
+
+
+def _compare(what: str, *words: Any) -> tuple[Any, ...]:
+    """An original beside what was quantized of it, or another checkpoint."""
+    return ("compare", "other" if what.startswith("other") else "original", what, *words)
+
+
+GATE = ("--require", "kld_mean <= 1")
+TRIES = (
+    Try("plan", ("plan", "original", "--bits", "8.2", "--to", "int8_row", "-o", "plan.json"), sound=True),
+    Try("planned", _compare("original-int8", "--plan", "plan.json"), sound=True),
+    Try("planned, another original", _compare("other-int8", "--plan", "plan.json")),
+    Try("planned, another embedding", _compare("embedding", "--plan", "plan.json")),
+    Try("planned, a part of it", _compare("original-int8", "--plan", "plan.json", "-l", "attn")),
+    Try(
+        "planned, edited",
+        _compare("original-int8", "--plan", "plan-edited.json"),
+        before=edited("plan", '"snr_db":', '"snr_db": 1e-1, "was":'),
+    ),
+    Try("report", _compare("original-int8", "-o", "report.json"), sound=True),
+    Try(
+        "report, edited",
+        ("gate", "report-edited.json", "--require", "snr_db >= 1"),
+        before=edited("report", "int8_row", "fp8_row"),
+    ),
+    Try("baseline", _compare("original-int8", "--baseline", "report.json"), sound=True),
+    Try("baseline of another original", _compare("other-int8", "--baseline", "report.json")),
+    Try("report of another original", _compare("other-int8", "-o", "other.json"), sound=True),
+    Try("diff", ("diff", "report.json", "report.json"), sound=True),
+    Try("diff of two originals", ("diff", "report.json", "other.json")),
+    Try("journal", _compare("copy", "--resume", "journal"), sound=True),
+    Try("journal again", _compare("copy", "--resume", "journal"), sound=True),
+    Try("journal, a file replaced", _compare("copy", "--resume", "journal"), before=replaced),
+    Try("evaluate", ("evaluate", "original", "original-int8", *EVALUATE, "-o", "evaluation.json"), sound=True),
+    Try("evaluate, another rope_theta", ("evaluate", "original", "rope", *EVALUATE)),
+    Try("evaluate, the original itself", ("evaluate", "original", "original", *EVALUATE, *GATE)),
+    Try("evaluate, gate", ("gate", "evaluation.json", *GATE), sound=True),
+    Try(
+        "evaluate, edited",
+        ("gate", "evaluation-edited.json", *GATE),
+        before=edited("evaluation", '"kld_mean":', '"kld_mean": 0.0, "was":'),
+    ),
+    Try("sweep", ("sweep", "original", "--to", "fp8_row,int8_row,int4_g128,nvfp4,nf4,gguf_q4_k"), sound=True),
+)

@@ -1,0 +1,108 @@
+"""What checkpoints say of themselves: config.json, metadata of GGUF, schemes, files beside the index."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from mutation.coding import Coded
+from mutation.judging import Outcome
+from mutation.layouts import named
+from mutation.originals import HIDDEN, NORM, norm
+from mutation.pairs import Bench, Case, Sound, made
+from mutation.unquantized import without_mlp
+
+LAYOUT_NAMES = ("FP8 row", "CT INT4 asym g128", "CT INT4 g32", "GPTQ 4 bits", "AWQ", "NVFP4", "Q4_K")
+
+OF_MODELS: dict[str, Any] = {
+    "rope_theta": 1e4,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "gelu",
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 640,
+    "num_hidden_layers": 3,
+    "hidden_size": 1024,
+    "intermediate_size": 1408,
+    "tie_word_embeddings": True,
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    "sliding_window": 128,
+    "partial_rotary_factor": 0.5,
+    "model_type": "llama",
+}
+UNSAID = "the original does not say it, and programs leave out or add what is a default"
+SILENT = {
+    "sliding_window": UNSAID,
+    "partial_rotary_factor": UNSAID,
+    "model_type": "converters rename architectures; what it computes is compared key by key",
+}
+OF_GGUF = ("rope_theta", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
+           "hidden_size", "intermediate_size")  # fmt: skip
+OF_GROUPS = {"group_size": 64, "symmetric": True, "num_bits": 8, "type": "float"}
+MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+
+
+def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
+    """Each key changed in the quantized checkpoint alone."""
+    pair = made(bench, named(name), without_mlp())
+    for case in (*of_models(pair), *of_schemes(pair), *of_files(pair)):
+        yield pair.outcome("configs", case)
+
+
+def of_models(pair: Sound) -> Iterator[Case]:
+    """Keys that change what a model computes."""
+    if pair.layout.name == "Q4_K":
+        for key in OF_GGUF:
+            yield Case(f"GGUF {key}", {}, config={key: OF_MODELS[key]})
+        factors = {"rope_freqs.weight": torch.linspace(1, 8, 32)}
+        yield Case("GGUF rope_freqs", factors)
+    elif pair.layout.name == "FP8 row":
+        for key, value in OF_MODELS.items():
+            yield Case(f"config {key}", {}, config={key: value}, why_silent=SILENT.get(key, ""))
+
+
+def of_schemes(pair: Sound) -> Iterator[Case]:
+    """What is declared, and not stored."""
+    config = pair.layout.config
+    if "config_groups" in config:
+        for key, value in OF_GROUPS.items():
+            changed = deepcopy(config)
+            weights = changed["config_groups"]["group_0"]["weights"]
+            if weights[key] != value:
+                weights[key] = value
+                yield Case(f"scheme {key} {value}", {}, config={"quantization_config": changed})
+    elif config:
+        for key, value in {"group_size": 64, "bits": 8}.items():
+            yield Case(f"scheme {key} {value}", {}, config={"quantization_config": config | {key: value}})
+    if config:
+        coded = [name for name, weight in pair.weights.items() if isinstance(weight, Coded)]
+        yield Case("one linear left, though declared", {coded[0]: pair.x[coded[0]]})
+        yield Case("all linears but one left, though declared", {name: pair.x[name] for name in coded[1:]})
+    if pair.layout.name == "NVFP4":
+        yield from of_modelopt()
+
+
+def of_modelopt() -> Iterator[Case]:
+    """hf_quant_config.json beside config.json."""
+    said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+    both = {"quantization_config": said}
+    text = json.dumps(MODELOPT).encode()
+    yield Case("ModelOpt", {}, config=both, more={"hf_quant_config.json": text}, sound=True)
+    for key, value in {"quant_algo": "FP8", "group_size": 32}.items():
+        other = json.dumps({"quantization": MODELOPT["quantization"] | {key: value}}).encode()
+        yield Case(f"hf_quant_config {key} {value}", {}, config=both, more={"hf_quant_config.json": other})
+    other = json.dumps({"quantization": MODELOPT["quantization"] | {"quant_algo": "FP8"}}).encode()
+    yield Case("hf_quant_config FP8, stored NVFP4", {}, more={"hf_quant_config.json": other})
+
+
+def of_files(pair: Sound) -> Iterator[Case]:
+    """Other weights beside those of the index."""
+    if pair.layout.name == "FP8 row":
+        other = save({NORM: norm(HIDDEN, 77)})
+        why = "an info names the file: the index says which is read, and sizes are the same"
+        more = {"consolidated.safetensors": other}
+        yield Case("consolidated.safetensors with another norm", {}, more=more, why_silent=why)

@@ -1,0 +1,233 @@
+"""Files that producers wrote, of every format: broken as users' were, or beside an original of which a part is another.
+
+Each golden file is compared with an original that it could have been rounded from: its expected values, each moved
+within half a step (where a format has no nearest codes, plus noise of the level that is usual). What an accident costs
+is measured on what is read then: nothing else reads all formats.
+
+These weights are small, and codes of many formats have no nearest ones: an info, or an SNR that is 1 dB lower than that
+of the sound file, as a gate sees it, counts as slight. What an accident costs a part counts where weights have the
+statistics of real ones, so not here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from making import CPU, dequantized, planned
+from safetensors.torch import load_file, save_file
+
+import quanterr
+from mutation.accidents import MUTATIONS, Mutation, Stored, Weight
+from mutation.judging import LAYER_DB, STRUCTURAL, Outcome, Pair, loss, of_broken, of_sound
+from mutation.originals import Tensors, drawn
+from mutation.pairs import Bench, not_compared
+from mutation.parts import DAMAGES, Damage
+from quanterr.errors import QuanterrError
+from quanterr.formats import FORMATS
+from quanterr.report.model import Report
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ACCIDENTS = "golden, accidents"
+NO_LEVELS = "codes have no nearest ones: nothing says what they allow"
+DOUBTS = ("ambiguous_layout",)  # of files that were made to raise them
+CHANGED = 1.0  # dB
+EXPECTED = ".expected.safetensors"
+USUAL = {row.name: row.usual_db for row in FORMATS}
+
+
+def cases() -> list[Path]:
+    """All golden cases whose values are numbers."""
+    found = [path for path in GOLDEN.glob("*/*") if path.parent.name not in ("__pycache__", "verbatim", "dense")]
+    return sorted(path for path in found if not path.name.endswith(EXPECTED))
+
+
+@cache
+def of_each_format() -> frozenset[Path]:
+    """One case of each format, made of weights by a producer, and not of random codes, where there is one."""
+    return frozenset({case.parent.name: case for case in sorted(cases(), key=_has_statistics)}.values())
+
+
+def _has_statistics(case: Path) -> bool:
+    return not case.name.startswith(("random_", "every_", "handmade"))
+
+
+def named(case: Path) -> str:
+    """A golden case in words."""
+    return f"{case.parent.name}/{case.name}"
+
+
+def level(format_name: str, bits: float) -> float:
+    """SNR in dB of good weights of a format: the usual one, or what so many bits give."""
+    usual = USUAL.get(format_name)
+    if usual and usual[1] - usual[0] <= 4:
+        return sum(usual) / 2
+    return {1: 4.5, 2: 8.0, 3: 14.0}.get(round(bits), 6.0 * bits - 4)
+
+
+def noisy(values: torch.Tensor, snr_db: float, generator: torch.Generator) -> torch.Tensor:
+    """Values plus noise of the same level in each run of 32 elements of a row, as of blocks with a scale each."""
+    rows = values.double().reshape(-1, values.shape[-1] if values.dim() else 1)
+    pad = -rows.shape[1] % 32
+    blocks = torch.nn.functional.pad(rows, (0, pad)).reshape(len(rows), -1, 32)
+    step = blocks.square().mean(2, keepdim=True).sqrt() * 10 ** (-snr_db / 20)
+    noise = torch.randn(blocks.shape, generator=generator, dtype=torch.float64) * step
+    return (rows + noise.reshape(len(rows), -1)[:, : rows.shape[1]]).reshape(values.shape).float()
+
+
+def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
+    """Numbers, (r, c), that would be rounded to ``y``; None where a format has no nearest codes."""
+    if not y.any():
+        return y
+    inner = weight.rotated.weight if weight.rotated else weight
+    chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
+    scales = inner.scaling(chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    if scales is None:
+        return None
+    if weight.rotated:
+        y = inner.dequantize(chunk, Workspace(CPU)).weight.clone()
+    shift = 0.0 if scales.shift is None else scales.shift
+    numbers = inner.levels.numbers(((y - shift) / scales.unit).nan_to_num(0.0, 0.0, 0.0))
+    least, most = (inner.levels.numbers(torch.tensor([end])) for end in (inner.levels.lowest, inner.levels.highest))
+    here, above, below = (inner.levels.values((numbers + by).clamp(least, most)) for by in (0, 1, -1))
+    gaps = torch.stack([(above - here).abs(), (here - below).abs()])
+    half = torch.where(gaps > 0, gaps, torch.inf).amin(0).nan_to_num(0.0, 0.0, 0.0) / 2
+    moved = (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()
+    x = y + torch.where(in_zeros(y), 0.0, moved)
+    return weight.rotated.turn(x, Workspace(CPU)) if weight.rotated else x
+
+
+def in_zeros(y: torch.Tensor) -> torch.Tensor:
+    """Where runs of 8 elements of a row are zero: a quantizer would have made smaller scales of other numbers."""
+    cols = y.shape[1]
+    runs = torch.nn.functional.pad(y, (0, -cols % 8)).reshape(len(y), -1, 8)
+    return (runs == 0).all(2).repeat_interleave(8, 1)[:, :cols]
+
+
+@dataclass
+class Sound:
+    """A golden case with an original whose error is that of its format."""
+
+    bench: Bench
+    case: Path
+    original: Path
+    x: Tensors
+    weights: list[Weight]
+    without_levels: set[str]
+    y: Tensors
+    report: Report
+
+
+def made_sound(case: Path, bench: Bench) -> Sound:
+    """The case beside an original that it could have been quantized from."""
+    expected = load_file(case.with_suffix(EXPECTED))
+    generator = drawn(0)
+    weights, x, without = [], {}, set()
+    with planned(case.with_suffix(EXPECTED), case) as plan:
+        for pair in plan.pairs:
+            y = pair.quantized
+            values = expected[pair.name]
+            if not bool(values.isfinite().all()):
+                continue
+            bits = y.code_bits or 8 * y.nbytes / max(y.n, 1)
+            parts = {role: entry.name for role, entry in y.parts.items()}
+            weights.append(Weight(pair.name, y.format, round(bits), parts))
+            near = within_steps(y, values.reshape(y.matrix).float(), generator)
+            x[pair.name] = noisy(values, level(y.format, bits), generator) if near is None else near.view(values.shape)
+            if near is None:
+                without.add(pair.name)
+    original = bench.place(".safetensors")
+    save_file(x, original)
+    report = quanterr.compare(original, case, device="cpu")
+    return Sound(bench, case, original, x, weights, without, stored_values(original, case), report)
+
+
+def stored_values(original: Path, quantized: Path) -> Tensors:
+    """What each paired weight stands for as it is stored, (rows, cols): nothing is tried, undone or found."""
+    with planned(original, quantized) as plan:
+        return {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
+
+
+def broken(sound: Sound, mutation: Mutation) -> Iterator[Outcome]:
+    """What becomes of each weight that an accident changes: all of them at once."""
+    stored = Stored.read(sound.case, list(sound.weights))
+    hit: list[Weight] = []
+    for weight in sound.weights:
+        touched = {name for other in hit for name in other.parts.values()}
+        if touched.isdisjoint(weight.parts.values()) and mutation.change(stored, weight):
+            hit.append(weight)
+    if not hit:
+        return
+    folder = sound.bench.place()
+    folder.mkdir()
+    path = stored.write(folder, mutation.truncated)
+    try:
+        y = stored_values(sound.original, path)
+    except QuanterrError:
+        y = {}
+    pairs = {
+        weight.name: Pair(_matrix(sound.x[weight.name], sound.y[weight.name]), y[weight.name])
+        if weight.name in y and y[weight.name].shape == sound.y[weight.name].shape
+        else None
+        for weight in hit
+    }
+    yield from _judged(sound, ACCIDENTS, mutation.name, pairs, sound.original, path)
+
+
+def damaged(sound: Sound, damage: Damage) -> Iterator[Outcome]:
+    """What becomes of each weight of which a part is not what the original has."""
+    generator = drawn(7)
+    changed = {name: damage.change(x.clone(), generator).contiguous() for name, x in sound.x.items() if x.dim() > 1}
+    path = sound.bench.place(".safetensors")
+    save_file(sound.x | changed, path)
+    pairs = {name: Pair(_matrix(x, sound.y[name]), sound.y[name]) for name, x in changed.items()}
+    yield from _judged(sound, "golden, parts", damage.name, pairs, path, sound.case)
+
+
+def _matrix(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.reshape(y.shape)
+
+
+def _judged(
+    sound: Sound, family: str, what: str, pairs: dict[str, Pair | None], original: Path, quantized: Path
+) -> Iterator[Outcome]:
+    """What is told of each broken weight; None: it cannot be read."""
+    try:
+        report: Report | Exception = quanterr.compare(original, quantized, device="cpu")
+    except Exception as error:
+        report = error
+    for name, pair in pairs.items():
+        cost = loss(Pair(_matrix(sound.x[name], sound.y[name]), sound.y[name]), pair) if pair else STRUCTURAL
+        if cost.layer < LAYER_DB and (family == ACCIDENTS or not cost.counts):
+            continue
+        title = f"{named(sound.case)} {name}, {what}"
+        if isinstance(report, Report):
+            found = of_broken(family, title, report, sound.report, [name], cost)
+        else:
+            found = not_compared(family, title, cost, report)
+        if found.told in ("info", "SILENT") and isinstance(report, Report):
+            if found.told == "info" or _snr(sound.report, name) - _snr(report, name) >= CHANGED:
+                found = found._replace(told="slight")
+            elif name in sound.without_levels:
+                found = found._replace(told="by design", note=NO_LEVELS)
+        yield sound.bench.done(found, original, quantized)
+
+
+def _snr(report: Report, name: str) -> float:
+    """SNR in dB of a layer; of one that is identical more than any."""
+    layers = (*report.layers, *report.other_changes)
+    return next((layer.snr_db or 0.0 for layer in layers if layer.layer_name == name), 1000.0)
+
+
+def outcomes(bench: Bench, case: Path) -> Iterator[Outcome]:
+    """The sound pair of a golden case, every accident, and every part that is another's."""
+    sound = made_sound(case, bench)
+    yield bench.done(of_sound(ACCIDENTS, named(case), sound.report, DOUBTS), sound.original, case)
+    for mutation in MUTATIONS:
+        yield from broken(sound, mutation)
+    for damage in DAMAGES if case in of_each_format() and _has_statistics(case) else ():
+        yield from damaged(sound, damage)

@@ -1,0 +1,150 @@
+"""What a break costs, in float64, and what is told of it."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from math import inf, log10
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.report.model import Finding, Report
+
+LAYER_DB, PART_DB = 1.0, 6.0  # losses that must be noticed
+PART = 64  # elements
+BEST_DB = 60.0  # of an SNR that is better no more is lost
+BROKEN = ("noticed", "slight", "info", "SILENT", "small", "by design")
+SOUND = ("clean", "told", "WARNED", "ERROR")  # told: by an info
+BAD = ("info", "SILENT", "WARNED", "ERROR")
+
+
+class Loss(NamedTuple):
+    """In dB, of the whole weight that loses most, and of the worst row, column or run of elements of a row."""
+
+    layer: float = 0.0
+    part: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it must be noticed; what makes the whole better was another choice."""
+        return self.layer >= LAYER_DB or (self.part >= PART_DB and self.layer >= 0)
+
+
+STRUCTURAL = Loss(inf, inf)  # what no number tells, but a runtime does otherwise
+
+
+class Outcome(NamedTuple):
+    """What was told of a pair."""
+
+    family: str
+    name: str
+    told: str  # of BROKEN or SOUND
+    loss: Loss | None  # None: sound
+    findings: tuple[Finding, ...] = ()
+    note: str = ""  # what was told otherwise, or why nothing is
+
+    def __str__(self) -> str:
+        loss = f"{self.loss.layer:.1f} dB, worst part {self.loss.part:.1f} dB: " if self.loss else ""
+        found = "; ".join(f"{f.severity} {f.code}: {f.message}"[:220] for f in self.findings)
+        return f"{self.told}: {self.family}: {self.name}: {loss}{self.note or found or 'no finding'}"
+
+
+class Pair(NamedTuple):
+    """What was quantized and what is stored, (rows, cols) each."""
+
+    x: Tensor
+    y: Tensor
+
+
+def loss(sound: Pair, broken: Pair, best_db: float = BEST_DB) -> Loss:
+    """What a broken pair loses beside a sound one; ``best_db``: an SNR that luck alone exceeds."""
+    energies = [(pair.x.double().square(), (pair.y.double() - pair.x.double()).square()) for pair in (sound, broken)]
+    if not bool(energies[1][1].isfinite().all()):
+        return STRUCTURAL
+    lost = [_most_lost(energies, part, best_db) for part in (torch.sum, *_parts(broken.x.shape))]
+    return Loss(lost[0], max(lost))
+
+
+def _most_lost(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], Tensor], best_db: float) -> float:
+    """Of parts, what the worst loses of its SNR."""
+    shares = []
+    for x_sq, e_sq in energies:
+        signal, noise = part(x_sq), part(e_sq)
+        shares.append((noise + 1e-300) / (signal + 1e-300))
+    least, most = 10 ** (-best_db / 10), 10 ** (BEST_DB / 10)  # more is lost of nothing
+    return float(10 * (shares[1].clamp(least, most) / shares[0].clamp(least, most)).log10().max())
+
+
+def _parts(shape: torch.Size) -> Iterator[Callable[[Tensor], Tensor]]:
+    rows, cols = shape
+    if cols >= PART:
+        yield lambda values: values.sum(1)
+        yield lambda values: values[:, : cols // PART * PART].reshape(rows, -1, PART).sum(2)
+    if rows >= PART:
+        yield lambda values: values.sum(0)
+
+
+def snr(x: Tensor, y: Tensor) -> float:
+    """SNR in dB."""
+    return 10 * log10(float(x.double().square().sum()) / float((y.double() - x.double()).square().sum()))
+
+
+def worst(losses: Iterable[Loss]) -> Loss:
+    """Of several weights."""
+    found = list(losses)
+    return Loss(max(one.layer for one in found), max(one.part for one in found))
+
+
+def new(report: Report, sound: Report, names: Iterable[str]) -> tuple[Finding, ...]:
+    """Findings that the sound report does not have in the same words; of those about layers these, if any is named."""
+    wanted = set(names)
+    before = {(finding.code, finding.layer, finding.severity, finding.message) for finding in sound.findings}
+    return tuple(
+        finding
+        for finding in report.findings
+        if (finding.code, finding.layer, finding.severity, finding.message) not in before
+        and (
+            finding.layer is None
+            or not wanted
+            or not wanted.isdisjoint((finding.layer, *finding.evidence.get("layers", ())))
+        )
+    )
+
+
+def of_broken(family: str, name: str, report: Report, sound: Report, names: Iterable[str], cost: Loss) -> Outcome:
+    """The outcome of a broken pair beside the sound one, of which those layers were broken."""
+    findings = new(report, sound, names)
+    severities = {finding.severity for finding in findings}
+    missing = {one.layer_name for one in report.not_compared} - {one.layer_name for one in sound.not_compared}
+    if missing or not severities.isdisjoint(("error", "warning")):
+        told = "noticed"
+    elif not cost.counts:
+        told = "small"
+    else:
+        told = "info" if severities else "SILENT"
+    return Outcome(family, name, told, cost, findings)
+
+
+def of_sound(family: str, name: str, report: Report, true: Collection[str] = ()) -> Outcome:
+    """The outcome of a sound pair; findings of those codes are true."""
+    severities = {"info" if finding.code in true else finding.severity for finding in report.findings}
+    told = next((label for label in ("error", "warning", "info") if label in severities), "")
+    findings = tuple(finding for finding in report.findings if finding.severity != "info")
+    label = {"error": "ERROR", "warning": "WARNED", "info": "told", "": "clean"}[told]
+    return Outcome(family, name, label, None, findings)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Family × what was told, in numbers of pairs: of those that are broken, and of those that are sound."""
+    families = sorted({outcome.family for outcome in outcomes})
+    width = max(map(len, (*families, "family"))) + 2
+    headings = ("broken", *BROKEN, "| sound", *SOUND)
+    lines = [f"{'family':<{width}}" + "".join(f"{label:>10}" for label in headings)]
+    for family in [*families, "all"]:
+        of_family = [outcome for outcome in outcomes if family in ("all", outcome.family)]
+        found = Counter(outcome.told for outcome in of_family)
+        n_sound = sum(outcome.loss is None for outcome in of_family)
+        n_broken = len(of_family) - n_sound
+        counts = (n_broken, *(found[label] for label in BROKEN), n_sound, *(found[label] for label in SOUND))
+        lines.append(f"{family:<{width}}" + "".join(f"{count or '':>10}" for count in counts))
+    return "\n".join(lines)

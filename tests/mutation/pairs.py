@@ -1,0 +1,156 @@
+"""A sound checkpoint, and what becomes of it: cases are made beside it, compared, judged and thrown away."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import quanterr
+from mutation import files
+from mutation.coding import Coded, Layout, sound
+from mutation.judging import BAD, STRUCTURAL, Loss, Outcome, of_broken, of_sound
+from mutation.originals import CONFIG, Tensors, linear, model, stacked
+from quanterr.errors import QuanterrError
+from quanterr.report.model import Report
+
+Quantize = Callable[[Layout, Tensor], Coded | Tensor]
+
+
+class Bench:
+    """A folder where pairs are made; those that were not judged well are kept in ``keep``."""
+
+    def __init__(self, folder: Path, keep: Path | None = None) -> None:
+        self.folder, self.keep, self._n = folder, keep, 0
+
+    def place(self, suffix: str = "") -> Path:
+        """A new path."""
+        self._n += 1
+        return self.folder / f"{self._n}{suffix}"
+
+    def done(self, outcome: Outcome, original: Path, quantized: Path) -> Outcome:
+        """An outcome of these; they are kept if it is a bad one."""
+        if self.keep and outcome.told in BAD:
+            there = self.keep / f"{outcome.family} {outcome.name}".replace("/", "over").replace(" ", "_")
+            files.removed([there])
+            there.mkdir(parents=True)
+            for path, name in ((original, "original"), (quantized, "quantized")):
+                target = there / (name + path.suffix)
+                shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
+            (there / "told.txt").write_text(f"{outcome}\n")
+        return outcome
+
+
+class Case(NamedTuple):
+    """What is changed of a sound checkpoint."""
+
+    name: str
+    changed: Mapping[str, Coded | Tensor]
+    cost: Loss = STRUCTURAL
+    config: Mapping[str, Any] = {}  # entries of config.json, or of a GGUF file's metadata
+    more: Mapping[str, bytes] = {}  # other files of the folder, by name
+    names: tuple[str, ...] = ()  # layers that are told of, if not those changed
+    sound: bool = False  # nothing is wrong with it
+    why_silent: str = ""  # the reason why nothing is told of it, by design
+
+
+@dataclass
+class Sound:
+    """A sound pair, written and compared."""
+
+    bench: Bench
+    layout: Layout
+    original: Path
+    config: Mapping[str, Any]
+    x: Tensors
+    weights: dict[str, Coded | Tensor]
+    path: Path = field(init=False)
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.path = self.written(Case("sound", self.weights))
+        self.report = quanterr.compare(self.original, self.path, device="cpu")
+
+    def written(self, case: Case, beside: Path | None = None) -> Path:
+        """A checkpoint; ``beside``: one whose other weights it shares."""
+        if self.layout.family == "GGUF":
+            all_weights = {**self.weights, **case.changed}
+            plain = {name: w if isinstance(w, Coded) else w.float() for name, w in all_weights.items()}
+            return files.write_gguf(self.bench.place(".gguf"), plain, case.config)
+        said = dict(self.config) | ({"quantization_config": self.layout.config} if self.layout.config else {})
+        config = {key: value for key, value in {**said, **case.config}.items() if value is not None}
+        path = files.write(self.bench.place(), case.changed, config, beside)
+        for name, content in case.more.items():
+            (path / name).write_bytes(content)
+        return path
+
+    def outcome(self, family: str, case: Case) -> Outcome:
+        """What is told of a case."""
+        path = self.written(case, self.path if self.path.is_dir() else None)
+        found = self._judged(family, case, path)
+        if case.why_silent and found.told in ("SILENT", "info"):
+            found = found._replace(told="by design", note=case.why_silent)
+        self.bench.done(found, self.original, path)
+        files.removed([path])
+        return found
+
+    def _judged(self, family: str, case: Case, path: Path) -> Outcome:
+        name = f"{self.layout.name}, {case.name}"
+        try:
+            report = quanterr.compare(self.original, path, device="cpu")
+        except Exception as error:
+            return not_compared(family, name, None if case.sound else case.cost, error)
+        if case.sound:
+            return of_sound(family, name, report)
+        return of_broken(family, name, report, self.report, case.names or tuple(case.changed), case.cost)
+
+
+def not_compared(family: str, name: str, cost: Loss | None, error: Exception) -> Outcome:
+    """The outcome of a pair that is refused, or at which a comparison fails; ``cost``: None of one that is sound."""
+    told = "ERROR" if cost is None else "noticed" if isinstance(error, QuanterrError) else "SILENT"
+    return Outcome(family, name, told, cost, note=f"{type(error).__name__}: {error}"[:220])
+
+
+def as_matrix(x: Tensor) -> Tensor:
+    """Experts one after the other."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def quantized(layout: Layout, x: Tensors, by: Quantize = sound) -> dict[str, Coded | Tensor]:
+    """A model, with all weights coded that quantizers take."""
+    return {name: by(layout, as_matrix(weight)) if linear(name) else weight for name, weight in x.items()}
+
+
+@cache
+def _originals(experts: bool) -> Tensors:
+    return stacked() if experts else model()
+
+
+def originals_of(layout: Layout) -> Tensors:
+    """What is quantized."""
+    return _originals(layout.family == "experts")
+
+
+def made(
+    bench: Bench, layout: Layout, x: Tensors | None = None, by: Quantize = sound, dtype: torch.dtype | None = None
+) -> Sound:
+    """The sound pair of a layout; ``dtype``: of what is not quantized."""
+    given = originals_of(layout) if x is None else x
+    config = CONFIG | ({"num_hidden_layers": 1} if layout.family == "experts" else {})
+    original = files.write(bench.place(), given, config)
+    weights = quantized(layout, given, by)
+    if dtype:
+        weights = {name: w if isinstance(w, Coded) else w.to(dtype) for name, w in weights.items()}
+    return Sound(bench, layout, original, config, given, weights)
+
+
+def sound_outcome(family: str, name: str, pair: Sound) -> Outcome:
+    """What is told of a sound pair, which is thrown away."""
+    found = of_sound(family, f"{pair.layout.name}, {name}", pair.report)
+    pair.bench.done(found, pair.original, pair.path)
+    files.removed([pair.original, pair.path])
+    return found

@@ -1,0 +1,40 @@
+"""The families: each job makes pairs, compares them and throws them away."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from mutation import commands, configs, golden, scales, sources, unquantized, unusual
+from mutation.judging import Outcome
+from mutation.layouts import LAYOUTS, STACKS
+from mutation.pairs import Bench
+
+
+class Job(NamedTuple):
+    """What one process does at a time."""
+
+    name: str
+    outcomes: Callable[[Bench], Iterator[Outcome]]
+
+
+def run(name: str, keep: Path | None = None) -> list[Outcome]:
+    """All outcomes of the job of that name."""
+    job = next(job for job in JOBS if job.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        return list(job.outcomes(Bench(Path(folder), keep)))
+
+
+JOBS = [
+    *(Job(f"sound {layout.name}", partial(scales.sound_pairs, layout=layout)) for layout in (*LAYOUTS, *STACKS)),
+    *(Job(layout.name, partial(scales.outcomes, layout=layout)) for layout in (*LAYOUTS, *STACKS)),
+    Job("commands", commands.outcomes),
+    Job("folds", unquantized.folds),
+    Job("unusual", unusual.outcomes),
+    Job("biases", unquantized.biases),
+    *(Job(name, partial(unquantized.casts, name=name)) for name in unquantized.CASTS),
+    *(Job(f"configs {name}", partial(configs.outcomes, name=name)) for name in configs.LAYOUT_NAMES),
+    *(Job(f"sources {name}", partial(sources.outcomes, name=name)) for name in sources.LAYOUT_NAMES),
+    *(Job(f"golden {golden.named(case)}", partial(golden.outcomes, case=case)) for case in golden.cases()),
+]

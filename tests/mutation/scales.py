@@ -1,0 +1,229 @@
+"""Scales too wide, too narrow, zero or noisy, of all weights or of parts; and sound quantizers of the same layouts."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mutation.coding import Coded, Layout, coded, compensated, lost, searched, sound, stochastic
+from mutation.judging import Outcome, worst
+from mutation.originals import STACK, drawn
+from mutation.pairs import Bench, Case, Sound, as_matrix, made, originals_of, sound_outcome
+
+Places = Callable[[Layout, Tensor, tuple[int, int]], Tensor | None]  # of groups: where scales are bad
+ONE = "model.layers.1.mlp.down_proj.weight"  # that is damaged, where not all are
+EXPERT = 3
+MOST = 1024  # columns that GPTQ takes: of more it takes too long
+
+
+class Damage(NamedTuple):
+    """One way in which scales are bad."""
+
+    name: str
+    places: Places
+    factor: float  # of scales
+    codes_kept: bool = False  # those of the sound file; otherwise the nearest
+    everywhere: bool = False  # in all weights of the model
+    shared: float = 1.0  # of what several scales share: the others are rounded under it
+    noise: float = 0.0  # of the logarithms of scales
+
+
+def _all(_layout: Layout, scale: Tensor, _shape: tuple[int, int]) -> Tensor:
+    return torch.ones_like(scale, dtype=torch.bool)
+
+
+def _rows(layout: Layout, scale: Tensor, shape: tuple[int, int], first: int = 0, n: int = 1) -> Tensor | None:
+    """From a share of 1 / 5 of the rows on, or from a row on; none where all rows share a scale."""
+    each = layout.group[0] or shape[0]
+    if len(scale) == 1:
+        return None
+    row = first or shape[0] // 5
+    found = torch.zeros_like(scale, dtype=torch.bool)
+    found[row // each : (row + n - 1) // each + 1] = True
+    return found
+
+
+def _columns(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | None:
+    """A group of columns, in all rows, of 64 and more."""
+    if scale.shape[1] == 1:
+        return None
+    each = layout.group[1]
+    at = scale.shape[1] // 3
+    found = torch.zeros_like(scale, dtype=torch.bool)
+    found[:, at : at + max(64 // each, 1)] = True
+    return found
+
+
+def _tile(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | None:
+    """64 × 64 elements, or the group that is larger."""
+    rows, columns = _rows(layout, scale, shape, shape[0] // 2, 64), _columns(layout, scale, shape)
+    return None if rows is None or columns is None else rows & columns
+
+
+def _expert(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | None:
+    return _rows(layout, scale, shape, EXPERT * 128, 128) if layout.family == "experts" else None
+
+
+FOUR_ROWS = partial(_rows, n=4)
+DAMAGES = (
+    Damage("all × 64", _all, 64, everywhere=True),
+    Damage("all × 6", _all, 6, everywhere=True),
+    Damage("all / 6", _all, 1 / 6, everywhere=True),
+    Damage("all × 1.3, codes kept", _all, 1.3, True, True),
+    Damage("all noisy", _all, 1, everywhere=True, noise=0.9),
+    Damage("tensor × 64", _all, 64),
+    Damage("tensor × 6", _all, 6),
+    Damage("tensor / 6", _all, 1 / 6),
+    Damage("tensor × 1.3, codes kept", _all, 1.3, True),
+    Damage("tensor / 1.3, codes kept", _all, 1 / 1.3, True),
+    Damage("tensor noisy", _all, 1, noise=0.9),
+    Damage("superblocks × 64", _all, 1, shared=64),
+    Damage("superblocks / 4", _all, 1, shared=1 / 4),
+    Damage("row × 8", _rows, 8),
+    Damage("row / 8", _rows, 1 / 8),
+    Damage("row × 1.3, codes kept", _rows, 1.3, True),
+    Damage("4 rows × 8", FOUR_ROWS, 8),
+    Damage("4 rows / 6", FOUR_ROWS, 1 / 6),
+    Damage("4 rows × 1.15, codes kept", FOUR_ROWS, 1.15, True),
+    Damage("4 rows zero", FOUR_ROWS, 0, True),
+    Damage("columns × 8", _columns, 8),
+    Damage("columns / 6", _columns, 1 / 6),
+    Damage("columns × 1.3, codes kept", _columns, 1.3, True),
+    Damage("columns zero", _columns, 0, True),
+    Damage("tile × 8", _tile, 8),
+    Damage("tile / 6", _tile, 1 / 6),
+    Damage("tile × 1.5, codes kept", _tile, 1.5, True),
+    Damage("tile zero", _tile, 0, True),
+    Damage("expert × 64", _expert, 64),
+    Damage("expert × 6", _expert, 6),
+    Damage("expert / 6", _expert, 1 / 6),
+    Damage("expert × 1.3, codes kept", _expert, 1.3, True),
+)
+
+
+def damaged(before: Coded, x: Tensor, damage: Damage) -> Coded | None:
+    """The weight with bad scales; None where its layout has no such place."""
+    layout, (scale, shift) = before.layout, before.wanted
+    places = damage.places(layout, scale, before.shape)
+    if places is None or (damage.shared != 1 and not layout.two_levels):
+        return None
+    factor = torch.where(places, damage.factor, 1.0)
+    if damage.noise:
+        factor = factor * (damage.noise * torch.randn(scale.shape, generator=drawn(8))).exp()
+    if damage.codes_kept and shift is not None:
+        shift = shift * factor
+    codes = before.codes if damage.codes_kept else None
+    if damage.shared != 1:
+        return coded(layout, x, scale, shift, damage.shared)
+    return coded(layout, x, scale * factor, shift, codes=codes)
+
+
+def outcomes(bench: Bench, layout: Layout, damages: tuple[Damage, ...] = DAMAGES) -> Iterator[Outcome]:
+    """Every damage of the scales of a layout."""
+    pair = made(bench, layout)
+    for damage in damages:
+        if one := case(pair, damage):
+            yield pair.outcome(f"scales, {layout.family}", one)
+
+
+def case(pair: Sound, damage: Damage) -> Case | None:
+    """The weights that the damage changes, and what they lose."""
+    coded = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
+    changed, losses = {}, []
+    for name in coded if damage.everywhere else [STACK if STACK in coded else ONE]:
+        x = as_matrix(pair.x[name])
+        if after := damaged(coded[name], x, damage):
+            changed[name] = after
+            losses.append(lost(x, coded[name], after))
+    return Case(damage.name, changed, worst(losses)) if changed else None
+
+
+# Sound quantizers
+
+
+def clipped_a_little(layout: Layout, x: Tensor) -> Coded:
+    """Scales of 0.92 of the range, as a search for activations chooses them."""
+    plain = sound(layout, x)
+    scale, shift = plain.wanted
+    return coded(layout, x, 0.92 * scale, None if shift is None else 0.92 * shift)
+
+
+def by_ocp(layout: Layout, x: Tensor) -> Coded:
+    """Powers of two by OCP's rule: floor(log2(absolute maximum)) less the largest exponent of the codes."""
+    groups = layout.groups(x.float())
+    largest = torch.tensor(layout.grid.high).log2().floor()
+    exponent = groups.abs().amax((1, 3)).clamp(min=2.0**-100).log2().floor() - largest
+    return coded(layout, x, torch.exp2(exponent), None)
+
+
+def by_gptq(layout: Layout, x: Tensor) -> Coded:
+    """By GPTQ on inputs that correlate, of which some columns are large."""
+    generator = drawn(9)
+    cols = x.shape[1]
+    if cols > MOST:
+        return sound(layout, x)
+    inputs = torch.randn(2048, cols // 4, generator=generator) @ torch.randn(cols // 4, cols, generator=generator)
+    inputs = inputs / (cols / 4) ** 0.5 + 0.3 * torch.randn(2048, cols, generator=generator)
+    return compensated(layout, x, inputs * torch.exp(0.8 * torch.randn(cols, generator=generator)))
+
+
+class Quantizer(NamedTuple):
+    """One that makes sound files."""
+
+    name: str
+    quantize: Callable[[Layout, Tensor], Coded]
+    fits: Callable[[Layout], bool]
+    original: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)  # what it is given
+
+
+def _always(_layout: Layout) -> bool:
+    return True
+
+
+def _ternary(x: Tensor) -> Tensor:
+    level = x.float().abs().mean(1, keepdim=True)
+    return (x.float() / level).round().clamp(-1, 1).mul(level).bfloat16()
+
+
+def _zero_groups(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[: len(y) // 8, : x.shape[1] // 2 // 256 * 256] = 0
+    y[len(y) // 2] = 0
+    return y
+
+
+def _tiny_rows(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[5::50] *= 1e-3
+    return y
+
+
+def _heavy_rows(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[7::200] *= 30
+    return y
+
+
+QUANTIZERS = (
+    Quantizer("absolute maximum", sound, _always),
+    Quantizer("search", searched, lambda layout: not layout.two_levels),
+    Quantizer("clipped a little", clipped_a_little, lambda layout: layout.family in ("AWQ", "INT4")),
+    Quantizer("OCP", by_ocp, lambda layout: layout.family == "MX" or layout.name == "gpt-oss MXFP4"),
+    Quantizer("GPTQ", by_gptq, lambda layout: layout.name in ("GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128")),
+    Quantizer("stochastic", stochastic, lambda layout: layout.name in ("INT8 row", "CT INT4 g128", "GPTQ 8 bits")),
+    Quantizer("ternary original", sound, _always, _ternary),
+    Quantizer("zero groups", sound, _always, _zero_groups),
+    Quantizer("tiny rows", sound, _always, _tiny_rows),
+    Quantizer("heavy rows", sound, _always, _heavy_rows),
+)
+
+
+def sound_pairs(bench: Bench, layout: Layout) -> Iterator[Outcome]:
+    """Every sound quantizer of a layout."""
+    for quantizer in (one for one in QUANTIZERS if one.fits(layout)):
+        x = originals_of(layout)
+        given = {name: quantizer.original(as_matrix(w)).view(w.shape) if w.dim() > 1 else w for name, w in x.items()}
+        pair = made(bench, layout, given, quantizer.quantize)
+        yield sound_outcome(f"scales, {layout.family}", quantizer.name, pair)

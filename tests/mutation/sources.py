@@ -1,0 +1,75 @@
+"""Checkpoints made of another source: with a LoRA merged, trained on, or quantized before; and of weights in part."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from mutation.coding import Coded, lost, sound
+from mutation.judging import Outcome, worst
+from mutation.layouts import named
+from mutation.originals import drawn
+from mutation.pairs import Bench, Case, made
+from mutation.parts import DAMAGES, GROUP, one_group_scale
+from mutation.scales import ONE
+
+LAYOUT_NAMES = ("CT INT4 g128", "AWQ", "GPTQ 4 bits", "NVFP4", "MXFP4", "NF4", "MLX 4 bits", "FP8 row", "INT8 row",
+                "Q4_K", "Q6_K")  # fmt: skip
+NO_SCALE = "no group has a scale of its own there: nothing says that 64 columns of a row belong together"
+Change = Callable[[Tensor], Tensor]
+
+
+def lora(share: float, rank: int = 16) -> Change:
+    """Plus a product of low rank, of that share of the norm."""
+
+    def changed(x: Tensor) -> Tensor:
+        generator = drawn(sum(x.shape))
+        delta = torch.randn(len(x), rank, generator=generator) @ torch.randn(rank, x.shape[1], generator=generator)
+        return x.float() + delta * (share * x.float().norm() / delta.norm())
+
+    return changed
+
+
+def trained(share: float) -> Change:
+    """Each element a little off, of that share of the norm."""
+
+    def changed(x: Tensor) -> Tensor:
+        delta = torch.randn(x.shape, generator=drawn(sum(x.shape)))
+        return x.float() + delta * (share * x.float().norm() / delta.norm())
+
+    return changed
+
+
+def through(name: str) -> Change:
+    """Quantized and dequantized before."""
+    return lambda x: sound(named(name), x).values.bfloat16()
+
+
+SOURCES: dict[str, Change] = {
+    "LoRA of 10 %": lora(0.1),
+    "LoRA of 15 %": lora(0.15, 64),
+    "trained on, 8 %": trained(0.08),
+    "trained on, 15 %": trained(0.15),
+    "through INT4 g128": through("CT INT4 g128"),
+    "through asymmetric INT4": through("AWQ"),
+    "through Q4_0": through("Q4_0"),
+    "through NF4": through("NF4"),
+    "through FP8": through("FP8 tensor"),
+    "through INT8 of tensors": through("INT8 tensor"),
+}
+
+
+def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
+    """Each source, quantized soundly in that layout; and each part of one weight that is another's."""
+    layout = named(name)
+    pair = made(bench, layout)
+    coded = {key: weight for key, weight in pair.weights.items() if isinstance(weight, Coded)}
+    for source, change in SOURCES.items():
+        changed = {key: sound(layout, change(pair.x[key])) for key in coded}
+        cost = worst(lost(pair.x[key], coded[key], after) for key, after in changed.items())
+        yield pair.outcome("sources", Case(source, changed, cost))
+    for damage in DAMAGES:
+        after = sound(layout, damage.change(pair.x[ONE].float().clone(), drawn(7)))
+        why = "" if damage.change != one_group_scale or 0 < layout.group[1] <= GROUP else NO_SCALE
+        cost = lost(pair.x[ONE], coded[ONE], after)
+        yield pair.outcome("parts", Case(damage.name, {ONE: after}, cost, why_silent=why))

@@ -1,0 +1,104 @@
+"""What is not quantized: casts that are none, folds of which a part was forgotten, biases that are others."""
+
+from collections.abc import Iterator
+
+import casting
+import torch
+from torch import Tensor
+
+from mutation.coding import Layout, sound
+from mutation.judging import Outcome, of_sound
+from mutation.layouts import named
+from mutation.originals import EMBEDDING, HEAD, HIDDEN, INNER, KEYS, NORM, Tensors, drawn, heavy, linear, model
+from mutation.pairs import Bench, Case, as_matrix, made
+
+# Layout, the dtype of what it leaves, and whether it leaves all.
+CASTS = {
+    "casts FP8 F32": ("FP8 row", torch.float32, False),
+    "casts GPTQ F16": ("GPTQ 4 bits", torch.float16, False),
+    "casts MLX BF16": ("MLX 4 bits", torch.bfloat16, False),
+    "casts Q4_K F32": ("Q4_K", torch.float32, False),
+    "casts whole F16": ("INT8 row", torch.float16, True),
+}
+FOLDED = ("AWQ", "CT INT4 g128", "FP8 row")
+BIASED = ("GPTQ 4 bits", "INT8 row", "CT NVFP4")
+LAYER = "model.layers.0."
+INPUT_NORM = f"{LAYER}input_layernorm.weight"
+Q, K, V, OUT = (f"{LAYER}self_attn.{name}_proj.weight" for name in "qkvo")
+UP, DOWN = f"{LAYER}mlp.up_proj.weight", f"{LAYER}mlp.down_proj.weight"
+V_BIAS = V.replace("weight", "bias")
+CORRECTED = "some quantizers correct biases: an info says by how much, and that the error of the weight does more"
+TARGETS = (EMBEDDING, HEAD, NORM, INPUT_NORM, V_BIAS)
+
+
+def without_mlp() -> Tensors:
+    """The model without its largest matrices."""
+    return {name: weight for name, weight in model().items() if ".mlp." not in name}
+
+
+def left(_layout: Layout, x: Tensor) -> Tensor:
+    """Not quantized."""
+    return x
+
+
+def casts(bench: Bench, name: str) -> Iterator[Outcome]:
+    """Each kind of tensor, damaged in each way on its way to another dtype."""
+    layout, dtype, whole = CASTS[name]
+    pair = made(bench, named(layout), without_mlp(), left if whole else sound, dtype)
+    yield of_sound("casts", name, pair.report)
+    for target in (*TARGETS, *((V,) if whole else ())):
+        for damage, change in casting.DAMAGES.items():
+            x = pair.x[target]
+            broken = change(x if x.dim() > 1 else x.view(32, -1)).view(x.shape).to(dtype)
+            if not torch.equal(broken, x.to(dtype)):
+                why = CORRECTED if (target, damage) == (V_BIAS, "one element") else ""
+                yield pair.outcome("casts", Case(f"{name}, {target}, {damage}", {target: broken}, why_silent=why))
+
+
+def folds(bench: Bench) -> Iterator[Outcome]:
+    """Factors moved from one weight to the next, and one side or a bias forgotten."""
+    for layout in map(named, FOLDED):
+        pair = made(bench, layout)
+        for case in fold_cases(layout, pair.x):
+            yield pair.outcome("folds", case)
+
+
+def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
+    """Of the input norm, of v and o, of up and down."""
+    inputs, rows, inner = ((0.4 * torch.randn(size, generator=drawn(size))).exp() for size in (HIDDEN, KEYS, INNER))
+    heads = rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)  # of each key head those of its queries
+    qkv = {name: x[name].float() * inputs for name in (Q, K, V)}
+    norm = {INPUT_NORM: (x[INPUT_NORM].float() / inputs).bfloat16()}
+    v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
+    bias = {V_BIAS: (x[V_BIAS].float() / rows).bfloat16()}
+    up, down = {UP: x[UP].float() / inner[:, None]}, {DOWN: x[DOWN].float() * inner}
+    for name, tensors, right in (
+        ("norm folded", qkv | norm, True),
+        ("norm folded, norm forgotten", qkv, False),
+        ("norm folded, q forgotten", {**qkv, **norm, Q: x[Q]}, False),
+        ("v and o folded", v | o | bias, True),
+        ("v and o folded, bias forgotten", v | o, False),
+        ("v and o folded, o forgotten", v | bias, False),
+        ("up and down folded", up | down, True),
+        ("up and down folded, down forgotten", up, False),
+    ):
+        coded = {key: sound(layout, as_matrix(value)) if linear(key) else value for key, value in tensors.items()}
+        yield Case(name, coded, sound=right, names=(Q, K, V, OUT, UP, DOWN, INPUT_NORM, V_BIAS))
+
+
+def biases(bench: Bench) -> Iterator[Outcome]:
+    """Biases that formats without corrections changed."""
+    for layout in map(named, BIASED):
+        pair = made(bench, layout, without_mlp())
+        for name in (V_BIAS, V_BIAS.replace("v_proj", "k_proj")):
+            bias = pair.x[name]
+            noise = heavy(tuple(bias.shape), drawn(4))
+            for kind, broken in {
+                "noise of 0.2": bias + 0.2 * noise,
+                "noise of 5 %": bias * (1 + 0.05 * noise),
+                "× 1.04": 1.04 * bias,
+                "zero": 0 * bias,
+                "of the next layer": pair.x[name.replace("layers.0", "layers.1")],
+                "rolled": bias.roll(1),
+            }.items():
+                yield pair.outcome("biases", Case(f"{name}, {kind}", {name: broken.bfloat16()}))
