@@ -12,14 +12,17 @@ from quanterr.comparison.conspicuous import spread_over_rows
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable, Kind, Part, level
 from quanterr.tensors.good_scales import Groups, Losses, groups_of, has_one_zero, in_order, losses
-from quanterr.tensors.levels import Scaling
+from quanterr.tensors.levels import SUBNORMAL, ScaleSteps, Scaling
 
 PART_DB = 5.0  # that the scale of a group loses: it stands out
 WIDE, NARROW = 2.2, 0.7  # stored / good scale: between these no scale is wrong, as searches and roundings choose them
 CLIPPED_DB = 12.0  # that no search pays for smaller steps in the rest of a group
 FINE = 200  # levels: of so many none gain by clipping,
 CLIPPED_FINE = 1.05  # and a scale is too small by what the rounding of zero points explains, at most
-LUCKY = 0.08  # of the worst error: below it values are few, and codes exact; a third is what rounding leaves
+# Of the worst error, half a step of each: below it values are few, and codes exact. Rounding leaves a third of it, of
+# few levels and of floats, whose steps differ, less.
+LUCKY, LUCKY_FINE = 0.08, 0.2
+MANY = 16  # levels
 UNDERFLOW = 2.0  # times the least scale: below it to round a scale costs what stands out
 FEWEST = 8  # elements of a group that is judged
 FLOOR = 1e-6  # of the energy of a group: an error below it is no damage
@@ -82,15 +85,35 @@ class ScaleSampler:
         found = losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
+        found = self._as_stored(found, col // groups.cols)
         places: Sequence[int] = range(col, col + cols, groups.cols)
         if order is not None or (groups.rows == 1 and len(places) == 1):
             places = [-1]
         self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols))
 
+    def _as_stored(self, found: Losses, first: int) -> Losses:
+        """Where scales are whole numbers of a step, a stored one that is within a step of a good one is as good.
+
+        ``first`` is the number of the first group in its row.
+        """
+        steps = self._weight.scale_steps
+        if steps is None or (steps.of_largest and self._largest is None):
+            return found
+        near = (found.stored - found.good).abs() <= _step(found.good, steps.scales, steps, first, self._largest)
+        if steps.minima:
+            near &= found.moved <= _step(found.lowest, steps.minima, steps, first, self._largest)
+        return found._replace(good_sq=torch.where(near, torch.maximum(found.good_sq, found.stored_sq), found.good_sq))
+
     @property
     def rows_apart(self) -> bool:
         """Whether each row has scales of its own."""
         return not spread_over_rows(self._weight) and not self._has_one_scale
+
+    @property
+    def _lucky(self) -> float:
+        """Below which share of the worst error one with good scales is no measure of what others would leave."""
+        levels = self._weight.levels
+        return LUCKY_FINE if levels and not levels.mantissa and levels.number >= MANY else LUCKY
 
     @property
     def _has_one_scale(self) -> bool:
@@ -126,7 +149,7 @@ class ScaleSampler:
         stored = sum(float(one.losses.stored_sq.sum()) for one in self._sampled)
         good = max(sum(float(one.losses.good_sq[way].sum()) for one in self._sampled) for way in (0, -1))
         worst = sum(float(one.losses.worst_sq.sum()) for one in self._sampled)
-        if good < LUCKY * worst:
+        if good < self._lucky * worst:
             good = max(good, min(stored, worst))
         good = min(good, sum(float(one.losses.x_sq.sum()) for one in self._sampled))  # what scales of zero leave
         ratios = torch.cat([(one.losses.stored / one.losses.good)[one.losses.x_sq > 0] for one in self._sampled])
@@ -142,7 +165,7 @@ class ScaleSampler:
         levels = self._weight.levels
         most = 1 / NARROW if levels and levels.number < FINE else CLIPPED_FINE
         for one in sampled:
-            lost = 10 * (one.losses.stored_sq / _good_sq(one.losses)).log10()
+            lost = 10 * (one.losses.stored_sq / _good_sq(one.losses, self._lucky)).log10()
             clips = one.losses.needed > 1
             fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < most) & ((lost < CLIPPED_DB) | ~clips)
             fits &= one.losses.stored != 0
@@ -150,17 +173,20 @@ class ScaleSampler:
             for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _Group(float(lost[down, across]), place, one.size, one.losses, (down, across))
-                found["underflow" if self._underflows(group) else "group"][place] = group
-        return tuple(_part(kind, list(groups.values())) for kind, groups in found.items() if groups)
+                step = self._least_of(group)
+                if group.good < UNDERFLOW * step and group.stored < UNDERFLOW * step:
+                    found["underflow"][place] = group
+                elif abs(group.stored - group.good) > step:
+                    found["group"][place] = group
+        return tuple(_part(kind, list(groups.values()), self._lucky) for kind, groups in found.items() if groups)
 
-    def _underflows(self, group: "_Group") -> bool:
-        """Whether a good scale is about the least that can be stored, or less, and the stored one no larger."""
+    def _least_of(self, group: "_Group") -> float:
+        """The least scale that a group can have, of which those that are about as small are multiples; 0: not known."""
+        if self._weight.scales_are_float16:
+            return SUBNORMAL
         row, col = group.place
         least = self._least(row) if self._least and col >= 0 else None
-        if least is None:
-            return False
-        limit = UNDERFLOW * float(least[0, min(col, least.shape[1] - 1)])
-        return float(group.of.good[group.at]) < limit and float(group.of.stored[group.at]) < limit
+        return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
 
 
 class _Group(NamedTuple):
@@ -172,12 +198,22 @@ class _Group(NamedTuple):
     of: Losses
     at: tuple[int, int]
 
+    @property
+    def good(self) -> float:
+        """Its good scale."""
+        return float(self.of.good[self.at])
 
-def _part(kind: Kind, groups: list[_Group]) -> Part:
+    @property
+    def stored(self) -> float:
+        """The one that it has."""
+        return float(self.of.stored[self.at])
+
+
+def _part(kind: Kind, groups: list[_Group], lucky: float) -> Part:
     groups.sort(key=lambda group: (-group.lost_db, group.place))
     _, worst, size, of, at = groups[0]
     x_sq, stored_sq, good_sq, stored, good = (
-        float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _good_sq(of), of.stored, of.good)
+        float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _good_sq(of, lucky), of.stored, of.good)
     )
     return Part(
         kind,
@@ -191,10 +227,23 @@ def _part(kind: Kind, groups: list[_Group]) -> Part:
     )
 
 
-def _good_sq(found: Losses) -> Tensor:
+def _good_sq(found: Losses, lucky: float) -> Tensor:
     """What groups lose with good scales, however these are rounded, and however near to the codes the values are."""
     good_sq = found.good_sq.amax(0)
-    return torch.where(good_sq < LUCKY * found.worst_sq, found.worst_sq, good_sq)
+    return torch.where(good_sq < lucky * found.worst_sq, found.worst_sq, good_sq)
+
+
+def _step(sizes: Tensor, number: int, steps: ScaleSteps, first: int, largest: float | None) -> Tensor:
+    """The step of which the scales, or minima, of groups (down, across) are whole numbers.
+
+    It is a float16: of subnormal ones ``number`` steps are as much larger or smaller as the step was rounded.
+    """
+    if steps.of_largest:
+        return torch.full_like(sizes, steps.of_largest * (largest or 0.0))
+    before = first % steps.shared
+    padded = torch.nn.functional.pad(sizes, (before, -(before + sizes.shape[1]) % steps.shared))
+    most = padded.view(len(sizes), -1, steps.shared).amax(2).repeat_interleave(steps.shared, 1)
+    return most[:, before : before + sizes.shape[1]] / number + number * SUBNORMAL
 
 
 def _rows(scales: Scaling) -> Scaling:

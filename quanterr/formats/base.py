@@ -16,7 +16,7 @@ from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.decoder import Decoder, Element, Native, Order, decoder_of
-from quanterr.tensors.levels import Levels, Scaling, scaling
+from quanterr.tensors.levels import Levels, ScaleSteps, Scaling, scaling
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 # What the file of a format needs: all of it from here.
@@ -160,6 +160,7 @@ class Parts:
         undeclared: bool = False,
         format: str | None = None,
         levels: Levels | None = None,
+        scale_steps: ScaleSteps | None = None,
         unit: Callable[[Chunk, Workspace], Tensor] | None = None,
         rotated: "Rotated | None" = None,
     ) -> "Weight":
@@ -182,6 +183,7 @@ class Parts:
             comfy_format=comfy_format,
             close_alternatives=close_alternatives,
             undeclared=undeclared,
+            scale_steps=scale_steps,
             levels=levels,
             unit=unit,
             rotated=rotated,
@@ -218,6 +220,7 @@ class Weight:
     )
     undeclared: bool = False  # nothing says which of its alternatives it is: to take another is no cause for a warning
     levels: Levels | None = None  # of its codes; None where the nearest one cannot be found element by element
+    scale_steps: ScaleSteps | None = None  # None: scales are floats
     coded: tuple[Entry, ...] = ()  # the parts that hold these codes, if not the first of them alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): what codes of a row are multiplied by
     rotated: "Rotated | None" = None  # what its codes stand for, where its columns are rotated
@@ -241,6 +244,13 @@ class Weight:
         if self.levels.centred:
             return Scaling(high.div_(self.levels.known[1]))
         return scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
+
+    @property
+    def scales_are_float16(self) -> bool:
+        """Whether codes are multiplied by a float16, in GGUF by the one of each block."""
+        scale = self.parts.get("scale") or self.scale
+        in_blocks = self.levels is not None and self.levels.span is not None and self.scale_steps is None
+        return in_blocks if scale is None else scale.dtype == "F16"
 
     def least_units(self, chunk: Chunk, workspace: FilledWorkspace) -> Tensor | None:
         """What codes would be multiplied by if all scales were the least that can be stored, (1 or r, c).

@@ -178,6 +178,7 @@ FORMATS = (
                 (21, 23),
                 (8, 136),
                 IQ4_LEVELS,
+                scale_steps=levels.ScaleSteps(8, 31),
             ),
         ),
     ),

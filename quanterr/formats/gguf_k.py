@@ -30,6 +30,7 @@ from torch import Tensor
 
 from quanterr.formats.base import Element, Workspace
 from quanterr.formats.shared.ggml_blocks import Layout, block_formats, codes_of, fields, half, nibbles
+from quanterr.tensors.levels import ScaleSteps
 
 
 def q2_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
@@ -104,8 +105,28 @@ def _scale_and_shift(codes: Tensor, raw: Tensor) -> None:
 
 FORMATS = block_formats(
     (
-        Layout("Q2_K", "2-bit codes, a scale and a minimum for 16", q2_k, 16, 2, (10, 12), (16, 80), uniform=True),
-        Layout("Q3_K", "3-bit codes, a scale for 16", q3_k, 16, 3, (16, 18), (0, 96), uniform=True),
+        Layout(
+            "Q2_K",
+            "2-bit codes, a scale and a minimum for 16",
+            q2_k,
+            16,
+            2,
+            (10, 12),
+            (16, 80),
+            uniform=True,
+            scale_steps=ScaleSteps(16, 15, 15),
+        ),
+        Layout(
+            "Q3_K",
+            "3-bit codes, a scale for 16",
+            q3_k,
+            16,
+            3,
+            (16, 18),
+            (0, 96),
+            uniform=True,
+            scale_steps=ScaleSteps(16, 31),
+        ),
         Layout(
             "Q4_K",
             "4-bit codes, a scale and a minimum for 32",
@@ -116,10 +137,30 @@ FORMATS = block_formats(
             (16, 144),
             uniform=True,
             element=Element.Q4_K,
+            scale_steps=ScaleSteps(8, 63, 63),
         ),
-        Layout("Q5_K", "5-bit codes, a scale and a minimum for 32", q5_k, 32, 5, (28, 30), (16, 176), uniform=True),
         Layout(
-            "Q6_K", "6-bit codes, a scale for 16", q6_k, 16, 6, (34, 36), (0, 192), uniform=True, element=Element.Q6_K
+            "Q5_K",
+            "5-bit codes, a scale and a minimum for 32",
+            q5_k,
+            32,
+            5,
+            (28, 30),
+            (16, 176),
+            uniform=True,
+            scale_steps=ScaleSteps(8, 63, 63),
+        ),
+        Layout(
+            "Q6_K",
+            "6-bit codes, a scale for 16",
+            q6_k,
+            16,
+            6,
+            (34, 36),
+            (0, 192),
+            uniform=True,
+            element=Element.Q6_K,
+            scale_steps=ScaleSteps(16, 127),
         ),
     ),
 )

@@ -69,6 +69,8 @@ class Losses(NamedTuple):
     used: Tensor  # the same for what the stored codes stand for: which part of their range these use
     stored: Tensor  # the stored scale, and a good one, as what codes are multiplied by
     good: Tensor
+    moved: Tensor  # how far the lowest level is from where a good one would be, and
+    lowest: Tensor  # where that is
 
 
 def losses(
@@ -89,7 +91,8 @@ def losses(
     """
     unit, shift = scales
     none, stored = unit == 0, groups.most(unit.abs().expand(x.shape))
-    if bool(none.any()):
+    lost = groups.least(none.float().expand(x.shape)) > 0 if bool(none.any()) else None
+    if lost is not None:
         x, e = _without_codes(x, none, groups), None
         unit = unit.masked_fill(none, 1.0)
     codes = (x - shift if shift is not None else x) / unit
@@ -97,6 +100,7 @@ def losses(
     if one_zero is None:
         one_zero = zeros is None or _fixed(zeros)
     needed, start, first = _needed(levels, codes, zeros, groups, one_zero)
+    whole = zeros is not None and not one_zero and _whole(zeros)
     used = needed
     if y is not None:
         used = _needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups, one_zero)[0]
@@ -105,8 +109,10 @@ def losses(
     live = needed > 0
     needed = (needed / _share_used(levels, needed[live])).masked_fill(~live, 1.0)
     x_sq = groups.total(x.square())
-    good = needed * groups.most(unit.abs().expand(x.shape))
-    of_groups = [numbers.double() for numbers in (needed, used, stored, good)]
+    size = groups.most(unit.abs().expand(x.shape))
+    good, moved = needed * size, (levels.lowest - start - (levels.lowest - first) * needed) * size
+    lowest = moved.abs() if zeros is None else ((start + (levels.lowest - first) * needed - zeros) * size).abs()
+    of_groups = [numbers.double() for numbers in (needed, used, stored, good, moved.abs(), lowest)]
     if _loses_nothing(levels, needed):
         usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
         none_sq = torch.zeros_like(usual_sq)
@@ -118,6 +124,8 @@ def losses(
     good_sq = []
     for factor in rounded:
         sizes = groups.spread(factor)
+        if whole and zeros is not None:
+            start = zeros - ((zeros - start) / factor).round() * factor
         ideal = (codes - groups.spread(start)).div_(sizes).add_(groups.spread(first))
         error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.total(error.square_()))
@@ -130,6 +138,9 @@ def losses(
     else:
         half = levels.room(ideal) if levels.table else 0.5
         worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
+    if lost is not None:  # without a scale all is lost, whatever the code
+        stored_sq = torch.where(lost, x_sq, stored_sq)
+        good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
 
 
@@ -172,6 +183,11 @@ def _zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: Groups, shape: t
         return None
     high, low = groups.most(zeros), groups.least(zeros)
     return None if bool((high - low > MOVED * (1 + high.abs())).any()) else (high + low) / 2
+
+
+def _whole(zeros: Tensor) -> bool:
+    """Whether zero points are stored as codes."""
+    return bool(((zeros - zeros.round()).abs() < MOVED).all())
 
 
 def _fixed(zeros: Tensor) -> bool:

@@ -17,6 +17,7 @@ from quanterr.tensors.workspace import Workspace
 
 MANTISSA = 23  # bits of a float32
 EXPONENT = 0xFF << MANTISSA
+SUBNORMAL = 2.0**-24  # the smallest float16
 HALF_STEP = 0.5001  # of what is rounded, but for roundings of float32: 127 steps are good to 2e-5
 
 
@@ -164,6 +165,19 @@ OF_DTYPE = {
     "F8_E4M3FNUZ": Levels(0xFF, 0x7F, -240.0, 240.0, mantissa=3, normal=2.0**-7),
     "F8_E5M2FNUZ": Levels(0xFF, 0x7F, -57344.0, 57344.0, mantissa=2, normal=2.0**-15),
 }
+
+
+class ScaleSteps(NamedTuple):
+    """How scales are stored that are whole numbers of a step: none is nearer to a good one than such steps allow.
+
+    The step is that of ``shared`` groups beside each other, of which the largest scale has ``scales`` steps and the
+    largest minimum ``minima``; or ``of_largest`` times the largest magnitude of the weight.
+    """
+
+    shared: int = 0
+    scales: int = 0
+    minima: int = 0  # 0: it has none
+    of_largest: float = 0.0
 
 
 class Scaling(NamedTuple):

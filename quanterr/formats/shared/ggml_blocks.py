@@ -22,13 +22,11 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, Element, Format, Native, Part, Parts, Values, Weight
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.levels import INT8, Levels, uniform
+from quanterr.tensors.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
 from quanterr.tensors.workspace import Workspace
 
 # Writes the elements of blocks, uint8 (n, bytes of a block), to the second, float32 (n, elements of a block).
 Unpack = Callable[[Tensor, Tensor, Workspace], None]
-
-SUBNORMAL = 2.0**-24  # the smallest float16
 
 
 class Layout(NamedTuple):
@@ -45,6 +43,7 @@ class Layout(NamedTuple):
     uniform: bool = False  # the codes have equal steps, and no sign
     element: Element | None = None  # what the compiled kernel decodes itself
     least_scale: float = SUBNORMAL
+    scale_steps: ScaleSteps | None = None  # where a block has scales of its parts beside its own
 
     @property
     def format(self) -> str:
@@ -80,6 +79,7 @@ def fit(layout: Layout, parts: Parts) -> Weight:
         code_bits=layout.bits,
         uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
         levels=levels and levels.within(n_bytes, layout.codes),
+        scale_steps=layout.scale_steps,
         evidence=(f"type {layout.dtype}: blocks of {n} elements in {n_bytes} bytes",),
     )
 
