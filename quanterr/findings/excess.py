@@ -57,7 +57,7 @@ def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     found = done.attainable
     if found is None or found.excess_db >= NEAR_DB or not _shows_all(pair, done, found):
         return False
-    part = _told(found)
+    part = _told(pair, found, method)
     return part is None or _severity_of_part(pair, part, method) == "info"
 
 
@@ -125,7 +125,7 @@ def of_attainable(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     rounded = _rounding(done, found)
-    severity, part = _severity(pair, found, method, rounded), _told(found)
+    severity, part = _severity(pair, found, method, rounded), _told(pair, found, method)
     if part and severity in (None, "info"):
         yield _of_part(pair, part, method)
     elif severity:
@@ -240,15 +240,20 @@ def _evidence(part: Part | None) -> dict[str, object]:
     }
 
 
-def _told(found: Attainable) -> Part | None:
-    """Of rows, columns and tiles that stand out those that say it best: rows or columns of another factor, or the kind
-    with the fewest elements.
+def _told(pair: Pair, found: Attainable, method: Method) -> Part | None:
+    """Of rows, columns and tiles that stand out those that say it best: what is worth a warning, rows or columns of a
+    factor of their own, or the kind with the fewest elements.
 
     Those that are lost with their scales are told of the scales, where these are known.
     """
     of_scales = any(part.kind not in KINDS for part in found.parts)
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_codes(part))]
-    return min(parts, key=lambda part: (part.kind == "tile" or not part.apart, part.number * part.size), default=None)
+
+    def order(part: Part) -> tuple[bool, bool, int]:
+        small = _severity_of_part(pair, part, method) == "info"
+        return small, part.kind == "tile" or not part.apart, part.number * part.size
+
+    return min(parts, key=order, default=None)
 
 
 def _has_no_codes(part: Part) -> bool:

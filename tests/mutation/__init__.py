@@ -1,5 +1,5 @@
 """Pairs of checkpoints, sound and broken, with what each break costs: what is noticed of it.
 
 Weights have the statistics of real ones; quantizers, layouts and losses are written here, and share nothing with what
-is tested. PYTHONPATH=tests python -m mutation, a part of `make mutate`.
+is tested: make mutate, or PYTHONPATH=tests python -m mutation.
 """

@@ -79,7 +79,6 @@ class Layout:
     shifted: bool = False  # there are zero points, or minima
     signed: bool = False  # the scale has the sign that gives the largest value the lowest code
     two_levels: bool = False
-    floats: bool = False  # codes are floating: a scale that is too large loses little
     config: dict[str, Any] = field(default_factory=dict)
 
     def groups(self, x: Tensor) -> Tensor:

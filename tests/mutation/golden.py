@@ -5,8 +5,8 @@ within half a step (where a format has no nearest codes, plus noise of the level
 is measured on what is read then: nothing else reads all formats.
 
 These weights are small, and codes of many formats have no nearest ones: an info, or an SNR that is 1 dB lower than that
-of the sound file, as a gate sees it, counts as slight. What an accident costs a part counts where weights have the
-statistics of real ones, so not here.
+of the sound file, as a gate sees it, counts as slight. What a part loses counts where weights have the statistics of
+real ones, so not here.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,6 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ACCIDENTS = "golden, accidents"
-NO_LEVELS = "codes have no nearest ones: nothing says what they allow"
 DOUBTS = ("ambiguous_layout",)  # of files that were made to raise them
 CHANGED = 1.0  # dB
 EXPECTED = ".expected.safetensors"
@@ -117,7 +116,6 @@ class Sound:
     original: Path
     x: Tensors
     weights: list[Weight]
-    without_levels: set[str]
     y: Tensors
     report: Report
 
@@ -126,7 +124,7 @@ def made_sound(case: Path, bench: Bench) -> Sound:
     """The case beside an original that it could have been quantized from."""
     expected = load_file(case.with_suffix(EXPECTED))
     generator = drawn(0)
-    weights, x, without = [], {}, set()
+    weights, x = [], {}
     with planned(case.with_suffix(EXPECTED), case) as plan:
         for pair in plan.pairs:
             y = pair.quantized
@@ -138,12 +136,10 @@ def made_sound(case: Path, bench: Bench) -> Sound:
             weights.append(Weight(pair.name, y.format, round(bits), parts))
             near = within_steps(y, values.reshape(y.matrix).float(), generator)
             x[pair.name] = noisy(values, level(y.format, bits), generator) if near is None else near.view(values.shape)
-            if near is None:
-                without.add(pair.name)
     original = bench.place(".safetensors")
     save_file(x, original)
     report = quanterr.compare(original, case, device="cpu")
-    return Sound(bench, case, original, x, weights, without, stored_values(original, case), report)
+    return Sound(bench, case, original, x, weights, stored_values(original, case), report)
 
 
 def stored_values(original: Path, quantized: Path) -> Tensors:
@@ -202,19 +198,21 @@ def _judged(
         report = error
     for name, pair in pairs.items():
         cost = loss(Pair(_matrix(sound.x[name], sound.y[name]), sound.y[name]), pair) if pair else STRUCTURAL
-        if cost.layer < LAYER_DB and (family == ACCIDENTS or not cost.counts):
+        if cost.layer < LAYER_DB:
             continue
         title = f"{named(sound.case)} {name}, {what}"
         if isinstance(report, Report):
             found = of_broken(family, title, report, sound.report, [name], cost)
         else:
             found = not_compared(family, title, cost, report)
-        if found.told in ("info", "SILENT") and isinstance(report, Report):
-            if found.told == "info" or _snr(sound.report, name) - _snr(report, name) >= CHANGED:
-                found = found._replace(told="slight")
-            elif name in sound.without_levels:
-                found = found._replace(told="by design", note=NO_LEVELS)
+        if found.told == "info" or (found.told == "SILENT" and _shown(sound.report, report, name)):
+            found = found._replace(told="slight")
         yield sound.bench.done(found, original, quantized)
+
+
+def _shown(sound: Report, broken: Report | Exception, name: str) -> bool:
+    """Whether the number alone tells of a layer."""
+    return isinstance(broken, Report) and _snr(sound, name) - _snr(broken, name) >= CHANGED
 
 
 def _snr(report: Report, name: str) -> float:

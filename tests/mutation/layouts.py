@@ -461,13 +461,13 @@ LAYOUTS = (
            partial(with_zero_points, torch.bfloat16, -8, 7), ct_packed, shifted=True, config=_scheme(4, 128, False)),
     _gptq(4, 128), _gptq(8, 128), _gptq(4, 128, True), _gptq(2, 64, True),
     Layout("AWQ", "AWQ", U4, (1, 128), partial(with_zero_points, torch.float16, 0, 15), awq, shifted=True, config=AWQ),
-    Layout("FP8 tensor", "FP8", E4M3, (0, 0), F32, fp8, floats=True),
-    Layout("FP8 row", "FP8", E4M3, (1, 0), F32, fp8, floats=True),
-    Layout("FP8 128 × 128", "FP8", E4M3, (128, 128), F32, partial(fp8, scale="_scale_inv"), floats=True),
-    Layout("MXFP8", "MX", E4M3, (1, 32), powers_of_two, mxfp8, floats=True),
-    Layout("MXFP4", "MX", SIGNED_E2M1, (1, 32), powers_of_two, ct_mxfp4, floats=True),
-    Layout("NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, nvfp4, floats=True, two_levels=True),
-    Layout("CT NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, ct_nvfp4, floats=True, two_levels=True),
+    Layout("FP8 tensor", "FP8", E4M3, (0, 0), F32, fp8),
+    Layout("FP8 row", "FP8", E4M3, (1, 0), F32, fp8),
+    Layout("FP8 128 × 128", "FP8", E4M3, (128, 128), F32, partial(fp8, scale="_scale_inv")),
+    Layout("MXFP8", "MX", E4M3, (1, 32), powers_of_two, mxfp8),
+    Layout("MXFP4", "MX", SIGNED_E2M1, (1, 32), powers_of_two, ct_mxfp4),
+    Layout("NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, nvfp4, two_levels=True),
+    Layout("CT NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, ct_nvfp4, two_levels=True),
     Layout("NF4", "NF4", of_table(NF4.tolist()), (1, 64), F32, bnb),
     Layout("NF4 double", "NF4", of_table(NF4.tolist()), (1, 64), nested, bnb, two_levels=True),
     _mlx(4), _mlx(8),
@@ -488,8 +488,8 @@ LAYOUTS = (
 
 # Of experts in one tensor, as a matrix of their rows.
 STACKS = (
-    Layout("FP8 expert", "experts", E4M3, (128, 0), F32, fp8_stack, floats=True),
-    Layout("gpt-oss MXFP4", "experts", SIGNED_E2M1, (1, 32), powers_of_two, gpt_oss, floats=True),
+    Layout("FP8 expert", "experts", E4M3, (128, 0), F32, fp8_stack),
+    Layout("gpt-oss MXFP4", "experts", SIGNED_E2M1, (1, 32), powers_of_two, gpt_oss),
     Layout("CT INT4 experts", "experts", integers(-8, 7), (1, 128), BF16, ct_packed_stack,
            config=_scheme(4, 128, True)),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from mutation.pairs import Bench, Case, Sound, as_matrix, made, originals_of, so
 Places = Callable[[Layout, Tensor, tuple[int, int]], Tensor | None]  # of groups: where scales are bad
 ONE = "model.layers.1.mlp.down_proj.weight"  # that is damaged, where not all are
 EXPERT = 3
+FOUR, COARSE = 4, "codes of four levels err by half of a value, beside which such a factor is small"
 MOST = 1024  # columns that GPTQ takes: of more it takes too long
 
 
@@ -137,7 +138,8 @@ def case(pair: Sound, damage: Damage) -> Case | None:
         if after := damaged(coded[name], x, damage):
             changed[name] = after
             losses.append(lost(x, coded[name], after))
-    return Case(damage.name, changed, worst(losses)) if changed else None
+    coarse = damage.codes_kept and pair.layout.grid.high - pair.layout.grid.low < FOUR and 1 < damage.factor <= 1.5
+    return Case(damage.name, changed, worst(losses), why_silent=COARSE if coarse else "") if changed else None
 
 
 # Sound quantizers
