@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from statistics import median
 
+import torch
+from torch import Tensor
+
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, Cells, conspicuous, joined, largest_share
@@ -30,6 +33,29 @@ def cells_of(weight: Weight) -> Cells | None:
     if weight.matrix_rows % down:
         return None
     return Cells(down, cols if across >= cols else across if across % WINDOW == 0 else WINDOW)
+
+
+def largest_of_runs(weight: Weight, sums: Sums) -> Tensor | None:
+    """The largest magnitude of the original in each run of groups, (runs,): of an expert with one scale, or of groups
+    whose scales share a step; None where there are none, or it is not known.
+    """
+    cells, steps = cells_of(weight), weight.scale_steps
+    if cells is None or not sums.peaks:
+        return None
+    size = 0
+    if steps and steps.of_largest and weight.block_size and cells.rows == 1 and weight.matrix[1] % cells.cols == 0:
+        size = steps.shared * weight.block_size[1] // cells.cols
+    elif weight.block_size is None and cells.rows == 1:
+        size = weight.matrix_rows
+    most = joined(sums.peaks)[0].reshape(-1)
+    return torch.nn.functional.pad(most, (0, -len(most) % size)).view(-1, size).amax(1) if size else None
+
+
+def blocks_of(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
+    """The first block of a scale that each of these rows goes through, of a weight of such blocks."""
+    down, across = weight.block_size or (1, 1)
+    tops = sorted({row // down * down for row in rows if row // down * down + down <= weight.matrix[0]})
+    return [Chunk(top, top + down, 0, min(across, weight.matrix[1])) for top in tops]
 
 
 def conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:

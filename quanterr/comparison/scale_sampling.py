@@ -11,9 +11,10 @@ from torch import Tensor
 from quanterr.comparison.conspicuous import spread_over_rows
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable, Kind, Part, level
-from quanterr.tensors.good_scales import Groups, Losses, groups_of, has_one_zero, in_order, losses
+from quanterr.tensors.good_scales import Groups, Losses, groups_of, has_one_zero, in_order, losses, losses_of_parts
 from quanterr.tensors.levels import SUBNORMAL, ScaleSteps, Scaling
 
+PART = 64  # columns of a part of a group
 PART_DB = 5.0  # that the scale of a group loses: it stands out
 WIDE, NARROW = 2.2, 0.7  # stored / good scale: between these no scale is wrong, as searches and roundings choose them
 CLIPPED_DB = 12.0  # that no search pays for smaller steps in the rest of a group
@@ -37,25 +38,32 @@ class _Sampled(NamedTuple):
     rows: Sequence[int]  # the first of each
     cols: Sequence[int]
     size: int  # elements of each
+    known: bool = True  # what a good scale is: all of each group is there, or its largest value is known
 
 
 class ScaleSampler:
     """Takes in sampled chunks, and sums up what their scales lose."""
 
     def __init__(
-        self, weight: Weight, largest: float | None, least: Callable[[int], Tensor | None] | None = None
+        self,
+        weight: Weight,
+        largest: float | None,
+        least: Callable[[int], Tensor | None] | None = None,
+        runs: Tensor | None = None,
     ) -> None:
-        """Start with none; ``largest`` is the largest magnitude of the original.
+        """Start with none; ``largest`` is the largest magnitude of the original, ``runs`` that of each run of groups.
 
         ``least`` gives what the least scale would multiply the codes of a row by, (1, c), where that is known.
         """
         self._weight, self._largest, self._least = weight, largest, cache(least) if least else None
+        self._runs = runs
         self._sampled: list[_Sampled] = []
+        self._within: list[_Sampled] = []  # parts of such groups
         self._one_zero: bool | None = None
 
     def beside(self) -> "ScaleSampler":
         """One for a few groups more: whether zero points differ is known of the sample."""
-        found = ScaleSampler(self._weight, self._largest, self._least)
+        found = ScaleSampler(self._weight, self._largest, self._least, self._runs)
         found._one_zero = self._one_zero
         return found
 
@@ -79,30 +87,71 @@ class ScaleSampler:
             chosen = slice(cols) if order is None else order
             x, scales = x[:, chosen], _columns(scales, chosen)
             e, y = (None if side is None else side[:, chosen] for side in (e, y))
-        largest = self._largest if not groups.whole and self._has_one_scale else None
+        largest = None if groups.whole else self._largest_of(rows)
         if self._one_zero is None:
             self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
         found = losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
-        found = self._as_stored(found, col // groups.cols)
+        found = self._as_stored(found, rows, col // groups.cols)
         places: Sequence[int] = range(col, col + cols, groups.cols)
         if order is not None or (groups.rows == 1 and len(places) == 1):
             places = [-1]
-        self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols))
+        known = groups.whole or largest is not None
+        if known:
+            self._add_parts(rows, col, x, scales, groups, found)
+        self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols, known))
 
-    def _as_stored(self, found: Losses, first: int) -> Losses:
+    def _add_parts(
+        self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: Groups, found: Losses
+    ) -> None:
+        """Of floats with scales that are far too large: the parts of groups whose values are small."""
+        levels, cols = self._weight.levels, x.shape[1]
+        if not self.has_floats or scales.shift is not None or not levels or cols % PART:
+            return
+        if bool((found.needed < 1 / WIDE).any()):
+            parts = losses_of_parts(levels, x, scales.unit, found, groups, PART)
+            self._within.append(_Sampled(parts, rows, range(col, col + cols, PART), PART))
+
+    def _largest_of(self, rows: Sequence[int]) -> float | None:
+        """The largest magnitude of the group that rows are a part of; None where it is not known, or there are two."""
+        if self._has_one_scale:
+            return self._largest
+        if self._runs is None or not self._weight.matrix_rows:
+            return None
+        experts = {row // self._weight.matrix_rows for row in rows}
+        return float(self._runs[experts.pop()]) if len(experts) == 1 else None
+
+    def _as_stored(self, found: Losses, rows: Sequence[int], first: int) -> Losses:
         """Where scales are whole numbers of a step, a stored one that is within a step of a good one is as good.
 
         ``first`` is the number of the first group in its row.
         """
         steps = self._weight.scale_steps
-        if steps is None or (steps.of_largest and self._largest is None):
+        if steps is None:
             return found
-        near = (found.stored - found.good).abs() <= _step(found.good, steps.scales, steps, first, self._largest)
+        if steps.of_largest:
+            step = steps.of_largest * self._largest_beside(rows, first, found.good)
+        else:
+            step = _step(found.good, steps.scales, steps, first)
+        near = (found.stored - found.good).abs() <= step
         if steps.minima:
-            near &= found.moved <= _step(found.lowest, steps.minima, steps, first, self._largest)
+            near &= found.moved <= _step(found.lowest, steps.minima, steps, first)
         return found._replace(good_sq=torch.where(near, torch.maximum(found.good_sq, found.stored_sq), found.good_sq))
+
+    def _largest_beside(self, rows: Sequence[int], first: int, like: Tensor) -> Tensor:
+        """The largest magnitude in the run that each group, (down, across), is in; where it is not known, in these."""
+        steps, block = self._weight.scale_steps, self._weight.block_size
+        if self._runs is None or steps is None or block is None:
+            return torch.full_like(like, float(like.max()))
+        across = self._weight.matrix[1] // block[1]
+        places = torch.tensor(rows)[:, None] * across + first + torch.arange(like.shape[1])
+        return self._runs[places // steps.shared].to(like)
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether codes are floats, of which small ones lose to a scale that is too large for them."""
+        return bool(self._weight.levels and self._weight.levels.mantissa)
 
     @property
     def rows_apart(self) -> bool:
@@ -142,7 +191,8 @@ class ScaleSampler:
 
     def result(self, found: Attainable, beside: "ScaleSampler | None") -> Attainable:
         """The sample of the codes, with what scales lose; the groups that stand out may be ``beside`` it as well."""
-        parts = self._parts([*self._sampled, *(beside._sampled if beside else ())])
+        every = [one for sampler in (self, beside) if sampler for one in (*sampler._sampled, *sampler._within)]
+        parts = self._parts(every)
         found = found._replace(parts=(*found.parts, *parts))
         if not self._sampled:
             return found
@@ -170,7 +220,7 @@ class ScaleSampler:
             fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < most) & ((lost < CLIPPED_DB) | ~clips)
             fits &= one.losses.stored != 0
             out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
-            for down, across in out.nonzero().tolist() if one.size >= FEWEST else ():
+            for down, across in out.nonzero().tolist() if one.known and one.size >= FEWEST else ():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _Group(float(lost[down, across]), place, one.size, one.losses, (down, across))
                 step = self._least_of(group)
@@ -233,13 +283,11 @@ def _good_sq(found: Losses, lucky: float) -> Tensor:
     return torch.where(good_sq < lucky * found.worst_sq, found.worst_sq, good_sq)
 
 
-def _step(sizes: Tensor, number: int, steps: ScaleSteps, first: int, largest: float | None) -> Tensor:
+def _step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> Tensor:
     """The step of which the scales, or minima, of groups (down, across) are whole numbers.
 
     It is a float16: of subnormal ones ``number`` steps are as much larger or smaller as the step was rounded.
     """
-    if steps.of_largest:
-        return torch.full_like(sizes, steps.of_largest * (largest or 0.0))
     before = first % steps.shared
     padded = torch.nn.functional.pad(sizes, (before, -(before + sizes.shape[1]) % steps.shared))
     most = padded.view(len(sizes), -1, steps.shared).amax(2).repeat_interleave(steps.shared, 1)

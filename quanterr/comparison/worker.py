@@ -10,7 +10,14 @@ import torch
 
 from quanterr.checkpoints import Entry
 from quanterr.comparison.attainable import WIDEST, Sampler, sampled, sampled_blocks
-from quanterr.comparison.conspicuous import cells_of, conspicuous_cells, conspicuous_rows, spread_over_rows
+from quanterr.comparison.conspicuous import (
+    blocks_of,
+    cells_of,
+    conspicuous_cells,
+    conspicuous_rows,
+    largest_of_runs,
+    spread_over_rows,
+)
 from quanterr.comparison.kernel import Wanted, exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.scale_sampling import ScaleSampler
@@ -28,6 +35,7 @@ from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
 LEAST, MOST = 2.0**-80, 2.0**100  # between these energies squares in float32 are trusted
+MOST_ROWS = 4  # of which a block is looked at
 STACK = 1 << 17  # elements of a sample that are looked at at once
 IN_BLOCKS = 1 << 16  # elements of a sample of blocks that span rows, in a row of them
 SAMPLED = 64  # bytes at a place of a tensor that are part of its fingerprint
@@ -193,7 +201,9 @@ class Worker:
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
         chunks = [piece for chunk in sampled(weight.shape) for piece in divided(chunk, self.size)]
-        of_scales = ScaleSampler(weight, None if rotated else sums.x_max, partial(self._least, weight))
+        of_scales = ScaleSampler(
+            weight, None if rotated else sums.x_max, partial(self._least, weight), largest_of_runs(weight, sums)
+        )
         found = None if rotated else self._plain(pair, chunks, sums, place, of_scales)
         if found is None:
             found, of_scales = self._nearest(pair, chunks, sums, place)
@@ -207,7 +217,9 @@ class Worker:
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         sampler = Sampler(None if rotated else pair.importance)
-        of_scales = ScaleSampler(weight, None if rotated else sums.x_max, partial(self._least, weight))
+        of_scales = ScaleSampler(
+            weight, None if rotated else sums.x_max, partial(self._least, weight), largest_of_runs(weight, sums)
+        )
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             if rotated:
@@ -234,6 +246,11 @@ class Worker:
             codes.add(chunk, x, y, found)
         if of_scales is not None:
             of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales, y)
+
+    def _scale_sampler(self, weight: Weight, sums: Sums, rotated: bool) -> ScaleSampler:
+        """One for a weight, or for what its codes stand for where its columns are rotated."""
+        largest, runs = (None, None) if rotated else (sums.x_max, largest_of_runs(weight, sums))
+        return ScaleSampler(weight, largest, partial(self._least, weight), runs)
 
     def _least(self, weight: Weight, row: int) -> torch.Tensor | None:
         """What the least scale would multiply the codes of a row by, (1, c)."""
@@ -262,13 +279,15 @@ class Worker:
         sampler, chunks = Sampler(), sampled(weight.shape)
         rows, in_blocks = set(conspicuous_rows(sums, sample)), spread_over_rows(weight)
         cells = conspicuous_cells(weight, sums, _sampled_blocks(weight) if in_blocks else chunks)
+        if in_blocks and of_scales.has_floats:
+            cells += blocks_of(weight, conspicuous_rows(sums, sample)[:MOST_ROWS])
         for cell in cells:
             if in_blocks:
                 self._add_blocks(pair, cell, of_scales, place)
             else:
                 rows.add(cell.row)
         known = {row for chunk in chunks for row in range(chunk.row, chunk.stop_row)}
-        to = of_scales if of_scales.rows_apart else None
+        to = of_scales if of_scales.rows_apart or (of_scales.has_floats and not in_blocks) else None
         for row in sorted(rows if to else rows - known):  # of sampled rows the scales of some were left out
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
             values = self._values(pair, chunk, place)

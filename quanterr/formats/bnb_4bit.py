@@ -73,8 +73,9 @@ NF4 = (
     1.0,
 )
 FP4 = (0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
-# Between two codes of the dynamic map, which has 64 in its last decade: of a nested absmax, so of the largest value.
-WIDEST_STEP = 0.9 / 63
+# Half of what is between two codes of the dynamic map, of 64 in its last decade; of a nested absmax, so of the largest
+# value.
+WIDEST_STEP = 0.45 / 63
 TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
@@ -124,7 +125,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         code_bits=4,
         levels=nibbles(table.tolist()),
         block_size=(1, state.block),
-        scale_steps=ScaleSteps(of_largest=WIDEST_STEP) if absmax.dtype == "U8" else None,
+        scale_steps=ScaleSteps(state.nested_block, of_largest=WIDEST_STEP) if absmax.dtype == "U8" else None,
         evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
         warnings=() if usual else (warning,),
     )

@@ -144,6 +144,25 @@ def losses(
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
 
 
+def losses_of_parts(levels: Levels, x: Tensor, unit: Tensor, of_groups: Losses, groups: Groups, width: int) -> Losses:
+    """Of parts of rows, ``width`` columns each, what they lose to scales of their groups that are too large.
+
+    ``levels`` are those of floats, which lose nothing to such scales but where values are so small that their codes
+    are subnormal: a group as a whole does not show it. ``unit`` is that of ``x``, (r, c).
+    """
+    parts, codes, needed = Groups(1, width), x / unit, groups.spread(of_groups.needed.float()).expand(x.shape)
+    stored_sq, good_sq = (
+        parts.total(((levels.values(levels.numbers(codes / by)) * by - codes) * unit).square())
+        for by in (torch.ones_like(needed), needed)
+    )
+    by = parts.most(needed).double()
+    stored = parts.most(unit.abs().expand(x.shape)).double()
+    none_sq = torch.zeros_like(stored_sq)
+    return Losses(
+        parts.total(x.square()), stored_sq, good_sq[None], none_sq, by, by, stored, stored * by, none_sq, none_sq
+    )
+
+
 def has_one_zero(levels: Levels, scales: Scaling, groups: Groups, shape: torch.Size) -> bool | None:
     """Whether all these groups have one zero point; None where that is not known."""
     unit, shift = scales

@@ -170,11 +170,11 @@ OF_DTYPE = {
 class ScaleSteps(NamedTuple):
     """How scales are stored that are whole numbers of a step: none is nearer to a good one than such steps allow.
 
-    The step is that of ``shared`` groups beside each other, of which the largest scale has ``scales`` steps and the
-    largest minimum ``minima``; or ``of_largest`` times the largest magnitude of the weight.
+    The step is that of ``shared`` groups beside each other: the largest scale has ``scales`` steps and the largest
+    minimum ``minima``; or it is ``of_largest`` times the largest magnitude, of groups that go on in the next row.
     """
 
-    shared: int = 0
+    shared: int
     scales: int = 0
     minima: int = 0  # 0: it has none
     of_largest: float = 0.0
