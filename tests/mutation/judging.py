@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 def loss(sound: Pair, broken: Pair, best_db: float = BEST_DB) -> Loss:
     """What a broken pair loses beside a sound one; ``best_db``: an SNR that luck alone exceeds."""
-    energies = [(pair.x.double().square(), (pair.y.double() - pair.x.double()).square()) for pair in (sound, broken)]
+    energies = [(x.square(), (pair.y - x).square()) for pair in (sound, broken) for x in [pair.x.double()]]
     if not bool(energies[1][1].isfinite().all()):
         return STRUCTURAL
     lost = [_most_lost(energies, part, best_db) for part in (torch.sum, *_parts(broken.x.shape))]
