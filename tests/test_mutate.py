@@ -25,7 +25,7 @@ TOLD = ("noticed", "slight", "small", "by design")
 DAMAGE = {damage.name: damage for damage in scales.DAMAGES}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def few():
     """Of two blocks a matrix, a smaller one, its bias and a norm."""
     tensors = {}
@@ -55,6 +55,22 @@ class TestFamilies:
         cases = [scales.case(pair, DAMAGE[name]) for name in ("all × 64", "tensor / 6", "tile zero")]
         assert [] == told(pair.outcome("scales", one) for one in cases if one)
         assert ["clean"] == [judging.of_sound("scales", layout, pair.report).told]
+
+    @pytest.mark.parametrize("layout", ["Q2_K", "Q6_K", "IQ4_XS", "Q8_0", "NF4 double", "FP8 tensor"])
+    def test_scales_of_few_bits_and_of_far_larger_rows_are_no_fault(self, bench, few, layout):
+        for name in few:
+            if name.endswith("_proj.weight"):
+                few[name] = few[name].clone()
+                few[name][5::9] *= 3e-4
+                few[name][7::16, :64] = 0
+        pair = made(bench, named(layout), few)
+        assert judging.of_sound("scales", layout, pair.report).told in ("clean", "told")
+
+    @pytest.mark.parametrize("layout", ["FP8 tensor", "FP8 128 × 128"])
+    def test_small_values_below_a_scale_of_larger_ones_are_noticed(self, bench, few, layout):
+        pair = made(bench, named(layout), few)
+        found = pair.outcome("scales", scales.case(pair, DAMAGE["all × 64"]))
+        assert ("noticed", True) == (found.told, found.loss.layer < 1)
 
     def test_other_sources_are_noticed(self, bench, few):
         pair = made(bench, named("CT INT4 g128"), few)
