@@ -79,15 +79,20 @@ def test_scales_that_leave_more_error_than_zeros_are_an_error(tmp_path, original
     assert "error" == told(tmp_path, original, by_group(original, change))["scale_loss"].severity
 
 
+@pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # the last: what is beside it is not in the file
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel):
+def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, tile):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+    x = original.reshape(ROWS // 32, 32, COLS // 32, 32)[tile[0], :, tile[1]]
+    scale = np.abs(x).max() / 127
+    e = np.round(x / (16 * scale)) * 16 * scale - x
 
     def change(scales):
-        scales[13, 3] *= 16
+        scales[tile] *= 16
 
-    found = told(tmp_path, original, by_tile(original, change))
-    assert [416, 96] in found["scale_loss"].evidence["places"]
+    found = told(tmp_path, original, by_tile(original, change))["scale_loss"].evidence
+    assert [[32 * tile[0], 32 * tile[1]]] == found["places"]
+    assert found["worst_snr_db"] == pytest.approx(10 * np.log10((x * x).sum() / (e * e).sum()), abs=0.01)
 
 
 def test_a_row_with_a_scale_that_is_zero_is_found(tmp_path, original):

@@ -52,10 +52,11 @@ def largest_of_runs(weight: Weight, sums: Sums) -> Tensor | None:
 
 
 def blocks_of(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
-    """The first block of a scale that each of these rows goes through, of a weight of such blocks."""
-    down, across = weight.block_size or (1, 1)
+    """Blocks of a scale that each of these rows goes through, some of them, of a weight of such blocks."""
+    (down, across), cols = weight.block_size or (1, 1), weight.matrix[1]
     tops = sorted({row // down * down for row in rows if row // down * down + down <= weight.matrix[0]})
-    return [Chunk(top, top + down, 0, min(across, weight.matrix[1])) for top in tops]
+    lefts = range(0, cols - across + 1, across)[:MOST_CELLS]
+    return [Chunk(top, top + down, left, left + across) for top in tops for left in lefts]
 
 
 def conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:

@@ -38,7 +38,7 @@ class _Sampled(NamedTuple):
     rows: Sequence[int]  # the first of each
     cols: Sequence[int]
     size: int  # elements of each
-    known: bool = True  # what a good scale is: all of each group is there, or its largest value is known
+    whole: bool = True  # all of each group is there: of a part of one nothing says that it is worse than others
 
 
 class ScaleSampler:
@@ -97,10 +97,9 @@ class ScaleSampler:
         places: Sequence[int] = range(col, col + cols, groups.cols)
         if order is not None or (groups.rows == 1 and len(places) == 1):
             places = [-1]
-        known = groups.whole or largest is not None
-        if known:
+        if groups.whole or largest is not None:
             self._add_parts(rows, col, x, scales, groups, found)
-        self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols, known))
+        self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole))
 
     def _add_parts(
         self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: Groups, found: Losses
@@ -220,7 +219,7 @@ class ScaleSampler:
             fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < most) & ((lost < CLIPPED_DB) | ~clips)
             fits &= one.losses.stored != 0
             out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
-            for down, across in out.nonzero().tolist() if one.known and one.size >= FEWEST else ():
+            for down, across in out.nonzero().tolist() if one.whole and one.size >= FEWEST else ():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _Group(float(lost[down, across]), place, one.size, one.losses, (down, across))
                 step = self._least_of(group)

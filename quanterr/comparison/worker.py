@@ -35,7 +35,7 @@ from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
 LEAST, MOST = 2.0**-80, 2.0**100  # between these energies squares in float32 are trusted
-MOST_ROWS = 4  # of which a block is looked at
+MOST_ROWS = 2  # of which blocks are looked at
 STACK = 1 << 17  # elements of a sample that are looked at at once
 IN_BLOCKS = 1 << 16  # elements of a sample of blocks that span rows, in a row of them
 SAMPLED = 64  # bytes at a place of a tensor that are part of its fingerprint
@@ -267,7 +267,9 @@ class Worker:
         scales = pair.quantized.scaling(chunk, self._ends)
         if scales:
             x = self._kernel.buffer("values_x", chunk.shape, torch.float32)
-            to.add(range(chunk.row, chunk.stop_row), chunk.col, self._read(pair, "x", chunk, place, x), None, scales)
+            for row, values in zip(chunk.by_rows(), torch.split(x, 1), strict=True):
+                self._read(pair, "x", row, place, values)
+            to.add(range(chunk.row, chunk.stop_row), chunk.col, x, None, scales)
 
     def _beside(
         self, pair: Pair, sums: Sums, sample: Attainable, of_scales: ScaleSampler, place: int
@@ -368,7 +370,7 @@ class Worker:
         return self._read(pair, "x", chunk, place, x), self._read(pair, "y", chunk, place, y)
 
     def _read(self, pair: Pair, side: str, chunk: Chunk, place: int, out: torch.Tensor) -> torch.Tensor:
-        """One side of a chunk into ``out``, (r, c) float32."""
+        """One side of a chunk of whole rows or a piece of one into ``out``, (r, c) float32."""
         weight, workspace = (pair.original, self._original) if side == "x" else (pair.quantized, self._quantized[place])
         if self._native is None or not self._native.values(weight, workspace, chunk, out):
             out.copy_(weight.dequantize(chunk, workspace).weight)

@@ -27,6 +27,8 @@ OFF_PCT, OFF_DB = 5.0, 3.0  # of codes of 8 bits; learned rounding moves 5.9 % o
 # dB that clipping may cost: 0.2 in all fixtures of 8 bits; 1.2 of fewer (MXFP4 of Quark, AutoRound); codes of one bit
 # and ternary ones clip by design, 8.2 in BitNet.
 CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
+CLIPPING_OF_SEARCH_DB = 6.0  # that scales of the least error cost where k, as below, is 2.7
+FEWEST_CLIPPED = 4  # values, of a sample of a weight: fewer may be there by chance
 NEAR_DB = 1.5  # within which codes are as good as their scales allow
 REPAIRABLE_DB = 3.0  # that another quantizer could win: of less nothing is to be repaired
 NEIGHBOURS = 0.01  # of the squared error, that codes may make which are none of the two around a value
@@ -280,15 +282,23 @@ def _named(part: Part) -> str:
 
 
 def _clips(pair: Pair, found: Attainable) -> bool:
-    """Whether values beyond the range of their scales cost more than any quantizer accepts."""
-    if not found.clipped or found.snr_db > EXACT_DB:
+    """Whether values beyond the range of their scales cost more than any quantizer accepts, and larger scales gain.
+
+    The scales of the least error clip what is far out, and that may be most of the error that is left. Where the share
+    of the values beyond t falls as t^-k, clipping costs 10·log10(1 + 2 / (k - 2)) dB of it.
+    """
+    few = found.clipped < FEWEST_CLIPPED and found.n < pair.quantized.n
+    if not found.clipped or few or found.snr_db > EXACT_DB:
         return False
     levels = pair.quantized.levels
     fine = bits_of(pair) >= 8 and not (levels and levels.mantissa)
     if not fine and found.clipped_sq <= _overshoot(levels) ** 2 * found.clipped_x_sq:
         return False
     limit = CLIPPING_8_BITS_DB if fine else CLIPPING_DB
-    return found.clipping_db > (CLIPPING_BY_DESIGN_DB if _by_design(pair) else limit)
+    gained = found.clipping_db
+    if found.scale_loss_db is not None and gained < CLIPPING_OF_SEARCH_DB:
+        gained = min(gained, found.scale_loss_db)
+    return gained > (CLIPPING_BY_DESIGN_DB if _by_design(pair) else limit)
 
 
 def _overshoot(levels: Levels | None) -> float:

@@ -150,7 +150,10 @@ def losses_of_parts(levels: Levels, x: Tensor, unit: Tensor, of_groups: Losses, 
     ``levels`` are those of floats, which lose nothing to such scales but where values are so small that their codes
     are subnormal: a group as a whole does not show it. ``unit`` is that of ``x``, (r, c).
     """
-    parts, codes, needed = Groups(1, width), x / unit, groups.spread(of_groups.needed.float()).expand(x.shape)
+    good = of_groups.needed.float()
+    if _powers_of_two(unit):
+        good = _rounded(levels, good)[0]
+    parts, codes, needed = Groups(1, width), x / unit, groups.spread(good).expand(x.shape)
     stored_sq, good_sq = (
         parts.total(((levels.values(levels.numbers(codes / by)) * by - codes) * unit).square())
         for by in (torch.ones_like(needed), needed)

@@ -69,13 +69,17 @@ def level(format_name: str, bits: float) -> float:
 
 
 def noisy(values: torch.Tensor, snr_db: float, generator: torch.Generator) -> torch.Tensor:
-    """Values plus noise of the same level in each run of 32 elements of a row, as of blocks with a scale each."""
+    """Values plus noise of the same level in each run of 32 elements of a row, as of blocks with a scale each.
+
+    None where they are zeros in runs, as in :func:`within_steps`.
+    """
     rows = values.double().reshape(-1, values.shape[-1] if values.dim() else 1)
     pad = -rows.shape[1] % 32
     blocks = torch.nn.functional.pad(rows, (0, pad)).reshape(len(rows), -1, 32)
     step = blocks.square().mean(2, keepdim=True).sqrt() * 10 ** (-snr_db / 20)
     noise = torch.randn(blocks.shape, generator=generator, dtype=torch.float64) * step
-    return (rows + noise.reshape(len(rows), -1)[:, : rows.shape[1]]).reshape(values.shape).float()
+    noise = noise.reshape(len(rows), -1)[:, : rows.shape[1]].masked_fill(in_zeros(rows), 0)
+    return (rows + noise).reshape(values.shape).float()
 
 
 def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
