@@ -10,9 +10,10 @@ from quanterr.findings import finding
 from quanterr.findings.files import of_config, of_notes, of_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.side import Side
+from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
 from quanterr.report.inspection import DecodeBound, Inspection, StoredWeight, Tally
-from quanterr.report.model import Finding, StoredFile, Tool
+from quanterr.report.model import StoredFile
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display, listed, unicode
 from quanterr.version import __version__

@@ -7,6 +7,7 @@ from sample_reports import Model, report_of, tiny
 
 from quanterr.findings import finding
 from quanterr.gates import judge
+from quanterr.report.base import RunInfo, Tool
 from quanterr.report.diff.evaluations import EvaluationDiff, diff_of_evaluations
 from quanterr.report.diff.making import diff
 from quanterr.report.diff.model import Diff
@@ -21,7 +22,7 @@ from quanterr.report.evaluation.model import (
     Tokens,
     WeightError,
 )
-from quanterr.report.model import RunInfo, Selection, Tool
+from quanterr.report.model import Selection
 from quanterr.report.plan.model import Plan, PlannedLayer, Point, Uniform
 from quanterr.report.ranking.making import ranked
 from quanterr.report.ranking.model import Changed, Ranking, Study

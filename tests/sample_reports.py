@@ -23,6 +23,7 @@ from quanterr.metrics import METRICS, Measured, evaluate
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.plan import Bucket
+from quanterr.report.base import RunInfo, Tool
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import (
     BucketSize,
@@ -32,12 +33,10 @@ from quanterr.report.model import (
     LosslessLayer,
     NotCompared,
     Report,
-    RunInfo,
     Selection,
     Settings,
     Side,
     StoredFile,
-    Tool,
     WorstElement,
     from_values,
 )

@@ -9,8 +9,8 @@ from test_kernel import FEW
 
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.report.as_table import show
-from quanterr.report.formatting import worst_expert, worst_layers
 from quanterr.report.items import values
+from quanterr.report.layers import worst_expert, worst_layers
 from quanterr.report.terminal import console
 
 PLACE = "model.layers.0.mlp.experts"

@@ -14,8 +14,8 @@ from quanterr.findings import finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.repairs import Sample, order_of, simplest
 from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES, FORMER_NAMES
-from quanterr.report.model import Finding
 
 UP = "layers.{}.mlp.up_proj.weight"
 SHAPE = 64, 128

@@ -83,6 +83,15 @@ def test_imports_point_downwards(module):
     assert set() == {name for name in imported(module) if name.startswith("quanterr") and room(name) not in allowed}
 
 
+def test_no_imports_form_a_circle():
+    """Not even those of types alone, or within functions."""
+    left = {module: {name for name in imported(module) if name in MODULES} - {module} for module in MODULES}
+    while leaves := {module for module, others in left.items() if not others & left.keys()}:
+        left = {module: others for module, others in left.items() if module not in leaves}
+
+    assert {} == left
+
+
 @pytest.mark.parametrize("module", sorted(m for m in MODULES if room(m) in TORCH_FREE and m not in BUT))
 def test_these_import_no_torch(module):
     seen, left = set(), {module}

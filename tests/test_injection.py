@@ -25,9 +25,10 @@ from quanterr.gates.judging import Verdict
 from quanterr.gates.rules import read_rules
 from quanterr.report import OUTPUTS
 from quanterr.report.as_table import show
+from quanterr.report.base import dumps
 from quanterr.report.files import targets
 from quanterr.report.gate_results import Gate, Violation
-from quanterr.report.model import Report, dumps
+from quanterr.report.model import Report
 from quanterr.report.terminal import console
 from quanterr.util import strict_json
 from quanterr.util.text import display, harmless

@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from quanterr.formats.base import Format
+    from quanterr.report.document import Document
     from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
-    from quanterr.report.model import Document, Report
+    from quanterr.report.model import Report
 
 # What typer raises for a wrong command line: click's, or that of its own copy of click.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
     from quanterr.cli.progress import Bar, Heartbeat, Steps
     from quanterr.report import Output
+    from quanterr.report.base import Finding
+    from quanterr.report.document import Document
     from quanterr.report.files import Target
-    from quanterr.report.model import Document, Finding, Layer
+    from quanterr.report.model import Layer
 
 
 ROOM = 256 * 2**20  # bytes: what a small comparison takes above torch

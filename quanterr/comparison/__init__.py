@@ -43,9 +43,10 @@ from quanterr.recipes import PRESETS, Recipe, recipes_named
 from quanterr.recipes.candidate import ImportanceOf, quantized_by
 from quanterr.recipes.sampling import share_of
 from quanterr.recipes.studies import studied
+from quanterr.report.base import RunInfo
 from quanterr.report.hardware import bandwidth_of
 from quanterr.report.keeping import budget
-from quanterr.report.model import Report, RunInfo, Settings
+from quanterr.report.model import Report, Settings
 from quanterr.report.ranking.making import names_of, ranked
 from quanterr.report.ranking.model import Ranking
 from quanterr.report.sensitivity import read_sensitivity

@@ -26,22 +26,20 @@ from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
 from quanterr.pairing.plan import Bucket, ComparedWeight, Leftover, Pair, Plan
+from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.model import (
     Aggregate,
     BucketSize,
     Coverage,
-    Finding,
     FormatNote,
     Layer,
     LosslessLayer,
     NotCompared,
     Report,
-    RunInfo,
     Selection,
     Settings,
     Side,
     StoredFile,
-    Tool,
     WorstElement,
     from_values,
 )

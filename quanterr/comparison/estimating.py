@@ -22,8 +22,8 @@ from quanterr.recipes import Recipe
 from quanterr.recipes.candidate import QuantizedFile, quantized_by
 from quanterr.recipes.sampling import Estimate, estimated, margin
 from quanterr.recipes.tensors import weight_of
+from quanterr.report.base import RunInfo, Tool
 from quanterr.report.keeping import Budget
-from quanterr.report.model import RunInfo, Tool
 from quanterr.report.model import Selection as Selected
 from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer

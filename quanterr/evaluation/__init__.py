@@ -52,10 +52,10 @@ from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import recipes_named
 from quanterr.recipes.candidate import quantized_by
+from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
-from quanterr.report.model import Finding, RunInfo, Tool
 from quanterr.report.ranking.making import short_names
 from quanterr.report.subjects import overall
 from quanterr.selection import Selection

@@ -56,7 +56,7 @@ from quanterr.findings.sources import of_sources
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import copy_once_shifted, of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 
 __all__ = [
     "FindingCollector",

@@ -12,7 +12,7 @@ from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.pairing import SIDES
 from quanterr.pairing.plan import Bucket, Pair, Plan
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 

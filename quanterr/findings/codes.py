@@ -2,7 +2,7 @@
 
 from math import isfinite
 
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 
 
 def finding(

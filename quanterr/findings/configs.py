@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import display
 

@@ -10,7 +10,7 @@ from quanterr.formats import rows_of
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import ComparedWeight, Pair
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
 

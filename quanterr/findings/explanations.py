@@ -8,7 +8,7 @@ gone explains nothing more: so no row may explain what an earlier one takes for 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 
 # Facts about single weights.
 UNDERFLOWS = "underflows"  # its values are below the smallest scale of its format

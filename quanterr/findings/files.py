@@ -7,7 +7,7 @@ from typing import Any
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"

@@ -14,7 +14,7 @@ from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.names import canonical
 from quanterr.pairing.plan import Pair
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed

@@ -5,7 +5,7 @@ from math import inf
 
 from quanterr.findings.codes import finding
 from quanterr.findings.explanations import EXCESS
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.util.text import count
 
 FEW = 3  # weights that are named one by one

@@ -13,7 +13,7 @@ from quanterr.findings.codes import finding
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.pairing import SIDES
 from quanterr.pairing.plan import Pair
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed

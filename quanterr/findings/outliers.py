@@ -9,7 +9,7 @@ from quanterr.findings.codes import finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.samples import first_rows, one_thread
 from quanterr.pairing.sampling import on_cpu
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.util.text import display
 
 BIT_DB = 6.02

@@ -5,7 +5,7 @@ from typing import Any
 
 from quanterr.findings.codes import finding
 from quanterr.pairing.plan import COMPUTED, Bucket, Folded, Plan
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed

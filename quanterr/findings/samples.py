@@ -20,7 +20,7 @@ from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.pairing.plan import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed

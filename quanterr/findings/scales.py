@@ -9,7 +9,7 @@ from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.pairing.plan import ComparedWeight, Pair
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.tensors.good_scales import FEW_LEVELS
 from quanterr.util.text import count, display
 

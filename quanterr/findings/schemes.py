@@ -6,7 +6,7 @@ from typing import Any
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
 from quanterr.pairing.plan import Pair
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed
 

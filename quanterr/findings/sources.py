@@ -31,7 +31,7 @@ from quanterr.findings.samples import one_thread
 from quanterr.formats.base import Weight
 from quanterr.pairing.plan import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.levels import Scaling, cells
 from quanterr.tensors.workspace import FilledWorkspace

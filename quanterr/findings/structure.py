@@ -11,7 +11,7 @@ from quanterr.findings.schemes import of_scheme
 from quanterr.formats import FORMATS, rows_of
 from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, listed

@@ -9,7 +9,7 @@ from quanterr.findings.figures import bits_of, db, level_of, norm_ratio, usual_o
 from quanterr.metrics import Measured, cosine_similarity, snr_db
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing.plan import ComparedWeight, Pair
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.util.text import count, display
 
 # Bits of a code → SNR in dB: correct readings are above the first, incorrect ones below the second. Plain

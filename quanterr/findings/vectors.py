@@ -23,7 +23,7 @@ from quanterr.metrics.sums import ratio
 from quanterr.pairing.names import FED_BY_NORM, canonical
 from quanterr.pairing.plan import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.tensors.casts import CastTest, Copy
 from quanterr.tensors.workspace import Workspace

@@ -32,7 +32,7 @@ from quanterr.report.values import ReportValues
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.model import Document
+    from quanterr.report.document import Document
 
     Judged = TypeVar("Judged", bound=Document)
 

@@ -21,8 +21,9 @@ from quanterr.knapsack import Choice, path, solve
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import PRESETS, recipes_named
+from quanterr.report.base import Tool
 from quanterr.report.keeping import UNITS, amount_of, original_bytes, stored_bytes
-from quanterr.report.model import Layer, LosslessLayer, Report, Tool
+from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.report.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display, listed, size

@@ -4,13 +4,15 @@ A weight is quantized in two passes over its rows: ``measure`` finds what scales
 order; ``settle`` makes all scales of it; ``encode`` gives the codes of any rows. So no weight is ever in memory whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
+
+Rows = Callable[[int, int], Tensor]  # rows first:stop of a weight, (r, c) float32
 
 
 class Source(NamedTuple):

@@ -20,7 +20,7 @@ from quanterr.checkpoints import Checkpoint, Entry, StoredFile
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
-from quanterr.recipes.base import FLOATS, Recipe, Source, Stored
+from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, Stored
 from quanterr.recipes.scales import KeptScales
 from quanterr.selection import Selection
 from quanterr.tensors.workspace import Workspace
@@ -34,7 +34,6 @@ PIECES_KEPT = 4  # of a thread
 # among alternatives, where a small error changes the choice.
 SKIP = ("norm", "bias", "embed", "wte", "wpe", "lm_head", "router", ".gate.")
 
-Rows = Callable[[int, int], Tensor]  # rows first:stop of a weight, (r, c) float32
 ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # of a weight of that shape: (cols,) float32
 
 

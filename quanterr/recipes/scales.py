@@ -2,19 +2,35 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError
+from quanterr.recipes.base import Recipe, Rows, Source
 from quanterr.util.text import display
 
-if TYPE_CHECKING:
-    from quanterr.recipes.candidate import QuantizedFile
-
 MOST_KEPT = 4  # weights whose scales are kept
+
+
+class Quantized(Protocol):
+    """A weight that a recipe quantizes while it is read."""
+
+    weight: str
+    recipe: Recipe
+    source: Source
+    rows: Rows
+    stretch: float
+    importance: Tensor | None
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """The same of those that are read in the same pieces."""
+
+    def pieces(self, first: int, stop: int) -> Iterable[tuple[int, int]]:
+        """The spans of rows in which it is read."""
 
 
 class _Measured:
@@ -42,7 +58,7 @@ class _Measured:
 class _Scales:
     """All that recipes store of a weight but its codes: measured once, by all threads that need it together."""
 
-    def __init__(self, files: Sequence["QuantizedFile"]) -> None:
+    def __init__(self, files: Sequence[Quantized]) -> None:
         """``files`` are of one weight and are read in the same pieces."""
         self._files, self._lock = {id(file): file for file in files}, threading.Lock()
         self._rows, self._pieces = files[0].rows, list(files[0].pieces(0, files[0].source.rows))
@@ -52,7 +68,7 @@ class _Scales:
         self._settling = threading.Lock()
         self._error: BaseException | None = None
 
-    def get(self, file: "QuantizedFile") -> tuple[Tensor, ...]:
+    def get(self, file: Quantized) -> tuple[Tensor, ...]:
         """Of one of the recipes, settled; helps to measure where others are still at it."""
         try:
             while (number := self._claimed()) is not None:
@@ -86,7 +102,7 @@ class _Scales:
             if not self._missing:
                 self._ended.set()
 
-    def _settle(self, file: "QuantizedFile") -> tuple[Tensor, ...]:
+    def _settle(self, file: Quantized) -> tuple[Tensor, ...]:
         measured = self._found[id(file)].whole()
         if not bool(measured.isfinite().all()):
             raise CheckpointError(
@@ -103,15 +119,15 @@ class KeptScales:
 
     def __init__(self) -> None:
         """Start with none."""
-        self._files: dict[tuple[str, int], list[QuantizedFile]] = {}
+        self._files: dict[tuple[str, int], list[Quantized]] = {}
         self._scales: OrderedDict[tuple[str, int], _Scales] = OrderedDict()
         self._lock = threading.Lock()
 
-    def register(self, file: "QuantizedFile") -> None:
+    def register(self, file: Quantized) -> None:
         """A weight by a recipe; those that are read in the same pieces are measured together."""
         self._files.setdefault(file.kind, []).append(file)
 
-    def of(self, file: "QuantizedFile") -> tuple[Tensor, ...]:
+    def of(self, file: Quantized) -> tuple[Tensor, ...]:
         """Those of a weight; the oldest of others are forgotten."""
         with self._lock:
             found = self._scales.pop(file.kind, None) or _Scales(self._files[file.kind])

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quanterr.errors import UsageError
 from quanterr.formats import Hints, Weight, recognize
-from quanterr.recipes.base import FLOATS, Recipe, Source
-from quanterr.recipes.candidate import QuantizedFile, Rows
+from quanterr.recipes.base import FLOATS, Recipe, Rows, Source
+from quanterr.recipes.candidate import QuantizedFile
 from quanterr.recipes.names import recipe_named
 from quanterr.recipes.scales import KeptScales
 from quanterr.tensors.chunks import Chunk

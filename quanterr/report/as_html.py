@@ -9,20 +9,9 @@ from typing import IO, TYPE_CHECKING
 
 from quanterr.errors import UsageError
 from quanterr.report import html_data
-from quanterr.report.formatting import (
-    BUCKETS,
-    cosine,
-    coverage_line,
-    db,
-    gate_words,
-    judged,
-    number,
-    of_scales,
-    percent,
-    sentence,
-    violation_line,
-)
+from quanterr.report.formatting import cosine, db, gate_words, judged, number, percent, sentence, violation_line
 from quanterr.report.gate_results import Gate
+from quanterr.report.layers import BUCKETS, coverage_line, of_scales
 from quanterr.report.markup import (
     LAYER_SCRIPTS,
     Markup,

@@ -2,7 +2,7 @@
 
 from typing import IO
 
-from quanterr.report.model import Document
+from quanterr.report.document import Document
 
 
 def write(document: Document, file: IO[str]) -> None:

@@ -6,7 +6,8 @@ first says in ``records`` how many of each follow, so that a file that was cut i
 
 from typing import IO
 
-from quanterr.report.model import Document, dumps
+from quanterr.report.base import dumps
+from quanterr.report.document import Document
 
 
 def write(document: Document, file: IO[str]) -> None:

@@ -7,18 +7,8 @@ from collections.abc import Iterator
 from typing import IO
 
 from quanterr.report.card import BEGIN, END, MAX_LISTED
-from quanterr.report.formatting import (
-    BUCKETS,
-    cosine,
-    coverage_line,
-    db,
-    gate_words,
-    judged,
-    number,
-    of_scales,
-    percent,
-    worst_layers,
-)
+from quanterr.report.formatting import cosine, db, gate_words, judged, number, percent
+from quanterr.report.layers import BUCKETS, coverage_line, of_scales, worst_layers
 from quanterr.report.markdown import code, prose, table
 from quanterr.report.model import Report, Side
 from quanterr.util.text import count, size

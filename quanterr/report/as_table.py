@@ -8,19 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quanterr.report.base import Finding
 from quanterr.report.block_map import block_maps
-from quanterr.report.formatting import (
-    SORTS,
-    cosine,
-    coverage_line,
-    db,
-    number,
-    of_scales,
-    percent,
-    sentence,
-    worst_layers,
-)
-from quanterr.report.model import Aggregate, Finding, Layer, Report
+from quanterr.report.formatting import cosine, db, number, percent, sentence
+from quanterr.report.layers import SORTS, coverage_line, of_scales, worst_layers
+from quanterr.report.model import Aggregate, Layer, Report
 from quanterr.report.sections import Column
 from quanterr.report.terminal import STYLES, bare_table, ended, fitted, is_plain, print_findings, written
 from quanterr.util.text import count, display, size

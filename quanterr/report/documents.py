@@ -10,7 +10,7 @@ from quanterr.report import SCHEMA, Output
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.model import Document
+    from quanterr.report.document import Document
 
 BEGINNING = 200  # bytes, in which a document names itself
 _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')

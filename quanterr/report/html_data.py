@@ -12,9 +12,11 @@ from math import fsum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quanterr.metrics import METRICS
-from quanterr.report.formatting import sentence, sort_layers
+from quanterr.report.base import Finding
+from quanterr.report.formatting import sentence
 from quanterr.report.keeping import DTYPES, Kept, bound_layers, by_worth, original_bytes, stored_bytes
-from quanterr.report.model import Finding, Layer, Report
+from quanterr.report.layers import sort_layers
+from quanterr.report.model import Layer, Report
 from quanterr.roles import place_of, role_of
 from quanterr.util.text import display
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from quanterr.report.model import Finding, Model, StoredFile, Tool, dumps
+from quanterr.report.base import Finding, Model, Tool, dumps
+from quanterr.report.model import StoredFile
 
 SCHEMA = "quanterr.inspection"
 SCHEMA_VERSION = "1.1"  # 1.1 adds decode

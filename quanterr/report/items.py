@@ -1,5 +1,6 @@
 """What CSV, pandas and JUnit have of a report: a row for each tensor, compared or not, and the tests of CI."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
@@ -9,7 +10,9 @@ from operator import attrgetter
 from typing import Any, cast
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
-from quanterr.report.formatting import BUCKETS, coverage_line, db, sentence, worst_expert
+from quanterr.report import notebook
+from quanterr.report.formatting import db, percent, sentence
+from quanterr.report.layers import BUCKETS, SORTS, coverage_line, of_scales, sort_layers, worst_expert
 from quanterr.report.model import Layer, Report
 from quanterr.report.sections import Case, Cells, Suite
 from quanterr.util.text import count, display
@@ -121,3 +124,30 @@ def _columns() -> list[str]:
 
 
 CSV_COLUMNS = _columns()
+
+
+def line(report: Report) -> str:
+    """``<quanterr.Report pass: 55 layers, 31.55 dB; a.safetensors, b.safetensors>``."""
+    sides = ", ".join(display(os.path.basename(side.path)) for side in (report.original, report.quantized))
+    layers = count(len(report.layers), "layer")
+    return f"<quanterr.Report {report.verdict}: {layers}, {db(report.aggregate.overall_snr_db, ' dB')}; {sides}>"
+
+
+def html(report: Report) -> str:
+    """The verdict with its reasons, and the worst layers."""
+    layers = sort_layers(report.layers)[: notebook.WORST]
+    rows = [
+        (layer.layer_name, layer.format, db(layer.snr_db), of_scales(layer, "excess_db"), percent(layer.relative_error))
+        for layer in layers
+    ]
+    of = f"the {len(layers)} worst of " if len(layers) < len(report.layers) else ""
+    title = f"{of}{count(len(report.layers), 'layer')}, by {SORTS['snr'][1]}"
+    headers = ("layer", "format", "SNR dB", "excess dB", "relative error")
+    return notebook.heading(report.verdict, report.reasons) + (notebook.table(title, headers, rows, 2) if rows else "")
+
+
+def frame_rows(report: Report) -> Iterator[dict[str, Any]]:
+    """The rows of a data frame: a tensor each, compared or not."""
+    for key in LISTS:
+        for entry in getattr(report, key):
+            yield {"list": key} | dict(values(entry))

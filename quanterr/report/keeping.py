@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.knapsack import Choice, solve
-from quanterr.report.model import Finding
+from quanterr.report.base import Finding
 from quanterr.util.text import display
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}

@@ -6,88 +6,21 @@ names are still read; 1.2 adds the metrics that are ``later``, null in what is r
 """
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
-from importlib import import_module
 from os import PathLike, fspath
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, OUTPUTS, SCHEMA, checksum, notebook
-from quanterr.report.finding_codes import FORMER_NAMES
+from quanterr.report.base import Finding, Model, RunInfo, Tool, dumps
+from quanterr.report.document import DRAFT, Document
 from quanterr.report.gate_results import Gate
-from quanterr.util import strict_json
-
-if TYPE_CHECKING:
-    from quanterr.report.sections import Cells, Suite, View
 
 # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 what scales lose, fingerprints
 SCHEMA_VERSION = "1.5"
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-
-
-class Model(BaseModel):
-    """Reads what a newer minor version wrote: unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Document(Model):
-    """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it.
-
-    ``ITEMS`` are the fields of which JSON Lines have an item per line, with what a line of each is called;
-    ``VIEW`` is the module that declares what is seen of it.
-    """
-
-    VIEW: ClassVar[str]
-    schema_: str
-    ITEMS: ClassVar[Mapping[str, str]] = {}
-
-    def view(self, top: int) -> "View":
-        """What its reader sees, with ``top`` layers of each kind."""
-        return self._declared().view(self, top)  # type: ignore[no-any-return] # by name: what shows it imports this
-
-    def brief(self) -> str:
-        """The answer on one line, for ``--quiet``."""
-        return self._declared().brief(self)  # type: ignore[no-any-return]
-
-    def columns(self) -> "Sequence[str]":
-        """The columns of its CSV."""
-        return self._declared().CSV_COLUMNS  # type: ignore[no-any-return]
-
-    def rows(self) -> "Iterator[Cells]":
-        """The rows of its CSV."""
-        return self._declared().rows(self)  # type: ignore[no-any-return]
-
-    def suites(self) -> "Sequence[Suite]":
-        """What JUnit has of it."""
-        return self._declared().suites(self)  # type: ignore[no-any-return]
-
-    def _declared(self) -> Any:
-        return import_module(self.VIEW)
-
-    def write_json(self, file: IO[str]) -> None:
-        """Write it as strict, ASCII JSON."""
-        file.write(self.to_json())
-
-    def to_json(self) -> str:
-        """Strict, ASCII JSON."""
-        own = {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
-        run = own.pop("run")
-        checked = dumps(own).removesuffix("}")
-        crc = zlib.crc32(checked.encode("ascii"))
-        return f'{checked},\n"checksum": "{crc:08x}",\n"run": {dumps(run)}}}\n'
-
-    @classmethod
-    def json_schema(cls) -> dict[str, Any]:
-        """Its JSON Schema (2020-12)."""
-        schema = cls.model_json_schema(by_alias=True, mode="serialization")
-        schema["properties"]["checksum"] = checksum.SCHEMA
-        return {"$schema": DRAFT} | schema
-
-
 # Whatever there is one of for each layer is a dataclass with slots, a third of a model's size, and holds tuples:
 # those that many layers have in common are one object.
 
@@ -282,27 +215,6 @@ class NotCompared(Model):
     bytes: int
 
 
-def _as_json(value: dict[str, Any]) -> dict[str, Any]:
-    """What is written as it was read: without NaN and infinity."""
-    strict_json.dumps(value)
-    return value
-
-
-def _current_code(code: str) -> str:
-    return FORMER_NAMES.get(code, code)
-
-
-class Finding(Model):
-    """Something wrong or suspicious that was noticed."""
-
-    code: Annotated[str, AfterValidator(_current_code), Field(description="see `quanterr explain`")]
-    severity: Literal["info", "warning", "error"]
-    layer: str | None
-    message: str
-    remedy: str | None
-    evidence: Annotated[dict[str, Any], AfterValidator(_as_json)]
-
-
 class FormatNote(Model):
     """A format that occurs."""
 
@@ -323,27 +235,6 @@ class Settings(Model):
     importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
     sensitivity: str | None = Field(None, description="the file of predicted_kld")
     metrics_version: int = Field(1, description="numbers of one metric in two versions do not compare")
-
-
-class Tool(Model):
-    """What wrote the report."""
-
-    name: str
-    version: str
-
-
-class RunInfo(Model):
-    """Everything that changes from run to run: two reports of the same inputs differ here alone."""
-
-    started: str
-    seconds: FiniteFloat
-    device: str
-    threads: int
-    kernel: str | None = None  # that added up the errors: native (and its instructions) or torch
-    torch: str
-    python: str
-    read_bytes: int
-    command: list[str]
 
 
 class Report(Document):
@@ -385,12 +276,12 @@ class Report(Document):
     run: RunInfo
 
     def __repr__(self) -> str:
-        return notebook.line_of(self)
+        return self.declared().line(self)  # type: ignore[no-any-return]
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return notebook.html_of(self)
+        return self.declared().html(self)  # type: ignore[no-any-return]
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row per tensor, compared or not, and the columns of the CSV output.
@@ -398,10 +289,7 @@ class Report(Document):
         Raises:
             UsageError: pandas is not installed.
         """
-        from quanterr.report.items import LISTS, values
-
-        rows = ({"list": key} | dict(values(entry)) for key in LISTS for entry in getattr(self, key))
-        return notebook.frame(rows)
+        return notebook.frame(self.declared().frame_rows(self))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file, as ``-o`` does: the suffix chooses JSON, HTML, CSV, Markdown or JUnit XML.
@@ -456,17 +344,6 @@ def _pieces(start: str, value: Any) -> Iterator[str]:
         yield "\n]"
     else:
         yield dumps(value)
-
-
-def dumps(value: Any) -> str:
-    """A part of a report as strict, ASCII JSON on one line."""
-    return strict_json.dumps(value, _as_dict)
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
-    if isinstance(value, Model):
-        return value.__dict__
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def json_schema() -> dict[str, Any]:

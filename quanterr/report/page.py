@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
+from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES
 from quanterr.report.formatting import gate_words, judged, sentence
 from quanterr.report.html_data import DETAILED
@@ -21,7 +22,6 @@ from quanterr.report.markup import (
     tag,
     with_links,
 )
-from quanterr.report.model import Finding
 from quanterr.report.sections import Details, Findings, Gates, LayerName, Maps, Name, Part, Section, Shown, Table, View
 from quanterr.util.text import display
 

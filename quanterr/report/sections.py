@@ -7,8 +7,8 @@ user and stands by itself is a :class:`Name`, which no medium takes for anything
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from quanterr.report.base import Finding, RunInfo
 from quanterr.report.gate_results import Gate
-from quanterr.report.model import Finding, RunInfo
 
 
 class Name(str):

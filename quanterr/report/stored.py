@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from quanterr.errors import ReportError
 from quanterr.report import checksum
-from quanterr.report.model import Document
+from quanterr.report.document import Document
 from quanterr.util import strict_json
 from quanterr.util.text import display
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from quanterr.report.base import Finding
 from quanterr.report.formatting import LONG, sentence
-from quanterr.report.model import Finding
 from quanterr.report.sections import Column, Findings, Gates, Lines, Part, Table, View
 from quanterr.util.colors import wanted
 from quanterr.util.text import count, display

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.report.model import Finding, Report
+from quanterr.report.base import Finding
+from quanterr.report.model import Report
 
 LAYER_DB, PART_DB = 1.0, 6.0  # losses that must be noticed
 PART = 64  # elements

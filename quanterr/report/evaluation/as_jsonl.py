@@ -3,8 +3,8 @@
 from dataclasses import fields
 from typing import IO
 
+from quanterr.report.base import dumps
 from quanterr.report.evaluation.model import Evaluated, Evaluation
-from quanterr.report.model import dumps
 
 
 def write(evaluation: Evaluation, file: IO[str]) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
+from quanterr.report.base import Finding, RunInfo, Tool
+from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
-from quanterr.report.model import Document, Finding, RunInfo, Tool
 from quanterr.util.text import display
 
 SCHEMA_VERSION = "1.1"  # 1.1 adds a checksum, findings, and what the text is like

@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.model import Document, RunInfo, Selection, Tool
+from quanterr.report.base import RunInfo, Tool
+from quanterr.report.document import Document
+from quanterr.report.model import Selection
 
 SCHEMA = "quanterr.plan"
 SCHEMA_VERSION = "1.2"  # 1.1 adds a measure, weighted squared error; 1.2 what the original is known by

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.report.base import Tool
 from quanterr.report.keeping import (
     FEW,
     Budget,
@@ -25,7 +26,7 @@ from quanterr.report.keeping import (
     stored_bytes,
     within,
 )
-from quanterr.report.model import Layer, Report, Tool
+from quanterr.report.model import Layer, Report
 from quanterr.report.ranking.gains import gains_of
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.util.addresses import without_credentials

@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
+from quanterr.report.base import Finding, RunInfo, Tool
+from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
-from quanterr.report.model import Document, Finding, RunInfo, Selection, Tool
+from quanterr.report.model import Selection
 
 SCHEMA = "quanterr.ranking"
 # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
@@ -189,12 +191,12 @@ class Ranking(Document):
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
     def __repr__(self) -> str:
-        return notebook.line_of_ranking(self)
+        return self.declared().line(self)  # type: ignore[no-any-return]
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return notebook.html_of_ranking(self)
+        return self.declared().html(self)  # type: ignore[no-any-return]
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row per candidate.

@@ -3,11 +3,12 @@
 Also its rows of CSV and its tests of JUnit.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quanterr.report import html_data
-from quanterr.report.formatting import LONG, sentence
+from quanterr.report import html_data, notebook
+from quanterr.report.formatting import LONG, db, number, sentence
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
 from quanterr.report.keeping import FEW
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
@@ -380,3 +381,26 @@ def _suite(candidate: Candidate, output: str) -> Suite:
     problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
     name = "everything selected was compared and can be relied on"
     return Suite(candidate.name, [Case("ranking", name, *problem, output=output)], candidate.gates)
+
+
+def line(ranking: Ranking) -> str:
+    """``<quanterr.Ranking pass: int8, fp8; original.safetensors>``."""
+    names = ", ".join(display(candidate.name) for candidate in ranking.candidates)
+    return f"<quanterr.Ranking {ranking.verdict}: {names}; {display(os.path.basename(ranking.original))}>"
+
+
+def html(ranking: Ranking) -> str:
+    """The verdict with its reasons, and the candidates."""
+    rows = [
+        (
+            "-" if candidate.rank is None else str(candidate.rank),
+            candidate.name,
+            db(candidate.snr_db),
+            number(candidate.bits_per_weight),
+            "-" if candidate.bytes is None else size(candidate.bytes),
+        )
+        for candidate in ranking.candidates
+    ]
+    headers = ("rank", "candidate", "SNR dB", "bits per weight", "size")
+    title = f"{count(len(ranking.layers), 'layer')} differ"
+    return notebook.heading(ranking.verdict, ranking.reasons) + notebook.table(title, headers, rows, 2)

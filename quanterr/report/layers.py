@@ -1,0 +1,105 @@
+"""What several outputs show of a report alike: coverage in a line, the worst layers first."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from quanterr.report.formatting import db
+from quanterr.report.model import Aggregate, Expert, Layer, Report
+from quanterr.roles import Place, place_of
+from quanterr.util.text import count, display
+
+# How what is in a bucket is reported after its number of tensors.
+BUCKETS = {
+    "compared": "compared",
+    "lossless": "identical",
+    "non_finite": "compared, not finite",
+    "consumed": "scales and other parts",
+    "error": "not comparable",
+    "unsupported": "unsupported",
+    "shape_mismatch": "of another shape",
+    "only_in_original": "only in original",
+    "only_in_quantized": "only in quantized",
+    "not_reached": "not reached",
+    "filtered_out": "not selected",
+}
+COVERED = ("compared", "lossless", "non_finite")  # weights whose values were looked at
+
+SORTS = {
+    "snr": ("snr_db", "SNR", False),
+    "mae": ("mean_absolute_error", "mean |e|", True),
+    "relative": ("relative_error", "relative error", True),
+    "max": ("max_absolute_error", "max |e|", True),
+}
+
+
+def of_scales(values: Layer | Aggregate, key: str, none: str = "-") -> str:
+    """What the stored scales allow, ``attainable_snr_db`` or ``excess_db``; ``none`` without nearest codes."""
+    value = getattr(values, key)
+    if value is None:
+        return values.nonfinite.get(key, none).replace("+inf", "exact")
+    return db(value)
+
+
+def coverage_line(report: Report) -> str:
+    """How much of the original was compared, and what became of the rest."""
+    coverage = report.coverage.original
+    n = {bucket: found.tensors for bucket, found in coverage.items()}
+    compared = sum(n.get(bucket, 0) for bucket in COVERED)
+    weights = sum(n.values()) - n.get("filtered_out", 0) - n.get("consumed", 0)
+    fraction = report.coverage.original_compared_fraction
+    share = "" if fraction is None else f" ({100 * fraction:.4g} % of bytes)"
+    parts = [f"{compared:,} of {count(weights, 'original tensor')} compared{share}"]
+    parts.append(f"{len(report.lossless):,} of them identical")
+    left = ("only_in_original", "shape_mismatch", "unsupported", "error", "not_reached", "filtered_out")
+    parts += [f"{n[bucket]:,} {BUCKETS[bucket]}" for bucket in left if bucket in n]
+    if "only_in_quantized" in report.coverage.quantized:
+        parts.append(f"{report.coverage.quantized['only_in_quantized'].tensors:,} only in quantized")
+    parts += [f"prefix {display(s.prefix)} stripped" for s in (report.original, report.quantized) if s.prefix]
+    return "; ".join(parts)
+
+
+def worst_expert(experts: Sequence[Expert]) -> Expert:
+    """The one with the lowest SNR; undefined is worse than any."""
+    return min(experts, key=lambda expert: -float("inf") if expert.snr_db is None else expert.snr_db)
+
+
+def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[tuple[str, Layer]]:
+    """The worst layers with what to call them; of the experts of a module of a block the worst stands for all."""
+    n_experts: Counter[tuple[Place, str]] = Counter()
+    for layer in layers:
+        if key := _experts_of(layer):
+            n_experts[key] += 1
+    description: list[tuple[str, Layer]] = []
+    seen = set()
+    for layer in sort_layers(layers, sort_by):
+        key = _experts_of(layer)
+        if key in seen:
+            continue
+        name = layer.layer_name
+        if layer.experts:
+            worst = worst_expert(layer.experts)
+            name += f" (of {len(layer.experts)} experts the worst is {worst.expert}: {db(worst.snr_db, ' dB')})"
+        elif key and n_experts[key] > 1:
+            seen.add(key)
+            name += f" (the worst of {n_experts[key]} experts)"
+        description.append((name, layer))
+        if len(description) == top:
+            break
+    return description
+
+
+def _experts_of(layer: Layer) -> tuple[Place, str] | None:
+    """The module of a block that an expert is one of many of; None of what is no expert of its own."""
+    place = place_of(layer.layer_name)
+    return (place, layer.format) if place and layer.role == "experts" and "*" in place.module else None
+
+
+def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
+    """The worst first; a layer whose value is undefined is worse than any."""
+    key, _, descending = SORTS[sort_by]
+
+    def badness(layer: Layer) -> float:
+        value = getattr(layer, key)
+        return -float("inf") if value is None else -value if descending else value
+
+    return sorted(layers, key=badness)
