@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from math import inf, isfinite, sqrt
 
 from quanterr.findings.codes import finding
-from quanterr.findings.excess import underflows
+from quanterr.findings.excess import FINE_DB, underflows
 from quanterr.findings.figures import bits_of, db, level_of, norm_ratio, usual_of
 from quanterr.metrics import Measured, cosine_similarity, snr_db
+from quanterr.metrics.attainable import level
 from quanterr.metrics.sums import Sums, as_float, worst_rows
 from quanterr.pairing.plan import ComparedWeight, Pair
 from quanterr.report.base import Finding
@@ -166,6 +167,8 @@ def _saturated(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     sums, scales = done.sums, done.scales
     if not scales or sums.n < MANY or sums.saturated <= SATURATED[0] * sums.n + SATURATED[1] * scales.number:
         return
+    if _is_fine(sums):  # ternary values are all at an end
+        return
     share = 100 * sums.saturated / sums.n
     yield finding(
         "saturated",
@@ -183,7 +186,7 @@ def _biased_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
-    if not share > BIASED:
+    if not share > BIASED or _is_fine(sums):  # of values that are all alike, those of a shift in float16
         return
     yield finding(
         "biased_error",
@@ -195,6 +198,10 @@ def _biased_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
         mean_error=mean,
         share=share,
     )
+
+
+def _is_fine(sums: Sums) -> bool:
+    return level(as_float(sums.x_sq), as_float(sums.e_sq)) > FINE_DB
 
 
 def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:

@@ -138,8 +138,9 @@ def losses(
     else:
         half = levels.room(ideal) if levels.table else 0.5
         worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
-    if lost is not None:  # without a scale all is lost, whatever the code
-        stored_sq = torch.where(lost, x_sq, stored_sq)
+    if lost is not None:  # without a scale all is lost but what a shift gives, whatever the code
+        lost_sq = x_sq if shift is None else groups.total((x - shift).square())
+        stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
 
