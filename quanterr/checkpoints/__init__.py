@@ -18,6 +18,7 @@ from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, without_credentials
 from quanterr.util.platform import with_slashes
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 
 __all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "entered", "open_checkpoint"]
@@ -233,7 +234,7 @@ def _open_files(
         unread: tuple[Unread, ...] = ()
         if kind == "folder":  # who names a file, or an index, means that one
             unread = tuple(unread_beside(folder, stored, [*(path.name for path in paths), *unnamed], entries))
-        config: dict[str, Any] = {}
+        config: JsonObject = {}
         if ggufs:  # a GGUF file describes itself: what is stored with it belongs to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
@@ -324,12 +325,12 @@ def _twins(names: Iterable[str], given: str) -> list[str]:
     return [f"{given}: names that differ only by case or in how accents are stored: {listed(found)}"] if found else []
 
 
-def _config(folder: Place) -> tuple[dict[str, Any], list[str]]:
+def _config(folder: Place) -> tuple[JsonObject, list[str]]:
     """What is stored with the weights as configuration, one key a file, and notes on what of it cannot be read.
 
     These are hints: the tensors decide what they are, and where they do not, no format is guessed.
     """
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     notes = []
     for name in CONFIGS:
         path = folder / name

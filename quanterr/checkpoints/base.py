@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.store import RemotePath
 from quanterr.errors import CheckpointError, ResourceError
 from quanterr.util import platform
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
 # Bits of one element, by the dtype's name in a safetensors header.
@@ -276,7 +277,7 @@ class Checkpoint:
     files: tuple[StoredFile, ...]
     entries: dict[str, Entry]
     metadata: tuple[dict[str, str], ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)
     revision: str | None = None
     notes: tuple[str, ...] = ()
     gguf: GgufMetadata | None = None
@@ -289,7 +290,7 @@ class Checkpoint:
         return sum(entry.nbytes for entry in self.entries.values())
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What copies of it have in common, and nothing else has: files and tensors."""
         entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in self.entries.values())
         return {

@@ -19,7 +19,7 @@ from typing import Any
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
-from quanterr.util.strict_json import as_object
+from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display, whole
 
 COMFY_SUFFIX = ".comfy_quant"
@@ -48,7 +48,7 @@ class Label:
     """What one place says about one layer; ``fields`` is its JSON."""
 
     source: str  # TENSOR or HEADER
-    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fields: JsonFields = field(default_factory=dict, hash=False)
 
     @property
     def format(self) -> str | None:
@@ -85,7 +85,7 @@ class Labels:
     block: tuple[int, int] | None  # of config.json
     method: str | None  # quant_method of config.json
     divides: bool  # config.json declares the scale is a divisor
-    config: Mapping[str, Any]  # quantization_config, wherever it stands
+    config: JsonFields  # quantization_config, wherever it stands
     metadata: Mapping[str, str]  # of all files
     orphans: tuple[str, ...]  # modules named in the header that are not stored
 
@@ -143,14 +143,14 @@ def _of_tensor(entry: Entry) -> Label:
     return _label(TENSOR, fields)
 
 
-def _label(source: str, fields: dict[str, Any]) -> Label:
+def _label(source: str, fields: JsonObject) -> Label:
     params = fields.get("params")
     if isinstance(params, dict):  # old writers nest the same keys; the top level wins
         fields = params | fields
     return Label(source, fields)
 
 
-def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]]]:
+def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, JsonObject]]:
     for file, metadata in zip(checkpoint.files, checkpoint.metadata, strict=True):
         if HEADER_KEY not in metadata:
             continue
@@ -173,7 +173,7 @@ def _stored_module(layer: str, entries: dict[str, Entry]) -> str | None:
     return next((module for module in candidates if module + ".weight" in entries), None)
 
 
-def _quantization_config(config: dict[str, Any]) -> dict[str, Any]:
+def _quantization_config(config: JsonObject) -> JsonObject:
     main = as_object(config.get("config.json"))
     quip = as_object(main.get("quip_params"))  # where QuIP# has its settings
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
@@ -186,7 +186,7 @@ def _quantization_config(config: dict[str, Any]) -> dict[str, Any]:
     return next((found for name in names if (found := as_object(config.get(name)))), quip)
 
 
-def _config_block(config: dict[str, Any]) -> tuple[int, int] | None:
+def _config_block(config: JsonObject) -> tuple[int, int] | None:
     blocks = {_pair(config.get("weight_block_size"))}
     for group in as_object(config.get("config_groups")).values():
         blocks.add(_pair(as_object(as_object(group).get("weights")).get("block_structure")))

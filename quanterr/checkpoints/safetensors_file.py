@@ -35,7 +35,7 @@ from quanterr.checkpoints.base import (
 )
 from quanterr.errors import CheckpointError, is_out_of_memory
 from quanterr.util.platform import give_back_memory
-from quanterr.util.strict_json import DuplicateKey, Invalid, loads
+from quanterr.util.strict_json import DuplicateKey, Invalid, JsonObject, loads
 from quanterr.util.text import count, display
 from quanterr.version import __version__
 
@@ -71,7 +71,7 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
     return entries, metadata, odd + notes
 
 
-def _fields(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[dict[str, Any], int]:
+def _fields(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[JsonObject, int]:
     """What the header declares, and where the data starts; the header's own text is not kept."""
     header, data_start = _raw_header(file, lenient, odd)
     try:

@@ -41,6 +41,7 @@ from quanterr.options import GATES, CompareOptions, ReadOptions
 from quanterr.util import strict_json
 from quanterr.util.colors import painted, wanted
 from quanterr.util.platform import is_closed_pipe
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, harmless
 from quanterr.version import __version__
 
@@ -317,7 +318,7 @@ def render(
         if document:
             update(document, found, output_named("md", known), append)
         for target in targeted:
-            more: dict[str, Any] = (
+            more: JsonObject = (
                 {"evaluation": evaluated} if evaluated is not None and target.output.name == "html" else {}
             )
             write_output(found, target, **more)

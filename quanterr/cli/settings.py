@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from quanterr.errors import UsageError
+from quanterr.util.strict_json import JsonFields, JsonObject
 from quanterr.util.text import display, listed
 from quanterr.util.toml_file import read_toml
 
@@ -29,10 +30,10 @@ INPUTS = ("original", "quantized")  # what is compared is said on the command li
 
 class _Settings(NamedTuple):
     path: Path
-    tables: dict[str, Any]  # by command
+    tables: JsonObject  # by command
 
 
-def defaults(context: typer.Context) -> dict[str, dict[str, Any]]:
+def defaults(context: typer.Context) -> dict[str, JsonObject]:
     """Defaults for the command that is called, as typer's ``default_map``. Says on stderr where they come from.
 
     Raises:
@@ -49,7 +50,7 @@ def defaults(context: typer.Context) -> dict[str, dict[str, Any]]:
         for name, known in commands.items()
     }
     options = options_of[command]
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     sources: list[str] = []
     settings = _found()
     if settings is not None:
@@ -99,7 +100,7 @@ def _found() -> _Settings | None:
     return None
 
 
-def _tables(path: Path) -> dict[str, Any] | None:
+def _tables(path: Path) -> JsonObject | None:
     """What a file says of quanterr, by command; None of a pyproject.toml that says nothing."""
     where, table = display(str(path)), "[compare]"
     tables: Any = read_toml(path, where)[1]
@@ -120,13 +121,13 @@ def _holds_weights(folder: Path) -> bool:
         return True
 
 
-def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], path: Path, kind: str) -> None:
+def _check_names(given: JsonFields, known: JsonFields, path: Path, kind: str) -> None:
     for name in given:
         if name not in known:
             raise UsageError(f"{display(str(path))}: {_unknown(name, known, kind)}")
 
 
-def _unknown(name: str, known: Mapping[str, Any], kind: str) -> str:
+def _unknown(name: str, known: JsonFields, kind: str) -> str:
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {listed(sorted(known), 40)}"
     return f"no {kind} named {display(name)}; {hint}"

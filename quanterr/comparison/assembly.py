@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from functools import cache
 from math import nan
-from typing import Any
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
@@ -44,6 +43,7 @@ from quanterr.report.model import (
     from_values,
 )
 from quanterr.roles import block_of, role_of
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed, unicode, whole
 from quanterr.version import __version__
 
@@ -367,7 +367,7 @@ def _described(bucket: Bucket) -> str:
     }[bucket]
 
 
-def _header(pair: Pair) -> dict[str, Any]:
+def _header(pair: Pair) -> JsonObject:
     """What is reported of every compared weight."""
     x, y = pair.original, pair.quantized
     return {

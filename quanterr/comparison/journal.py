@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.records import packed, unpacked
@@ -25,6 +25,7 @@ from quanterr.errors import ResourceError, UsageError
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.plan import ComparedWeight, Plan
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.version import __version__
 
@@ -43,7 +44,7 @@ class Kept(NamedTuple):
 
 def identity(
     checkpoints: Sequence[Checkpoint], plans: Sequence[Plan], options: ComparisonOptions, is_native: bool
-) -> dict[str, Any]:
+) -> JsonObject:
     """What two runs must have in common, so that a weight of one is a weight of the other.
 
     ``contents`` are a few blocks of each file. ``written`` is when the files were, and which they are on their disk:
@@ -80,7 +81,7 @@ def _digest_of(path: str | os.PathLike[str] | None) -> str | None:
 class Journal:
     """A file of finished weights, open for more. Each of several processes has its own: FILE, FILE.1, FILE.2 …"""
 
-    def __init__(self, path: str | os.PathLike[str], run: dict[str, Any], rank: int = 0) -> None:
+    def __init__(self, path: str | os.PathLike[str], run: JsonObject, rank: int = 0) -> None:
         """Take over what is there, whoever wrote it, or begin a new one.
 
         Raises:
@@ -105,7 +106,7 @@ class Journal:
             self._file.close()
             raise
 
-    def _taken_over(self, run: dict[str, Any]) -> Iterator[Kept]:
+    def _taken_over(self, run: JsonObject) -> Iterator[Kept]:
         """The records that are whole; the file ends behind them then."""
         head = self._file.readline()
         if not head:
@@ -175,7 +176,7 @@ def _all(path: str | os.PathLike[str]) -> list[str]:
     return [os.fspath(path), *found] if own.exists() else found
 
 
-def _kept_in(path: str, run: dict[str, Any]) -> Iterator[Kept]:
+def _kept_in(path: str, run: JsonObject) -> Iterator[Kept]:
     """The whole records of another process's journal, which may be new.
 
     Raises:
@@ -200,7 +201,7 @@ def _records(file: IO[bytes]) -> Iterator[Kept]:
         yield kept
 
 
-def _check(head: bytes, run: dict[str, Any], where: str) -> None:
+def _check(head: bytes, run: JsonObject, where: str) -> None:
     """Raise UsageError where a journal is none, or of another run."""
     try:
         fields = json.loads(head)

@@ -18,6 +18,7 @@ from quanterr.metrics.peaks import Peaks
 from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstRow
 from quanterr.pairing.plan import ComparedWeight, Element
 from quanterr.tensors.casts import Copy
+from quanterr.util.strict_json import JsonObject
 
 FLOATS = ("e_max", "e_min", "relative_max", "x_max", "cast_max")
 MOST_BINS = 1 << 16
@@ -26,7 +27,7 @@ MOST_BINS = 1 << 16
 def packed(done: ComparedWeight) -> str:
     """One line of JSON."""
     sums = done.sums
-    made: dict[str, Any] = {
+    made: JsonObject = {
         "sums": {name: f"{value:x}" for name in ADDED if (value := getattr(sums, name))},
         "floats": [getattr(sums, name).hex() for name in FLOATS],
         "rows": [[number, *_row(row)] for number, row in sums.rows.items()],

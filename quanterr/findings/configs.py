@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
 from quanterr.report.base import Finding
-from quanterr.util.strict_json import as_object
+from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
 SAME = 1e-6  # relative: GGUF has float32
@@ -77,7 +77,7 @@ HEADS = ("lm_head.", "output.", "embed_out.")
 class Facts(NamedTuple):
     """What is said of a model by the keys of KEYS, and where."""
 
-    values: Mapping[str, Any]
+    values: JsonFields
     where: str
 
 
@@ -112,20 +112,20 @@ def _facts(checkpoint: Checkpoint) -> Facts:
     return Facts({key: value for key, value in found.items() if value is not None}, CONFIG)
 
 
-def config_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def config_of(checkpoint: Checkpoint) -> JsonObject:
     """What config.json says of the model of language, which in models of several is in a place of its own."""
     main = as_object(checkpoint.config.get(CONFIG))
     return main | as_object(main.get("text_config")) | as_object(main.get("llm_config"))
 
 
-def _of_gguf(metadata: GgufMetadata) -> dict[str, Any]:
+def _of_gguf(metadata: GgufMetadata) -> JsonObject:
     own = {key: metadata.values.get(f"{metadata.architecture}.{name}") for key, name in OF_GGUF.items()}
     epsilons = [metadata.values.get(f"{metadata.architecture}.{name}") for name in EPSILONS]
     own["rms_norm_eps"] = next((epsilon for epsilon in epsilons if epsilon is not None), None)
     return {key: value for key, value in own.items() if isinstance(value, int | float)}
 
 
-def _converted(config: Mapping[str, Any]) -> set[str]:
+def _converted(config: JsonFields) -> set[str]:
     """Keys that llama.cpp's converter gives another meaning than config.json."""
     unlike = {"hidden_activation", "rope_scaling"}
     if "num_experts" in config or "block_auto_adjust_ff_dim" in config:  # of dense blocks, each expert, or computed
@@ -137,7 +137,7 @@ def _converted(config: Mapping[str, Any]) -> set[str]:
     return unlike
 
 
-def _scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scaling(rope: JsonFields) -> JsonObject | None:
     """rope_scaling by its present names, without what says nothing; empty where nothing is scaled, None of several."""
     if any(isinstance(value, dict) for value in rope.values()):  # one for each kind of layer
         return None

@@ -1,13 +1,14 @@
 """Non-standard files and contradictions of config.json, as findings."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
 from quanterr.report.base import Finding
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
@@ -53,7 +54,7 @@ def _real(place: Any) -> str:
     return os.path.realpath(place) if isinstance(place, Path) else str(place)
 
 
-def of_config(config: Mapping[str, Any], code_bits: Iterable[int | None]) -> Iterator[Finding]:
+def of_config(config: JsonFields, code_bits: Iterable[int | None]) -> Iterator[Finding]:
     """A quantization_config that declares other codes than all those of the weights: these hold."""
     description = _told_bits(config)
     stored = {bits for bits in code_bits if bits}
@@ -66,7 +67,7 @@ def of_config(config: Mapping[str, Any], code_bits: Iterable[int | None]) -> Ite
         yield finding("config_mismatch", "warning", None, message, remedy)
 
 
-def _told_bits(config: Mapping[str, Any]) -> set[int]:
+def _told_bits(config: JsonFields) -> set[int]:
     groups = config.get("config_groups")
     places = [config, *(groups.values() if isinstance(groups, dict) else ())]
     places += [place.get("weights") for place in places if isinstance(place, dict)]

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from quanterr.util.strict_json import JsonFields
 
 # Names of methods that let the error of one weight make up for that of another, or learn which way to round; of
 # compressed-tensors the order of columns, which only GPTQ has.
@@ -17,6 +18,6 @@ class Method(NamedTuple):
     folded: bool = False  # it had factors that were undone, as near as they could be found
 
 
-def compensates(config: Mapping[str, Any]) -> bool:
+def compensates(config: JsonFields) -> bool:
     """Whether a quantization_config names a method whose codes are not meant to be the nearest."""
     return COMPENSATING.search(json.dumps(config, default=str)) is not None

@@ -16,6 +16,7 @@ from quanterr.pairing.plan import Pair
 from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, listed
 
 APART, EXPERTS_APART = 1e3, 1e4  # times the median of the others, or a part of it
@@ -112,7 +113,7 @@ def _likeness(module: str, kind: Any) -> tuple[str, Any]:
 
 def _kinds(pairs: Sequence[Pair], side: int) -> dict[str, Any]:
     """Module → the format of its codes; what holds such modules → their names."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     inner: dict[str, set[str]] = {}
     for pair in pairs:
         weight = (pair.original, pair.quantized)[side]

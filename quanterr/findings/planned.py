@@ -1,13 +1,12 @@
 """What is known before the run: from headers and labels, from factors undone, from the importance matrix."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from quanterr.findings.codes import finding
 from quanterr.pairing.plan import COMPUTED, Bucket, Folded, Plan
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
-from quanterr.util.strict_json import as_object
+from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 NOT_COLLECTED = ("embedding", "head")  # roles for which llama-imatrix sees no inputs, unless it is told to
@@ -59,7 +58,7 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
             yield finding("ambiguous_layout", "warning", pair.name, f"{display(pair.name)}: {warning}")
 
 
-def _fused_rotations(config: Mapping[str, Any]) -> str:
+def _fused_rotations(config: JsonFields) -> str:
     """Transforms of compressed-tensors that are part of the stored weights, in words."""
     description = []
     for name, group in as_object(as_object(config.get("transform_config")).get("config_groups")).items():

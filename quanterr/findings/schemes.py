@@ -1,13 +1,13 @@
 """The quantization that config.json declares, held against the stored tensors: groups, zero points, numbers, files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
 from quanterr.pairing.plan import Pair
 from quanterr.report.base import Finding
-from quanterr.util.strict_json import as_object
+from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 REMEDY = "correct config.json: loaders that follow it read other values, or refuse the checkpoint"
@@ -17,7 +17,7 @@ FLOAT_CODES = frozenset({"F8_E4M3", "F8_E5M2"})
 INTEGER_CODES = frozenset({"I8", "I32"})
 
 
-def of_scheme(quantized: Checkpoint, config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
+def of_scheme(quantized: Checkpoint, config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
     """What compressed-tensors and ModelOpt declare of all quantized weights alike, and what is said twice."""
     groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
     declared = [as_object(group.get("weights")) for group in groups]
@@ -32,7 +32,7 @@ def of_scheme(quantized: Checkpoint, config: Mapping[str, Any], pairs: Sequence[
     yield from twice or _algorithm(quantized.config, config, every)
 
 
-def _group_size(weights: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
+def _group_size(weights: JsonFields, coded: Sequence[Pair]) -> Iterator[Finding]:
     size = weights.get("group_size")
     if isinstance(size, int) and size > 0:
         other = [pair for pair in coded if _columns(pair) != min(size, pair.quantized.matrix[1])]
@@ -46,7 +46,7 @@ def _columns(pair: Pair) -> int:
     return pair.quantized.block_size[1] if pair.quantized.block_size else pair.quantized.matrix[1]
 
 
-def _symmetric(weights: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
+def _symmetric(weights: JsonFields, coded: Sequence[Pair]) -> Iterator[Finding]:
     symmetric = weights.get("symmetric")
     if symmetric is True and weights.get("type", "int") == "int":
         if other := [pair for pair in coded if _has_zero_points(pair)]:
@@ -66,7 +66,7 @@ def _type(declared: Any, coded: Sequence[Pair]) -> Iterator[Finding]:
         yield _mismatch(f"codes of type {declared}", f"codes of {' or '.join(dtypes)}", other)
 
 
-def _algorithm(files: Mapping[str, Any], config: Mapping[str, Any], coded: Sequence[Pair]) -> Iterator[Finding]:
+def _algorithm(files: JsonFields, config: JsonFields, coded: Sequence[Pair]) -> Iterator[Finding]:
     """That of ModelOpt, if it is FP8 or NVFP4, as W4A8_NVFP4_FP8 is."""
     said = str(config.get("quant_algo")).upper()
     name = next((name for name in ("nvfp4", "fp8") if name.upper() in said), None)
@@ -82,7 +82,7 @@ def _mismatch(declared: str, stored: str, pairs: Sequence[Pair], where: str = "c
     return finding("config_mismatch", "warning", None, message, REMEDY, layers=names)
 
 
-def _said_twice(files: Mapping[str, Any]) -> Iterator[Finding]:
+def _said_twice(files: JsonFields) -> Iterator[Finding]:
     one = as_object(as_object(files.get("config.json")).get("quantization_config"))
     other = as_object(as_object(files.get(MODELOPT)).get("quantization"))
     for key in OF_MODELOPT:

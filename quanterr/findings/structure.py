@@ -13,7 +13,7 @@ from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
-from quanterr.util.strict_json import as_object
+from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
@@ -123,7 +123,7 @@ def _tied(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
         )
 
 
-def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
+def _recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Which layers are quantized, and how."""
     ignored = [entry for key in IGNORED for entry in _texts(config.get(key))]
     taken = [p.name for p in pairs if p.quantized.has_codes and any(_names(entry, p.name) for entry in ignored)]
@@ -152,7 +152,7 @@ def _recipe(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Findin
         )
 
 
-def _of_quantized_modules(left: Sequence[str], config: Mapping[str, Any], linear: Sequence[Pair]) -> bool:
+def _of_quantized_modules(left: Sequence[str], config: JsonFields, linear: Sequence[Pair]) -> bool:
     """Whether some of them are modules that are quantized in other blocks, where config.json tells no layers apart."""
     targets = [as_object(group).get("targets") for group in as_object(config.get("config_groups")).values()]
     if any(config.get(key) for key in BY_LAYER) or any(target != ["Linear"] for target in targets):
@@ -161,7 +161,7 @@ def _of_quantized_modules(left: Sequence[str], config: Mapping[str, Any], linear
     return any(without_numbers(name) in coded for name in left)
 
 
-def _layouts(config: Mapping[str, Any], pairs: Sequence[Pair]) -> Iterator[Finding]:
+def _layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Of a family of formats another one than config.json names."""
     families: dict[str, dict[str, str]] = {}  # key → value → format
     for key, value, name in ((*row.declared, row.name) for row in FORMATS if row.declared):

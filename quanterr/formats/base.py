@@ -7,7 +7,7 @@ A format is a row of data (what must be stored, under which names, as which dtyp
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.decoder import Decoder, Element, Native, Order, decoder_of
 from quanterr.tensors.levels import Levels, ScaleSteps, Scaling, scaling
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
+from quanterr.util.strict_json import JsonFields
 
 # What the file of a format needs: all of it from here.
 __all__ = [
@@ -110,7 +111,7 @@ class Hints:
     blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and what says so
     expects_scale: str | None = None  # what says that codes in this checkpoint have scales
     shape: tuple[int, ...] | None = None  # of the original, where there is one: codes may be padded or flat
-    config: Mapping[str, Any] = field(default_factory=dict)  # quantization_config of config.json or its like
+    config: JsonFields = field(default_factory=dict)  # quantization_config of config.json or its like
     metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the files
 
 

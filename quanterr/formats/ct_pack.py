@@ -19,9 +19,7 @@ Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/b
 compressed-tensors@0.13.0 compressors/quantized_compressors/pack_quantized.py for the old packing and weight_g_idx.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +46,7 @@ from quanterr.formats.shared.ct_config import configured
 from quanterr.formats.shared.ct_row_groups import of_rows
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import whole
 
 NEEDS = {
@@ -136,7 +135,7 @@ def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_block
     return entry.shape == (*shape[:-2], packing.words(shape[-2]), n_blocks)
 
 
-def _version(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _version(config: JsonFields) -> tuple[int, ...]:
     """Of the library that wrote the file; where it does not say, a new one."""
     version = config.get("version")
     words = [whole(word) for word in version.split(".")[:2]] if isinstance(version, str) else []

@@ -23,10 +23,8 @@ gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_
 intel/auto-round@b9f3d007 auto_round_extension/torch/qlinear_torch.py, qlinear_torch_zp.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +60,7 @@ from quanterr.formats.shared.gptq_awq_common import (
 )
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -204,7 +203,7 @@ def _variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, .
     return variants, declared, (ignored,) if parts.hints.config.get("sym") is True else ()
 
 
-def _configured(config: Mapping[str, Any], bits: int) -> tuple[Variant, str]:
+def _configured(config: JsonFields, bits: int) -> tuple[Variant, str]:
     """The variant that the configuration names, and the words it does so with."""
     usual = "dense" if bits in (*WHOLE, 3) else "planar"
     for key in ("packing_format", "checkpoint_format", "format", "backend"):

@@ -27,12 +27,11 @@ sdnq/quant_utils.py build_hadamard.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +46,7 @@ from quanterr.formats.shared.convrot import rotate, unrotate
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.padding import Padded, unpadded
 from quanterr.tensors.levels import OF_DTYPE, Levels, uniform
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 METHOD = "sdnq"
@@ -136,7 +136,7 @@ def fit(parts: Parts) -> Weight | None:
     return replace(alternatives[0].or_else(alternatives[1:]), undeclared=not settings)
 
 
-def _settings(parts: Parts) -> Mapping[str, Any]:
+def _settings(parts: Parts) -> JsonFields:
     """What config.json says of the layer; nothing where it is another program's."""
     config = parts.hints.config
     if config.get("quant_method") != METHOD:
@@ -152,7 +152,7 @@ def _names(pattern: str, weight: str) -> bool:
     return weight in (pattern, f"{pattern}.weight") or fnmatchcase(weight, pattern)
 
 
-def _refuse_settings(settings: Mapping[str, Any]) -> None:
+def _refuse_settings(settings: JsonFields) -> None:
     for key in ("use_codebook", "scale_dtype", "zero_point_dtype"):
         if settings.get(key) not in (None, False, "none", "float32", "bfloat16", "float16"):
             raise FormatMismatch(
@@ -161,7 +161,7 @@ def _refuse_settings(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _declared(parts: Parts, settings: Mapping[str, Any]) -> Coding | None:
+def _declared(parts: Parts, settings: JsonFields) -> Coding | None:
     if not settings:
         return None
     name = str(settings.get("weights_dtype"))
@@ -177,7 +177,7 @@ def _declared(parts: Parts, settings: Mapping[str, Any]) -> Coding | None:
     return coding
 
 
-def _rotation(settings: Mapping[str, Any], cols: int) -> int:
+def _rotation(settings: JsonFields, cols: int) -> int:
     """Columns that are rotated together: the largest power of two up to what is set that divides a row; or 0."""
     if not settings.get("use_hadamard"):
         return 0

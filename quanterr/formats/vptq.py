@@ -21,9 +21,9 @@ Reference: microsoft/VPTQ@950716d7 vptq/ops/quant_gemm.py dequant, vptq/utils/pa
 gptqmodel/nn_modules/qlinear/vptq_torch.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from quanterr.errors import CheckpointError
 from quanterr.formats.base import WEIGHT_SUFFIX, Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
 from quanterr.formats.shared.padding import crop
+from quanterr.util.strict_json import JsonFields
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 SHORTS = frozenset({"I16", "U16"})
@@ -115,7 +116,7 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def _settings(parts: Parts) -> Mapping[str, Any]:
+def _settings(parts: Parts) -> JsonFields:
     """What config.json declares of the layer."""
     module = parts.name.removesuffix(WEIGHT_SUFFIX)
     for place, name in (("config_for_layers", module), ("shared_layer_config", module.rpartition(".")[2])):
@@ -126,7 +127,7 @@ def _settings(parts: Parts) -> Mapping[str, Any]:
     return {}
 
 
-def _check_promised(parts: Parts, settings: Mapping[str, Any]) -> None:
+def _check_promised(parts: Parts, settings: JsonFields) -> None:
     """Exactly the parts that config.json declares have to be stored: without one the weight is another."""
     for name, role in PROMISED.items():
         declared, stored = settings.get(name), parts.get(role) is not None
@@ -140,7 +141,7 @@ def _check_promised(parts: Parts, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _shape(parts: Parts, settings: Mapping[str, Any]) -> tuple[int, int]:
+def _shape(parts: Parts, settings: JsonFields) -> tuple[int, int]:
     shape = parts.hints.shape or (settings.get("out_features"), settings.get("in_features"))
     if len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
         raise FormatMismatch(
@@ -149,7 +150,7 @@ def _shape(parts: Parts, settings: Mapping[str, Any]) -> tuple[int, int]:
     return int(shape[0] or 0), int(shape[1] or 0)
 
 
-def _layer(parts: Parts, settings: Mapping[str, Any], rows: int, cols: int) -> Layer:
+def _layer(parts: Parts, settings: JsonFields, rows: int, cols: int) -> Layer:
     indices, centroids, res_centroids = parts["indices"], parts["centroids"], parts.get("res_centroids")
     if len(indices.shape) != 3 or not indices.n:
         raise FormatMismatch(f"VPTQ indices are (groups, vectors, words), not {indices}")
@@ -177,7 +178,7 @@ def _layer(parts: Parts, settings: Mapping[str, Any], rows: int, cols: int) -> L
     return Layer(rows, cols, group_cols, main, residual[0] if residual else None, outliers)
 
 
-def _outliers(parts: Parts, settings: Mapping[str, Any], rows: int) -> Codebook | None:
+def _outliers(parts: Parts, settings: JsonFields, rows: int) -> Codebook | None:
     indices = parts.get("outlier_indices")
     if indices is None:
         return None
@@ -187,7 +188,7 @@ def _outliers(parts: Parts, settings: Mapping[str, Any], rows: int) -> Codebook 
     return _only(found, indices, rows, _told_rows(settings, 0))[0]
 
 
-def _told_rows(settings: Mapping[str, Any], place: int) -> int | None:
+def _told_rows(settings: JsonFields, place: int) -> int | None:
     """Rows of a vector, as config.json declares: vector_lens is [of outliers, of the others]."""
     lens = settings.get("vector_lens")
     declared = lens[place] if isinstance(lens, list) and len(lens) == 2 else None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio, worst_rows
+from quanterr.util.strict_json import JsonObject
 
 METRICS_VERSION = 1  # to be raised when a metric of the same name means something else
 
@@ -71,7 +72,7 @@ class LayerValues:
         self.predicted_kld += other.predicted_kld
 
 
-Value = float | int | dict[str, Any] | list[dict[str, Any]] | None
+Value = float | int | JsonObject | list[JsonObject] | None
 
 
 class Metric(NamedTuple):
@@ -171,7 +172,7 @@ def original_norm(m: Measured) -> float:
     return sqrt(as_float(m.sums.x_sq))
 
 
-def percentiles(m: Measured) -> dict[str, Any]:
+def percentiles(m: Measured) -> JsonObject:
     n, histogram = m.sums.n, m.sums.histogram
     if not n or histogram is None:
         return dict.fromkeys(PERCENTILES)
@@ -188,15 +189,15 @@ def _is_told(value: float, sums: Sums) -> bool:
     return value < MOST or sums.e_max <= MOST
 
 
-def worst_row_values(m: Measured) -> list[dict[str, Any]]:
+def worst_row_values(m: Measured) -> list[JsonObject]:
     return _one_by_one("row", worst_rows(m.sums.rows.items()))
 
 
-def expert_values(m: Measured) -> list[dict[str, Any]]:
+def expert_values(m: Measured) -> list[JsonObject]:
     return _one_by_one("expert", sorted(m.sums.matrices.items()))
 
 
-def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[dict[str, Any]]:
+def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[JsonObject]:
     return [
         {
             what: number,
@@ -437,7 +438,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def relative_error_percentiles(m: Measured) -> dict[str, Any]:
+def relative_error_percentiles(m: Measured) -> JsonObject:
     values = m.layers.relative_error if m.layers else []
     ordered = [] if any(map(isnan, values)) else sorted(values)
     return {key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()}

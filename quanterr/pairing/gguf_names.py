@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+
+from quanterr.util.strict_json import JsonObject
 
 
 def architectures() -> frozenset[str]:
@@ -31,6 +32,6 @@ def names_of(architecture: str) -> Mapping[str, str]:
 
 
 @cache
-def _document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+def _document() -> JsonObject:
+    found: JsonObject = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
     return found

@@ -8,14 +8,14 @@ mistral/convert_mistral_weights_to_hf.py.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from quanterr.errors import FormatMismatch
 from quanterr.pairing.names import CONVENTIONS
 from quanterr.pairing.plan import Pair
 from quanterr.pairing.views import unpaired
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 _PAIRED = re.compile("|".join(row.row_pairs for row in CONVENTIONS if row.row_pairs))
@@ -28,7 +28,7 @@ def in_pairs(name: str) -> bool:
     return _PAIRED.fullmatch(name) is not None
 
 
-def in_one_order(pair: Pair, configs: Iterable[Mapping[str, Any]]) -> Pair:
+def in_one_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
     """The pair with rows of heads in halves on both sides; ``configs`` are the files beside both checkpoints.
 
     Raises:
@@ -54,7 +54,7 @@ def in_one_order(pair: Pair, configs: Iterable[Mapping[str, Any]]) -> Pair:
     return replace(pair, quantized=halves.or_else((*halves.alternatives, as_stored)))
 
 
-def _number_of_heads(word: str, configs: Iterable[Mapping[str, Any]]) -> int | None:
+def _number_of_heads(word: str, configs: Iterable[JsonFields]) -> int | None:
     for config in configs:
         text = config.get("text_config")
         for place in (config, text if isinstance(text, dict) else {}):

@@ -15,13 +15,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from quanterr.errors import UsageError
 from quanterr.pairing.gguf import llama_name
 from quanterr.pairing.names import canonical
 from quanterr.recipes.names import MLX
 from quanterr.report.plan.model import ORIGINAL, Plan
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
 
 # Quantizers of ModelOpt: modelopt_recipes/configs/numerics of nvidia-modelopt 0.47.
@@ -36,7 +36,7 @@ MODELOPT = {
     "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
 }
 # Formats of convert_to_quant 1.3: README.md, config/layer_config.py. Of others its --layer-config makes FP8.
-CONVERT_TO_QUANT: dict[str, dict[str, Any]] = {
+CONVERT_TO_QUANT: dict[str, JsonObject] = {
     "fp8_tensor": {"format": "float8_e4m3fn", "scaling_mode": "tensor"},
     "fp8_row": {"format": "float8_e4m3fn_rowwise", "scaling_mode": "row"},
     "fp8_block128": {"format": "float8_e4m3fn_blockwise", "scaling_mode": "block", "block_size": 128},
@@ -98,7 +98,7 @@ def _exactly(name: str) -> str:
     return f"re:^{re.escape(name)}$"
 
 
-def _compressed(recipe: str) -> dict[str, Any]:
+def _compressed(recipe: str) -> JsonObject:
     """A config group of compressed-tensors, without its targets."""
     dynamic = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
     if found := INTEGER.fullmatch(recipe):
@@ -122,7 +122,7 @@ def _torchao(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     return json.dumps({"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": configs}}, indent=1) + "\n"
 
 
-def _torchao_config(recipe: str) -> dict[str, Any] | None:
+def _torchao_config(recipe: str) -> JsonObject | None:
     if recipe == ORIGINAL:
         return None
     per_row = {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}
@@ -188,7 +188,7 @@ def _bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
 
 def _convert_to_quant(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     """Rounded to nearest, as the plan has measured it; what is not in the plan stays."""
-    found: dict[str, Any] = {"_default": {"skip": True}}
+    found: JsonObject = {"_default": {"skip": True}}
     for recipe, names in modules.items():
         how = {"skip": True} if recipe == ORIGINAL else CONVERT_TO_QUANT[recipe] | {"simple": True}
         found |= {f"^{re.escape(name)}$": how for name in names}
@@ -196,7 +196,7 @@ def _convert_to_quant(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
 
 
 def _mlx(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for recipe, names in modules.items():
         match = MLX.fullmatch(recipe)
         how = {"group_size": int(match["group"]), "bits": int(match["bits"])} if match else False

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonObject
 
 
 class Model(BaseModel):
@@ -14,7 +15,7 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-def _as_json(value: dict[str, Any]) -> dict[str, Any]:
+def _as_json(value: JsonObject) -> JsonObject:
     """What is written as it was read: without NaN and infinity."""
     strict_json.dumps(value)
     return value
@@ -32,7 +33,7 @@ class Finding(Model):
     layer: str | None
     message: str
     remedy: str | None
-    evidence: Annotated[dict[str, Any], AfterValidator(_as_json)]
+    evidence: Annotated[JsonObject, AfterValidator(_as_json)]
 
 
 class Tool(Model):
@@ -61,7 +62,7 @@ def dumps(value: Any) -> str:
     return strict_json.dumps(value, _as_dict)
 
 
-def _as_dict(value: Any) -> dict[str, Any]:
+def _as_dict(value: Any) -> JsonObject:
     if isinstance(value, Model):
         return value.__dict__
     return {name: getattr(value, name) for name in value.__dataclass_fields__}

@@ -8,6 +8,7 @@ from typing import IO, Any, ClassVar
 from quanterr.report import checksum
 from quanterr.report.base import Model, dumps
 from quanterr.report.sections import Cells, Suite, View
+from quanterr.util.strict_json import JsonObject
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -60,7 +61,7 @@ class Document(Model):
         return f'{checked},\n"checksum": "{crc:08x}",\n"run": {dumps(run)}}}\n'
 
     @classmethod
-    def json_schema(cls) -> dict[str, Any]:
+    def json_schema(cls) -> JsonObject:
         """Its JSON Schema (2020-12)."""
         schema = cls.model_json_schema(by_alias=True, mode="serialization")
         schema["properties"]["checksum"] = checksum.SCHEMA

@@ -18,6 +18,7 @@ from quanterr.report.keeping import DTYPES, Kept, bound_layers, by_worth, origin
 from quanterr.report.layers import sort_layers
 from quanterr.report.model import Layer, Report
 from quanterr.roles import place_of, role_of
+from quanterr.util.strict_json import JsonFields, JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Row(NamedTuple):
     name: str
     status: int
     words: Mapping[str, str | None]  # what many layers have alike: the same keys in all rows
-    numbers: Mapping[str, Any]  # metrics that are shown: the same keys in all rows
+    numbers: JsonFields  # metrics that are shown: the same keys in all rows
 
 
 class Words:
@@ -62,7 +63,7 @@ class Words:
         return -1 if word is None else self.words.setdefault(word, len(self.words))
 
 
-def columns_of(rows: Iterable[Row]) -> dict[str, Any]:
+def columns_of(rows: Iterable[Row]) -> JsonObject:
     """Rows as columns. Names are stored as a pattern and the numbers in it."""
     words: dict[str, Words] = defaultdict(Words)
     patterns = Words()
@@ -87,7 +88,7 @@ def columns_of(rows: Iterable[Row]) -> dict[str, Any]:
     }
 
 
-def page_data(report: Report, evaluated: "Evaluated | None" = None) -> dict[str, Any]:
+def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
     """All that the page of a report needs of its layers; with what an evaluation of the same pair says of them."""
     entries = list(_entries(report))
     evaluation = _Evaluation.of(evaluated, report.layers)
@@ -148,7 +149,7 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
     )
 
 
-def _keep(report: Report, rows: Mapping[str, int], total: float) -> dict[str, Any]:
+def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     """Layers in the order in which they are worth keeping unquantized, with what each gives and costs."""
     bound = bound_layers(report.findings)
     free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
@@ -189,7 +190,7 @@ def shown_findings(report: Report) -> list[Finding]:
     return sorted(report.findings, key=lambda found: order.index(found.severity))[:MAX_FINDINGS]
 
 
-def _finding(found: Finding, rows: Mapping[str, int]) -> dict[str, Any]:
+def _finding(found: Finding, rows: Mapping[str, int]) -> JsonObject:
     return {
         "severity": found.severity,
         "message": sentence(found.message),
@@ -207,7 +208,7 @@ def _found(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, li
     return {display(code): sorted(its) for code, its in sorted(found.items())}
 
 
-def _details(report: Report, rows: Mapping[str, int]) -> dict[str, Any]:
+def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     """Every field of the worst layers and of those with a finding."""
     named = {found.layer for found in shown_findings(report)}
     measured = report.layers + report.other_changes

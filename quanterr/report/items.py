@@ -15,6 +15,7 @@ from quanterr.report.formatting import db, percent, sentence
 from quanterr.report.layers import BUCKETS, SORTS, coverage_line, of_scales, sort_layers, worst_expert
 from quanterr.report.model import Layer, Report
 from quanterr.report.sections import Case, Cells, Suite
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
 UNUSUAL = frozenset(("elements", "absolute_error_percentiles", "worst_rows", "experts", "worst_element"))  # columns
@@ -146,7 +147,7 @@ def html(report: Report) -> str:
     return notebook.heading(report.verdict, report.reasons) + (notebook.table(title, headers, rows, 2) if rows else "")
 
 
-def frame_rows(report: Report) -> Iterator[dict[str, Any]]:
+def frame_rows(report: Report) -> Iterator[JsonObject]:
     """The rows of a data frame: a tensor each, compared or not."""
     for key in LISTS:
         for entry in getattr(report, key):

@@ -18,6 +18,7 @@ from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, OUTPUTS, SCHEMA, checks
 from quanterr.report.base import Finding, Model, RunInfo, Tool, dumps
 from quanterr.report.document import DRAFT, Document
 from quanterr.report.gate_results import Gate
+from quanterr.util.strict_json import JsonFields, JsonObject
 
 # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 what scales lose, fingerprints
 SCHEMA_VERSION = "1.5"
@@ -81,7 +82,7 @@ def _annotated(row: Metric) -> Any:
     return Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
-def from_values(rows: tuple[Metric, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def from_values(rows: tuple[Metric, ...], values: JsonFields) -> JsonObject:
     """Values of metrics as the fields of a report hold them."""
     made = dict(values)
     for row in rows:
@@ -346,7 +347,7 @@ def _pieces(start: str, value: Any) -> Iterator[str]:
         yield dumps(value)
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> JsonObject:
     """The JSON Schema (2020-12) of the report."""
     schema = Report.model_json_schema(by_alias=True, mode="serialization")
     count = {"type": "integer", "minimum": 0}

@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import Any
 
 from quanterr.errors import UsageError
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 WORST = 10  # layers of a table
 RIGHT = ' style="text-align: right"'
 
 
-def frame(rows: Iterable[dict[str, Any]]) -> Any:
+def frame(rows: Iterable[JsonObject]) -> Any:
     """Rows as a pandas.DataFrame.
 
     Raises:

@@ -1,7 +1,7 @@
 """Documents as one page: what a view holds, and maps and a table of all layers, which need its scripts."""
 
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
 from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES
@@ -23,6 +23,7 @@ from quanterr.report.markup import (
     with_links,
 )
 from quanterr.report.sections import Details, Findings, Gates, LayerName, Maps, Name, Part, Section, Shown, Table, View
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 SCRIPTS = (*LAYER_SCRIPTS, "front", "layers")
@@ -63,7 +64,7 @@ def _links(view: View) -> Iterator[tuple[str, str]]:
         yield "layers", "Layers"
 
 
-def _data(maps: Maps) -> dict[str, Any]:
+def _data(maps: Maps) -> JsonObject:
     """What the scripts show."""
     columns = maps.data()
     return {
@@ -77,7 +78,7 @@ def _data(maps: Maps) -> dict[str, Any]:
     }
 
 
-def _details(details: Details, layers: int) -> dict[str, Any]:
+def _details(details: Details, layers: int) -> JsonObject:
     """What is shown where one of the first layers is chosen."""
     rows = [details.of(n) for n in range(min(layers, DETAILED))]
     return {"title": details.title, "heads": details.heads, "rows": rows}

@@ -25,6 +25,7 @@ from quanterr.metrics import AGGREGATES, METRICS, Metric
 from quanterr.report import COLUMNS, FINGERPRINT, LISTS, NORM, SCHEMA
 from quanterr.report.checksum import is_as_written, tell_changed
 from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 T = TypeVar("T")
 
-Extract = dict[str, Any]  # the report's own keys, as `_parts` names them
+Extract = JsonObject  # the report's own keys, as `_parts` names them
 
 _TEXT = core.str_schema(strict=True)
 _LATER_TEXT = core.with_default_schema(core.nullable_schema(_TEXT), default=None)  # older reports do not have it
@@ -115,12 +116,12 @@ def extract(report: "Report", metrics: Collection[str] = (), aggregates: Collect
     return picked
 
 
-def extractor(metrics: Collection[str]) -> "Callable[[Layer], dict[str, Any]]":
+def extractor(metrics: Collection[str]) -> "Callable[[Layer], JsonObject]":
     """What gives the same of single layers."""
     return partial(_picked, _parts(metrics, ())["layers"][0])
 
 
-def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, Any]:
+def _parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
     """What is read: keys of an object, the one description of all items of a list, or the schema of a value."""
     tensor = {"layer_name": _TEXT, "format": _TEXT, "tensor_elements": _COUNT}
     if NORM in metrics:  # asked for to know the original again
@@ -158,10 +159,10 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> dict[str, A
     }
 
 
-def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> dict[str, Any]:
+def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> JsonObject:
     """The parts for metrics by name: ``snr_db``, ``absolute_error_percentiles.p99``."""
     kinds = {row.name: row for row in rows}
-    parts: dict[str, Any] = {}
+    parts: JsonObject = {}
     for name in names:
         key, _, percentile = name.partition(".")
         if percentile:
@@ -242,7 +243,7 @@ def _validated(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T
         raise ReportError(f"{where}: {_described(error)}") from error
 
 
-def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
+def _by_line(raw: bytes, parts: JsonObject) -> Extract | None:
     """The parts of a report that is as it was written, where each item of a list has a line of its own.
 
     Two thirds of the time of all at once, and a third of the memory. None where something is wrong, which only
@@ -270,11 +271,11 @@ def _by_line(raw: bytes, parts: dict[str, Any]) -> Extract | None:
 class _Columns(NamedTuple):
     """The layers of a report by its columns, and its other bytes."""
 
-    layers: list[dict[str, Any]]
+    layers: list[JsonObject]
     elsewhere: bytes
 
 
-def _of_columns(raw: bytes, layer: dict[str, Any]) -> _Columns | None:
+def _of_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
     """The layers by columns; None where these are not stored or do not hold all that is asked for."""
     begin = raw.find(LAYERS)
     first, last = raw.rfind(LAYER_COLUMNS_KEY, 0, max(begin, 0)), raw.rfind(BEHIND_LAYERS)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from math import isclose
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.report import FINGERPRINT, NORM
 from quanterr.report.reading import Extract
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 NORM_TOLERANCE = 1e-6  # of norms on two devices: chunks are summed in float32 on a device, good to 1e-8
@@ -44,7 +45,7 @@ class Marks(NamedTuple):
     fingerprint: str | None
 
 
-def _marks(row: dict[str, Any]) -> Marks:
+def _marks(row: JsonObject) -> Marks:
     return Marks(row[NORM], row.get(FINGERPRINT))
 
 
@@ -57,7 +58,7 @@ def other_tensor(name: str, there: Marks, here: Marks) -> str | None:
     return None
 
 
-def _compared(report: Extract) -> Iterator[dict[str, Any]]:
+def _compared(report: Extract) -> Iterator[JsonObject]:
     """Its tensors that are finite on both sides."""
     rows = (row for key in ("layers", "other_changes", "lossless") for row in report[key])
     return (row for row in rows if row.get("finite", True))

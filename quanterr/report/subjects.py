@@ -8,11 +8,12 @@ lists them and ``with_verdicts`` that stores what was found.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.report.gate_results import Verdict, Word
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 WIDTH = 1.96  # standard errors from a value to an end of its interval of 95 %
@@ -32,7 +33,7 @@ class Vocabulary(NamedTuple):
     done: str = "everything selected was compared"  # what is said of one that passes
 
 
-def number(values: Mapping[str, Any], nonfinite: Mapping[str, str], name: str) -> float | None:
+def number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
     """The value of that name; infinite where ``nonfinite`` says so, None where it is undefined."""
     key, _, percentile = name.partition(".")
     value: float | None = values[key][percentile] if percentile else values[key]
@@ -44,7 +45,7 @@ class Item(NamedTuple):
 
     name: str
     kind: str  # what it is: "block"; of a report where it stands: layers, other_changes, lossless, not_compared
-    values: Mapping[str, Any]
+    values: JsonFields
     trouble: str | None = None
     perfect: Mapping[str, float] = {}  # what the numbers are of a tensor that is the same on both sides
 

@@ -6,7 +6,7 @@ The names are those of the report. Which there are comes from the rows of METRIC
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from quanterr.errors import UsageError
 from quanterr.metrics import (
@@ -26,6 +26,7 @@ from quanterr.report.gate_results import Verdict
 from quanterr.report.reading import Extract, extract
 from quanterr.report.same_original import difference
 from quanterr.report.subjects import Item, Subject, Vocabulary, number, reasons_of_its_own
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _items(report: Extract) -> list[Item]:
     return items + [Item(name, "not_compared", {}, why, perfect) for name, why in trouble.items()]
 
 
-def _nonfinite(row: Mapping[str, Any]) -> str | None:
+def _nonfinite(row: JsonFields) -> str | None:
     return None if row.get("finite", True) else "has elements that are NaN or infinite"
 
 

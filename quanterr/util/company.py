@@ -17,6 +17,7 @@ from typing import Any
 
 from quanterr.errors import ElsewhereError, QuanterrError, ResourceError, Status, UsageError
 from quanterr.util.processes import Process, this_process
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 BEAT = 1.0  # seconds between two beats
@@ -101,7 +102,7 @@ class Company:
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
 
-    def agree(self, run: dict[str, Any]) -> None:
+    def agree(self, run: JsonObject) -> None:
         """Wait until all ranks are here, and see that they have the same inputs and plan.
 
         Raises:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.util.toml_file import read_toml
 
@@ -25,7 +26,7 @@ _RULE = re.compile(r"^[ \t]*\[\[[ \t]*[\"']?rule[\"']?[ \t]*\]\]", re.MULTILINE)
 class Table(NamedTuple):
     """A rule as it is written, and its place for errors."""
 
-    fields: dict[str, Any]
+    fields: JsonObject
     place: str  # thresholds.toml:12
 
     @property
@@ -69,7 +70,7 @@ def _check(table: Table, known: tuple[str, ...]) -> None:
         raise UsageError(f"{table.where}: reason must be a string, not {shown(table.fields['reason'])}")
 
 
-def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def _check_keys(table: JsonObject, known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
             near = get_close_matches(key, known, n=1)

@@ -1,8 +1,11 @@
 """JSON from a file that nobody vouches for: no duplicate keys, no huge numbers, no NaN, no surprise."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+JsonObject = dict[str, Any]  # as json.loads gives it
+JsonFields = Mapping[str, Any]  # the same, which nobody changes
 
 MAX_DIGITS = 20  # of an integer: 2^64 has 20
 
@@ -48,12 +51,12 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, indent: int |
     return json.dumps(value, allow_nan=False, default=default, indent=indent).replace("##", r"#\u0023")
 
 
-def as_object(value: Any) -> dict[str, Any]:
+def as_object(value: Any) -> JsonObject:
     """The value where it is a JSON object, else an empty one: for files that may hold anything."""
     return value if isinstance(value, dict) else {}
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()

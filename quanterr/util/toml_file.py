@@ -2,16 +2,16 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from quanterr.errors import UsageError
 from quanterr.util.small_file import read_small
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 MAX_TOML = 2**20
 
 
-def read_toml(path: Path, where: str) -> tuple[str, dict[str, Any]]:
+def read_toml(path: Path, where: str) -> tuple[str, JsonObject]:
     """The text of a file, which messages call ``where``, and what it says.
 
     Raises:

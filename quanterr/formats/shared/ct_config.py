@@ -6,11 +6,11 @@
 Reference: vllm-project/compressed-tensors@ac8e2ba8 quantization/quant_config.py, quant_args.py, utils/match.py.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from quanterr.formats.base import WEIGHT_SUFFIX, Parts
 from quanterr.formats.shared.config_checks import matches
+from quanterr.util.strict_json import JsonFields
 
 
 def configured(parts: Parts, key: str) -> int | None:
@@ -23,7 +23,7 @@ def configured(parts: Parts, key: str) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _groups(config: Mapping[str, Any]) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
+def _groups(config: JsonFields) -> Iterator[tuple[list[str], JsonFields]]:
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
@@ -39,6 +39,6 @@ def _names(target: str, module: str) -> bool:
     return matches(target.removeprefix("re:"), module, from_start=True)
 
 
-def _number(weights: Mapping[str, Any], key: str) -> int | None:
+def _number(weights: JsonFields, key: str) -> int | None:
     value = weights.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

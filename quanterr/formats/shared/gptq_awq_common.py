@@ -6,9 +6,6 @@ group_size, q_group_size          -1: a whole row
 dynamic, extra_config             other bits or sizes for some layers
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
@@ -16,6 +13,7 @@ from quanterr.formats.base import Part, Parts
 from quanterr.formats.shared.bit_packing import Packing
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
+from quanterr.util.strict_json import JsonFields
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 WORDS = frozenset({"I32"})
@@ -24,7 +22,7 @@ SCALE = Part(("{module}.scales",), FLOATS)
 ORDER = Part(("{module}.g_idx",), WORDS, optional=True)
 
 
-def configured(config: Mapping[str, Any], *keys: str) -> int | None:
+def configured(config: JsonFields, *keys: str) -> int | None:
     """The number that the configuration gives for all layers; None where layers differ."""
     if config.get("dynamic") or config.get("extra_config"):
         return None

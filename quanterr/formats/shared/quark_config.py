@@ -8,14 +8,13 @@ A specification has dtype (int4, uint4, fp4, fp6_e2m3, fp8_e4m3, fp8_e5m3 …), 
 Reference: amd-quark 0.13, quark/torch/quantization/config/config.py QTensorConfig.
 """
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 from quanterr.formats.base import WEIGHT_SUFFIX, Parts
+from quanterr.util.strict_json import JsonFields
 
 
-def specifications(parts: Parts) -> list[Mapping[str, Any]]:
+def specifications(parts: Parts) -> list[JsonFields]:
     """Those of the weight, in their order; none where nothing is said."""
     config, module = parts.hints.config, parts.name.removesuffix(WEIGHT_SUFFIX)
     layers = config.get("layer_quant_config")

@@ -6,9 +6,7 @@
 Reference: pytorch/ao@36027d82 torchao/prototype/safetensors/safetensors_utils.py.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from torch import Tensor
 
@@ -18,8 +16,9 @@ from quanterr.formats.base import Parts
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonFields
 
-Described = Mapping[str, Any]
+Described = JsonFields
 
 
 @lru_cache(maxsize=64)

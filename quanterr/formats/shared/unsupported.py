@@ -4,9 +4,10 @@ Asked when no format fits, so that a report says what a file is and what to do, 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
+from quanterr.util.strict_json import JsonFields
 
 SETTINGS = ("quant_method", "quant_algo", "checkpoint_format", "format")  # of config.json, that name a layout
 DEQUANTIZE = "let its own library write the dequantized model, and compare that"
@@ -96,7 +97,7 @@ REFUSALS = (
 )
 
 
-def refused(stored: Mapping[str, Entry], config: Mapping[str, Any]) -> str | None:
+def refused(stored: Mapping[str, Entry], config: JsonFields) -> str | None:
     """Why tensors with these names in one module are not read; None where no known layout has them.
 
     ``config`` are the settings of config.json. Names are reported before settings: those are of all modules.

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import hypot
-from typing import Any, Literal
+from typing import Literal
 
 from quanterr.errors import UsageError
 from quanterr.report.evaluation.model import SCORES, Evaluated, Evaluation, difference
 from quanterr.report.evaluation.reading import read_evaluation
 from quanterr.report.subjects import WIDTH
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 SCHEMA = "quanterr.evaluation_diff"
@@ -73,7 +74,7 @@ class EvaluationDiff:
     added: list[str]  # candidates
     gone: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data for JSON."""
         return asdict(self)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from quanterr.report import notebook
 from quanterr.report.formatting import db
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
 SCHEMA = "quanterr.diff"
@@ -113,7 +114,7 @@ class Diff:
 
         save(self, fspath(path), OUTPUTS)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data for JSON."""
         found = asdict(replace(self, layers=[]))
         del found["layers"]

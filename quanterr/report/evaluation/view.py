@@ -4,7 +4,6 @@ Also its rows of CSV and its tests of JUnit.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from quanterr.report import html_data
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
@@ -29,6 +28,7 @@ from quanterr.report.sections import (
     View,
 )
 from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
@@ -140,9 +140,9 @@ def _metrics(evaluation: Evaluation) -> dict[str, Metric]:
     return found
 
 
-def page_data(evaluation: Evaluation) -> dict[str, Any]:
+def page_data(evaluation: Evaluation) -> JsonObject:
     """All weights, with the output error of each candidate."""
-    by_name: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, JsonObject] = {}
     blocks: dict[str, str] = {}
     keys = [f"{kind}_{n}" for n in range(len(evaluation.candidates)) for kind in ("output", "share")]
     for n, candidate in enumerate(evaluation.candidates):
@@ -163,7 +163,7 @@ def rows(evaluation: Evaluation) -> Iterator[Cells]:
         yield {"quanterr_verdict": evaluation.verdict, **row}.items()
 
 
-def _rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+def _rows(evaluation: Evaluation) -> Iterator[JsonObject]:
     yield {"list": "evaluation", "reason": "; ".join(evaluation.reasons)}
     for candidate in evaluation.candidates:
         yield {"list": "candidates", "candidate": candidate.name, "reason": "; ".join(candidate.reasons)}
@@ -171,7 +171,7 @@ def _rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
             yield {"candidate": candidate.name, **row}
 
 
-def _rows_of(candidate: Evaluated) -> Iterator[dict[str, Any]]:
+def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
     for metric in METRICS:
         if (value := candidate.value(metric)) is not None:
             yield {"list": "scores", "name": metric, "value": value}

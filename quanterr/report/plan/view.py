@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
@@ -23,6 +22,7 @@ from quanterr.report.sections import (
     View,
 )
 from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
 UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
@@ -60,7 +60,7 @@ def view(plan: Plan, top: int) -> View:
     return View("Quantization plan", None, conclusion(plan), [], facts, sections, ABOUT, made_by, maps)
 
 
-def page_data(plan: Plan) -> dict[str, Any]:
+def page_data(plan: Plan) -> JsonObject:
     """All layers, for the page's scripts."""
     total = plan.cost or 1.0
     return columns_of(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import log10
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.report.base import Tool
@@ -30,11 +30,12 @@ from quanterr.report.model import Layer, Report
 from quanterr.report.ranking.gains import gains_of
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.util.addresses import without_credentials
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
 # Of a candidate that is not, or not yet, among others.
-UNPLACED: dict[str, Any] = {"rank": None, "on_front": False, "behind": None, "bytes": None, "bits_per_weight": None}
+UNPLACED: JsonObject = {"rank": None, "on_front": False, "behind": None, "bytes": None, "bits_per_weight": None}
 UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
 
 WORTH = 0.5  # of an even share of the error, that a swap must gain: tiny layers are cheap and change nothing
@@ -135,7 +136,7 @@ def ranked(
 
 def side_by_side(
     chosen: list[Rankable], rest: Sequence[Candidate], keep: Budget | None, recipes: Collection[str]
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a ranking says of candidates beside each other; ``rest`` are those that are not ranked."""
     common = _common(chosen)
     layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]

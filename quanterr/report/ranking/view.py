@@ -5,7 +5,6 @@ Also its rows of CSV and its tests of JUnit.
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from quanterr.report import html_data, notebook
 from quanterr.report.formatting import LONG, db, number, sentence
@@ -30,6 +29,7 @@ from quanterr.report.sections import (
     View,
 )
 from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
 COLUMNS = (
@@ -337,7 +337,7 @@ def _choices(layer: RankedLayer) -> list[list[str]]:
     ]
 
 
-def page_data(ranking: Ranking) -> dict[str, Any]:
+def page_data(ranking: Ranking) -> JsonObject:
     """All layers, with an SNR for each ranked candidate."""
     total = max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
     return columns_of(_row(layer, total) for layer in ranking.layers)
