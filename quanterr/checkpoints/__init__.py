@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, Unread, cannot_open, close_all
@@ -110,7 +110,7 @@ class _Index(NamedTuple):
     """What an index says."""
 
     shards: dict[str, str]  # of each tensor
-    total_size: Any
+    total_size: object
 
 
 def _in_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]:
@@ -178,7 +178,7 @@ def _in_index(path: Place) -> tuple[Sequence[Place], _Index]:
     return [path.parent / name for name in names], _Index(weight_map, total_size)
 
 
-def _plain_file_name(name: Any) -> bool:
+def _plain_file_name(name: object) -> bool:
     return (
         isinstance(name, str) and name not in ("", ".", "..") and not any(character in name for character in "/\\:\0")
     )
@@ -294,7 +294,7 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
     return [f"{given}: index does not list {listed(unlisted)}; compared anyway"] if unlisted else []
 
 
-def _check_size(total: Any, entries: dict[str, Entry], given: str) -> list[str]:
+def _check_size(total: object, entries: dict[str, Entry], given: str) -> list[str]:
     """A note where the index says another number of bytes than the tensors have."""
     stored = sum(entry.nbytes for entry in entries.values())
     if not isinstance(total, int | float) or not total or total == stored:

@@ -14,7 +14,6 @@ _load_quantized_module; transformers and compressed-tensors for config.json.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import CheckpointError
@@ -194,7 +193,7 @@ def _config_block(config: JsonObject) -> tuple[int, int] | None:
     return blocks.pop() if len(blocks) == 1 else None
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
+def _pair(value: object) -> tuple[int, int] | None:
     if isinstance(value, str):  # older compressed-tensors wrote "128x128"
         value = [whole(word) for word in value.split("x")]
     if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
@@ -202,5 +201,5 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return None
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None

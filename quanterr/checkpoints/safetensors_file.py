@@ -16,7 +16,7 @@ import errno
 import os
 import sys
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -124,7 +124,7 @@ def _twice(key: str) -> str:
     return f'tensor name or key "{display(key)}" appears twice'
 
 
-def _metadata(file: StoredFile, value: Any) -> dict[str, str]:
+def _metadata(file: StoredFile, value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: __metadata__ must be an object of strings")
     for key, text in value.items():
@@ -133,7 +133,7 @@ def _metadata(file: StoredFile, value: Any) -> dict[str, str]:
     return value
 
 
-def _entry(file: StoredFile, name: str, value: Any, data_start: int, notes: list[str]) -> Entry:
+def _entry(file: StoredFile, name: str, value: object, data_start: int, notes: list[str]) -> Entry:
     where = f"{file}: {display(name)}"
     try:
         name.encode("utf-8")
@@ -173,11 +173,11 @@ def _unknown_dtype(dtype: str) -> str:
     return f"unknown dtype {display(dtype)} (the file may be newer than quanterr {__version__})"
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_OFFSET
 
 
-def _shape(where: str, value: Any) -> tuple[int, ...]:
+def _shape(where: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(_whole(size) for size in value):
         raise CheckpointError(f"{where}: shape must be a list of integers in 0…2^63")
     if len(value) > MAX_DIMENSIONS:
@@ -194,7 +194,7 @@ def _shared(value: Shared) -> Shared:
     return value
 
 
-def _offsets(where: str, value: Any) -> tuple[int, int]:
+def _offsets(where: str, value: object) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2 or not all(_whole(offset) for offset in value):
         raise CheckpointError(f"{where}: data_offsets must be two integers in 0…2^63")
     begin, end = value

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from functools import wraps
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -57,7 +57,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters += made
 
     @wraps(command)
-    def called(**given: Any) -> None:
+    def called(**given: object) -> None:
         for name, group in groups.items():
             own = {field: given.pop(field) for field in group.names}
             given[name] = group.kind(**{field: _plain(value) for field, value in own.items() if value is not None})
@@ -81,9 +81,9 @@ class _Row(NamedTuple):
     """A field that is an option."""
 
     name: str
-    kind: Any  # its type
+    kind: object  # its type
     option: Option
-    default: Any
+    default: object
 
 
 def _rows(kind: type) -> list[_Row]:
@@ -127,7 +127,7 @@ def _flags(row: _Row) -> list[str]:
     return row.option.flags.split() or [f"--{row.name.replace('_', '-')}"]
 
 
-def _kind(kind: Any) -> Any:
+def _kind(kind: object) -> object:
     """The type as typer takes it: paths are strings, any number of words a list, a literal an enumeration."""
     if get_origin(kind) is Iterable:
         return list[str] | None
@@ -139,5 +139,5 @@ def _kind(kind: Any) -> Any:
     return kind
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.value if isinstance(value, _Choice) else value

@@ -133,7 +133,7 @@ def _unknown(name: str, known: JsonFields, kind: str) -> str:
     return f"no {kind} named {display(name)}; {hint}"
 
 
-def _value(option: TyperOption, value: Any, where: str) -> Any:
+def _value(option: TyperOption, value: object, where: str) -> object:
     """The value as typer wants it."""
     if option.multiple:
         values = value if isinstance(value, list) else [value]
@@ -148,7 +148,7 @@ def _value(option: TyperOption, value: Any, where: str) -> Any:
     return value
 
 
-def _beside(path: Path, option: TyperOption, value: Any) -> Any:
+def _beside(path: Path, option: TyperOption, value: Any) -> object:
     """Names of files as seen from the file that holds them; not ``-``, an address, nor the name of a preset."""
     if option.metavar not in FILES or path.parent == Path.cwd():
         return value
@@ -160,7 +160,7 @@ def _beside(path: Path, option: TyperOption, value: Any) -> Any:
 
 def _of_environment(
     command: str, options_of: Mapping[str, Mapping[str, TyperOption]]
-) -> Iterator[tuple[str, str, Any]]:
+) -> Iterator[tuple[str, str, object]]:
     """Variable, option and value of each QUANTERR_COMPARE_…; of what may be given several times a line each.
 
     Those of other commands have to be right as well: of a misspelt command nobody would ever hear.

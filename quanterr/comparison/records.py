@@ -90,7 +90,7 @@ def unpacked(number: int, text: str) -> ComparedWeight:
     return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
 
 
-def _row(row: RowSums) -> list[Any]:
+def _row(row: RowSums) -> list[object]:
     return [f"{row.x_sq:x}", f"{row.e_sq:x}", row.e_max.hex(), row.whole, row.zeroed]
 
 
@@ -99,19 +99,19 @@ def _row_of(row: list[Any]) -> RowSums:
     return RowSums(int(x_sq, 16), int(e_sq, 16), float.fromhex(e_max), bool(whole), bool(zeroed))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Floats as text; tuples of numbers as lists."""
     return value.hex() if isinstance(value, float) else value
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> Any:
     """The opposite; a text that is no float is one."""
     if not isinstance(value, str):
         return tuple(map(_value, value)) if isinstance(value, list) else value
     return value if value in get_args(Kind) else float.fromhex(value)
 
 
-def _attainable(values: list[Any]) -> Attainable:
+def _attainable(values: list[object]) -> Attainable:
     made = Attainable(*map(_value, values))
     return made._replace(parts=tuple(Part(*part) for part in made.parts))
 

@@ -30,7 +30,7 @@ StrPath = str | os.PathLike[str]
 USUAL_LENGTH = 2048  # tokens, of a model that does not say
 
 
-def _base() -> Any:
+def _base() -> object:
     """The harness' own base, where it is installed; without it, whoever asks as the harness does is answered."""
     return import_module("lm_eval.api.model").LM if find_spec("lm_eval") else object
 

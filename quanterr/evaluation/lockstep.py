@@ -72,7 +72,7 @@ class _Side:
     blocks: dict[str, HiddenError] = field(default_factory=dict)
     not_finite: set[str] = field(default_factory=set)
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> dict[str, object]:
         """What :meth:`add` takes."""
         embedded = self.measures.embedded
         return {

@@ -7,7 +7,7 @@ Reference: Lin et al., AWQ: Activation-aware Weight Quantization for LLM Compres
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class Saliency:
         Raises:
             ResourceError: the file cannot be written.
         """
-        head: dict[str, Any] = {
+        head: dict[str, object] = {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "tool": {"name": "quanterr", "version": __version__},

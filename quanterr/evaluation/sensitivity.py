@@ -79,9 +79,9 @@ class _Step:
     """A unit that a micro-batch went through."""
 
     unit: Unit
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any  # with leaves, whose gradients come from above
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    output: object  # with leaves, whose gradients come from above
 
 
 @dataclass

@@ -139,7 +139,7 @@ def _shaped(tensor: Tensor, shape: tuple[int, ...], back: Back) -> Tensor:
     return back(tensor).reshape(shape)
 
 
-def _inverse(dequantize: Any) -> Back:
+def _inverse(dequantize: object) -> Back:
     """The inverse of a view of views.py that pairing laid on the original; the identity for what is no view."""
     function, args = getattr(dequantize, "func", None), list[Any](getattr(dequantize, "args", ()))
     if function is views._plus:

@@ -72,7 +72,7 @@ class HiddenError:
         }
 
 
-def hidden_of(output: Any) -> Tensor | None:
+def hidden_of(output: object) -> Tensor | None:
     """The hidden states among what a unit returns: its first floating tensor."""
     if isinstance(output, Tensor):
         return output if output.is_floating_point() and output.dim() > 1 else None
@@ -276,7 +276,7 @@ def storage_of(weight: Tensor) -> int:
     return 0 if weight.device.type == "meta" else weight.untyped_storage().data_ptr()
 
 
-def products_of(function: Any, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Inputs and weight of a product that a model's code computes, and whether the weight is stored [in, out]."""
     if function is F.linear or (function is F.embedding and len(args) > 1):
         yield args[0], args[1], False

@@ -23,23 +23,23 @@ try:
 except ImportError as error:
     raise UsageError(EXTRA) from error
 
-Asked = tuple[Unit, tuple[Any, ...], dict[str, Any]]  # a unit and the arguments of its forward
+Asked = tuple[Unit, tuple[object, ...], dict[str, object]]  # a unit and the arguments of its forward
 
 
 class _Forward(greenlet):
     """One forward of the model, stopped where it needs a unit."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], graph: bool) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, object], graph: bool) -> None:
         super().__init__()
         self.model, self.inputs, self.graph = model, inputs, graph
         self.asked: Asked | None = None
-        self.result: Any = None
+        self.result: object = None
 
     def run(self, _: object) -> None:
         """What runs in the greenlet: the model."""
         self.result = self.model(**self.inputs)
 
-    def ask(self, *asked: Any) -> Any:
+    def ask(self, *asked: Any) -> object:
         """Called by the model in the place of a unit: what the driver answers."""
         self.asked, driver = asked, self.parent
         assert driver is not None  # noqa: S101 - who made it
@@ -60,7 +60,7 @@ class _Forward(greenlet):
             raise _told(error, self.model) from error
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: object, device: torch.device) -> object:
     """An argument of a forward on the device."""
     return value.to(device) if isinstance(value, Tensor) else value
 
@@ -81,7 +81,7 @@ class Stream:
         model: nn.Module,
         names: Names,
         get: Get,
-        batches: Sequence[Mapping[str, Any]],
+        batches: Sequence[Mapping[str, object]],
         device: torch.device,
         graph: bool = False,
     ) -> None:
@@ -103,7 +103,7 @@ class Stream:
         for forward in self._forwards:
             forward.resume()
 
-    def _called(self, unit: Unit, *args: Any, **kwargs: Any) -> Any:
+    def _called(self, unit: Unit, *args: object, **kwargs: object) -> object:
         forward = getcurrent()
         return forward.ask(unit, args, kwargs) if isinstance(forward, _Forward) else unit.forward(*args, **kwargs)
 
@@ -121,7 +121,7 @@ class Stream:
         asked = self._forwards[batch].asked
         return asked is not None and asked[0].name == unit.name
 
-    def run(self, batch: int) -> Any:
+    def run(self, batch: int) -> object:
         """Run the unit that a micro-batch waits for, whose weights are loaded; its output."""
         unit, args, kwargs = self.taken(batch)
         with torch.inference_mode():
@@ -134,7 +134,7 @@ class Stream:
         self._forwards[batch].asked = None
         return asked
 
-    def resume(self, batch: int, output: Any) -> None:
+    def resume(self, batch: int, output: object) -> None:
         """Give the output to the micro-batch, which goes on to its next unit or to its end."""
         self._forwards[batch].resume(output)
 

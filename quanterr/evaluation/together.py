@@ -19,7 +19,7 @@ from quanterr.util.company import LOOK, Company
 from quanterr.version import __version__
 
 
-def agree(company: Company | None, checkpoints: Sequence[Checkpoint], chunks: Chunks, *settings: Any) -> None:
+def agree(company: Company | None, checkpoints: Sequence[Checkpoint], chunks: Chunks, *settings: object) -> None:
     """See that all ranks evaluate the same.
 
     Raises:
@@ -76,7 +76,7 @@ def leave_to_rank_0(company: Company | None) -> None:
         company.end()
 
 
-def _packed(found: dict[str, Any]) -> bytes:
+def _packed(found: dict[str, object]) -> bytes:
     file = io.BytesIO()
     torch.save(found, file)
     return file.getvalue()

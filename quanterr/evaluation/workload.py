@@ -15,7 +15,7 @@ from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.scores import Scores
 
 Kind = Literal["causal", "sequence to sequence", "encoder"]
-Inputs = dict[str, Any]  # arguments of a model's forward
+Inputs = dict[str, object]  # arguments of a model's forward
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Workload(Protocol):
     kind: Kind
     loader: str  # class of transformers that builds it from a config
 
-    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor) -> Inputs:
         """What the model is given for chunks of token ids (n, context)."""
 
-    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
+    def measure(self, base: object, other: object, chunks: Tensor, first: int, to: Measures) -> bool:
         """Add what both models gave for the chunks from number ``first`` on; whether all of it is finite."""
 
 
@@ -45,7 +45,7 @@ class Causal:
     kind: Kind = "causal"
     loader = "AutoModelForCausalLM"
 
-    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor) -> Inputs:
         """The chunks; logits of the second half alone, where the model can leave out others."""
         rows = chunks.shape[1] - chunks.shape[1] // 2
         return inputs_of(model, chunks) | ({"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {})
@@ -82,7 +82,7 @@ class Encoder:
     kind: Kind = "encoder"
     loader = "AutoModel"
 
-    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor) -> Inputs:
         """The chunks."""
         return inputs_of(model, chunks)
 

@@ -5,7 +5,7 @@ Only keys that change what the model computes, and only where both sides say som
 
 from collections.abc import Iterator, Mapping
 from math import isclose
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
@@ -145,7 +145,7 @@ def _scaling(rope: JsonFields) -> JsonObject | None:
     return {} if found.get("rope_type", "default") == "default" else found
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: object, other: object) -> bool:
     if isinstance(one, str) and isinstance(other, str):
         return ALIKE.get(one, one) == ALIKE.get(other, other)
     numbers = (int, float)
@@ -156,7 +156,7 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _differs(there: Facts, here: Facts, key: str, value: Any, own: Any) -> Finding:
+def _differs(there: Facts, here: Facts, key: str, value: object, own: object) -> Finding:
     message = (
         f"{here.where} of the quantized checkpoint declares {key} {_shown(own)}, {there.where} of the original "
         f"{_shown(value)}"
@@ -164,7 +164,7 @@ def _differs(there: Facts, here: Facts, key: str, value: Any, own: Any) -> Findi
     return finding("config_mismatch", "warning", None, message, REMEDY, key=key, original=value, quantized=own)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return display(f"{value:.9g}" if isinstance(value, float) else str(value), 200)
 
 

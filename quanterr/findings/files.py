@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
@@ -49,7 +48,7 @@ def of_unread(checkpoint: Checkpoint, other: Checkpoint | None = None) -> Iterat
         yield finding(UNREAD, "info", None, message, remedy, files=others)
 
 
-def _real(place: Any) -> str:
+def _real(place: object) -> str:
     """One name for a file, whatever links lead to it; of a store its address."""
     return os.path.realpath(place) if isinstance(place, Path) else str(place)
 

@@ -7,7 +7,6 @@ of experts by more.
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from quanterr.findings.codes import finding
 from quanterr.formats.shared.scale_grid import chunks_of_scale
@@ -16,7 +15,6 @@ from quanterr.pairing.plan import Pair
 from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, listed
 
 APART, EXPERTS_APART = 1e3, 1e4  # times the median of the others, or a part of it
@@ -106,14 +104,14 @@ def _missing(groups: Sequence[Mapping[str, float]], pairs: Sequence[Pair], side:
     return found
 
 
-def _likeness(module: str, kind: Any) -> tuple[str, Any]:
+def _likeness(module: str, kind: object) -> tuple[str, object]:
     """What modules of all blocks have in common that have the same scales."""
     return without_numbers(module), kind
 
 
-def _kinds(pairs: Sequence[Pair], side: int) -> dict[str, Any]:
+def _kinds(pairs: Sequence[Pair], side: int) -> dict[str, object]:
     """Module → the format of its codes; what holds such modules → their names."""
-    found: JsonObject = {}
+    found: dict[str, object] = {}
     inner: dict[str, set[str]] = {}
     for pair in pairs:
         weight = (pair.original, pair.quantized)[side]

@@ -1,7 +1,6 @@
 """The quantization that config.json declares, held against the stored tensors: groups, zero points, numbers, files."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import finding
@@ -59,7 +58,7 @@ def _has_zero_points(pair: Pair) -> bool:
     return any(entry.name.endswith("weight_zero_point") for entry in pair.consumed[1])
 
 
-def _type(declared: Any, coded: Sequence[Pair]) -> Iterator[Finding]:
+def _type(declared: object, coded: Sequence[Pair]) -> Iterator[Finding]:
     wrong = {"int": FLOAT_CODES, "float": INTEGER_CODES}.get(str(declared), frozenset())
     if other := [pair for pair in coded if pair.quantized.codes.dtype in wrong]:
         dtypes = sorted({pair.quantized.codes.dtype for pair in other})

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
@@ -178,7 +177,7 @@ def _layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
             )
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 

@@ -23,7 +23,7 @@ backends/default/ops.py.
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -160,7 +160,7 @@ def _state(entry: Entry, nested: bool) -> State:
     return State(tuple(shape), block, nested_block, float(offset))
 
 
-def _whole(value: Any) -> TypeGuard[int]:
+def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

@@ -23,7 +23,6 @@ ml-explore/mlx-lm@d78bf58e mlx_lm/utils.py; huggingface/transformers@5.23.0 inte
 from collections.abc import Iterator
 from functools import partial
 from math import prod
-from typing import Any
 
 from torch import Tensor
 
@@ -121,7 +120,7 @@ def _columns(parts: Parts) -> Iterator[int]:
     yield shape[-1]
 
 
-def _described(config: Any, layer: str | None = None) -> Iterator[tuple[int, int]]:
+def _described(config: object, layer: str | None = None) -> Iterator[tuple[int, int]]:
     """Bits and groups that config.json speaks of: of a layer, of all ("") or anywhere (None)."""
     if not isinstance(config, dict):
         return

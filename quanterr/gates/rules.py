@@ -14,7 +14,7 @@ reason = "below, prompts drift"    # why; is shown where the rule does not hold
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
@@ -118,7 +118,7 @@ def _rule(found: Table, vocabulary: Vocabulary) -> Rule:
     )
 
 
-def _patterns(layers: Any, condition: Condition, where: str) -> tuple[str, ...]:
+def _patterns(layers: object, condition: Condition, where: str) -> tuple[str, ...]:
     if not (isinstance(layers, list) and all(isinstance(pattern, str) for pattern in layers)):
         raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {shown(layers)}')
     if layers and not condition.of_items:

@@ -115,11 +115,11 @@ def error_within_bounds(tensor: Tensor, other: Tensor, recipe: str) -> bool:
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(_: Any, tensor: Tensor, recipe: Recipe) -> Tensor:
+    def forward(_: object, tensor: Tensor, recipe: Recipe) -> Tensor:
         return fake_quantized(tensor, recipe).to(tensor.dtype).to(tensor.device)
 
     @staticmethod
-    def backward(_: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(_: object, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
 
 

@@ -26,7 +26,7 @@ def write(document: Shown, file: IO[str]) -> None:
     places = {name: place for place, name in enumerate(names)}
     rows.writerow(names)
     for row in document.rows():
-        cells: list[Any] = [""] * len(names)
+        cells: list[object] = [""] * len(names)
         for name, value in row:
             cells[places[name]] = value if value.__class__ in NUMBERS else cell(value)
         rows.writerow(cells)

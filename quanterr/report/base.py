@@ -57,7 +57,7 @@ class RunInfo(Model):
     command: list[str]
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """A part of a report as strict, ASCII JSON on one line."""
     return strict_json.dumps(value, _as_dict)
 

@@ -67,7 +67,7 @@ def columns_of(rows: Iterable[Row]) -> JsonObject:
     """Rows as columns. Names are stored as a pattern and the numbers in it."""
     words: dict[str, Words] = defaultdict(Words)
     patterns = Words()
-    columns: dict[str, list[Any]] = {"status": [], "pattern": [], "block": []}
+    columns: dict[str, list[object]] = {"status": [], "pattern": [], "block": []}
     numbers: list[int] = []
     for row in rows:
         name, place = display(row.name), place_of(row.name)

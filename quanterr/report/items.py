@@ -35,7 +35,7 @@ def rows(report: Report) -> Iterator[Cells]:
             yield chain(description.items(), values(entry))
 
 
-def values(entry: Any) -> Iterator[tuple[str, Any]]:
+def values(entry: object) -> Iterator[tuple[str, object]]:
     """Columns of one tensor with their values."""
     names, get = _names_of(cast(Hashable, type(entry)))
     undefined = getattr(entry, "nonfinite", {})

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
 from urllib.parse import quote
 
 from quanterr.util.text import display
@@ -113,7 +112,7 @@ def navigation(sections: Iterable[tuple[str, str]]) -> Markup:
     return tag("nav", *(tag("a", title, href=f"#{name}") for name, title in sections), aria_label="Sections")
 
 
-def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: Any) -> str:
+def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: object) -> str:
     """A whole page of the same look.
 
     ``data`` is what the scripts show, as JSON; ``body`` what is there without them.
@@ -143,7 +142,7 @@ def part(file: str, **values: str) -> Markup:
     return Markup(Template(_read(f"{file}.html")).substitute(values))
 
 
-def packed(data: Any) -> str:
+def packed(data: object) -> str:
     """Data for a script: JSON, deflated, in base64, as a JSON string."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return json.dumps(base64.b64encode(zlib.compress(text.encode(), 6)).decode())

@@ -53,7 +53,7 @@ class WorstElement:
     y: FiniteFloat
 
 
-def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[Any]:
+def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[object]:
     kinds = [(key, Annotated[FiniteFloat | None, Field(description=f"{100 * q:g} %")]) for key, q in keys.items()]
     return make_dataclass(name, kinds, slots=True, namespace={"__doc__": doc, "__module__": __name__})
 
@@ -71,7 +71,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-def _with_metrics(base: type[Any], name: str, rows: tuple[Metric, ...]) -> type[Any]:
+def _with_metrics(base: type[object], name: str, rows: tuple[Metric, ...]) -> type[object]:
     """The base with a field for each metric."""
     kinds = [(row.name, _annotated(row), *([field(default=None)] if row.later else [])) for row in rows]
     namespace = {"__doc__": base.__doc__, "__module__": __name__}
@@ -155,13 +155,13 @@ if TYPE_CHECKING:
     class Layer(_Layer):
         """A weight that differs: the fields of its base, and one for each row of METRICS."""
 
-        def __init__(self, **fields: Any) -> None: ...  # noqa: D107
+        def __init__(self, **fields: object) -> None: ...  # noqa: D107
         def __getattr__(self, name: str) -> Any: ...
 
     class Aggregate(_Aggregate):
         """Several layers: the fields of its base, and one for each row of AGGREGATES."""
 
-        def __init__(self, **fields: Any) -> None: ...  # noqa: D107
+        def __init__(self, **fields: object) -> None: ...  # noqa: D107
         def __getattr__(self, name: str) -> Any: ...
 else:
     Layer = _with_metrics(_Layer, "Layer", METRICS)
@@ -332,12 +332,12 @@ class Report(Document):
         yield "\n}\n"
 
 
-def columns_of(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[Any]]:
+def columns_of(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[object]]:
     """Some of their values by name, in the order of the layers."""
     return {name: [getattr(layer, name, None) for layer in layers] for name in names}
 
 
-def _pieces(start: str, value: Any) -> Iterator[str]:
+def _pieces(start: str, value: object) -> Iterator[str]:
     yield start
     if isinstance(value, list) and value and not isinstance(value[0], str):
         for n, item in enumerate(value):

@@ -250,7 +250,7 @@ def _by_line(raw: bytes, parts: JsonObject) -> Extract | None:
     the whole can give the place of, or where a later version wrote other lines.
     """
     lists = {key: _schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT}
-    items: dict[str, list[Any]] = {key: [] for key in lists}
+    items: dict[str, list[object]] = {key: [] for key in lists}
     readers = {key: (SchemaValidator(schema).validate_json, items[key].append) for key, schema in lists.items()}
     rest, key = [], ""
     try:
@@ -294,7 +294,7 @@ def _of_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
     return _Columns(layers, raw[:first] + LAYERS + b"]" + raw[last - 1 :])
 
 
-def _check_columns(report: "Report", stored: dict[str, list[Any]] | None, where: str) -> None:
+def _check_columns(report: "Report", stored: dict[str, list[object]] | None, where: str) -> None:
     """Columns have to agree with the layers; an earlier version wrote fewer of them."""
     from quanterr.report.model import columns_of
 

@@ -11,7 +11,7 @@ import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.util.strict_json import JsonObject
@@ -78,6 +78,6 @@ def _check_keys(table: JsonObject, known: tuple[str, ...], where: str) -> None:
             raise UsageError(f"{where}: unknown key {display(key)}; {hint}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value of a file, for errors."""
     return display(repr(value), 60)

@@ -46,12 +46,12 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
         raise Invalid("is nested too deep") from error
 
 
-def dumps(value: Any, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:
+def dumps(value: object, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:
     """ASCII JSON without NaN, in which no CI runner finds a command when it is printed (see text.COMMAND)."""
     return json.dumps(value, allow_nan=False, default=default, indent=indent).replace("##", r"#\u0023")
 
 
-def as_object(value: Any) -> JsonObject:
+def as_object(value: object) -> JsonObject:
     """The value where it is a JSON object, else an empty one: for files that may hold anything."""
     return value if isinstance(value, dict) else {}
 

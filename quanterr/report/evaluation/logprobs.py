@@ -70,7 +70,7 @@ def _numbers(line: str, where: str) -> list[float]:
     return [float(number) for number in values]
 
 
-def _listed(value: Any, where: str) -> list[Any]:
+def _listed(value: object, where: str) -> list[Any]:
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
@@ -82,7 +82,7 @@ def _listed(value: Any, where: str) -> list[Any]:
     raise ReportError(f'{where}: no list of log-probabilities; such as {{"logprobs": [-1.2, -0.3]}}')
 
 
-def _of_choice(choice: Any, where: str) -> list[Any]:
+def _of_choice(choice: object, where: str) -> list[object]:
     logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
     if isinstance(logprobs, dict):
         if isinstance(logprobs.get("token_logprobs"), list):

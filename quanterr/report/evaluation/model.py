@@ -304,7 +304,7 @@ METRICS = (
 )
 
 
-def _scores_of(kind: type[Any]) -> dict[str, Score]:
+def _scores_of(kind: type[object]) -> dict[str, Score]:
     """The annotations of its fields."""
     hints = get_type_hints(kind, include_extras=True)
     annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
