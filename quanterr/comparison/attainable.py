@@ -4,6 +4,7 @@ The rows are chosen by their number, so that the same weight always gives the sa
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import nan
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ FEWEST_ROWS = 4  # of which one may be compared with the others
 BETTER_DB = 3.0  # a part that is so much better than its weight is none, as rounded scales leave it
 FLOOR = 1e-6  # of the energy of a part: an error below it is no damage, however much better codes could be
 LOST = 0.5  # of the elements of a part of zeros, that are out of range: its scale is lost
+WHOLE = (-1,)  # where a part begins that goes through all rows, or columns, of a sample
 MOST_PARTS = 64  # places of one kind that are kept
 LIKE = 0.5  # of the error of a part: a factor that takes away so much explains it
 FACTOR = 0.08  # by so much the factor of a part differs from that of the others, where its scale is wrong
@@ -71,8 +73,14 @@ class _Energies(NamedTuple):
     """Σ of x², (y - x)², (n - x)², xy, y², what is out of range and (x·(y - x))², (7, n) float64, of n parts."""
 
     sums: Tensor
-    places: list[tuple[int, int]]  # where they begin
+    rows: Sequence[int]  # where they begin: one part after the other goes through the columns, row by row
+    cols: Sequence[int]
     size: int  # elements of a part
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Where each begins."""
+        return list(product(self.rows, self.cols))
 
 
 class Sampler:
@@ -97,10 +105,9 @@ class Sampler:
             outside = outside & fine
         off = (nearest.steps > 1.5) & ~outside & fine
         beyond = (nearest.steps > 0.5) & ((y - x) * (best - x) > 0) & ~outside & fine
-        x, y, best = x.double(), y.double(), best.double()  # squares of float32 overflow, or vanish
-        squares = torch.stack((x, y - x, best - x)).square_()
+        products = _products(x, y, best, outside)
+        squares = products[:3]
         x_sq, e_sq, best_sq = squares.sum((1, 2)).tolist()
-        clipped = squares[:, outside].sum(1)
         self._n += int(fine.sum())
         self._off += int(off.sum())
         self._clipped += int(outside.sum())
@@ -108,29 +115,27 @@ class Sampler:
         self._e_sq += e_sq
         self._best_sq += best_sq
         self._beyond_sq += float(squares[1, beyond].sum())
-        self._clipped_sq += float(clipped[2])
-        self._clipped_x_sq += float(clipped[0])
+        self._clipped_sq += float(squares[2, outside].sum())
+        self._clipped_x_sq += float(squares[0, outside].sum())
         if self._importance:
             weighted = (squares[1:] * self._importance(chunk).to(x.device).double()).sum((1, 2))
             self._weighted_e_sq += float(weighted[0])
             self._weighted_best_sq += float(weighted[1])
-        others = torch.stack((x * y, y.square(), outside.double(), squares[0] * squares[1]))
-        self._add_parts(chunk, torch.cat((squares, others)))
+        self._add_parts(chunk, products)
 
     def _add_parts(self, chunk: Chunk, products: Tensor) -> None:
         """Add up (7, r, c) by rows, columns and tiles."""
         rows, cols = range(chunk.row, chunk.stop_row), range(chunk.col, chunk.stop_col)
-        self._rows.append(_Energies(products.sum(2), [(row, -1) for row in rows], len(cols)))
+        self._rows.append(_Energies(products.sum(2), rows, WHOLE, len(cols)))
         before = self._columns.get((chunk.col, chunk.stop_col))
         sums, size = products.sum(1), len(rows)
         if before:
             sums, size = sums + before.sums, size + before.size
-        self._columns[chunk.col, chunk.stop_col] = _Energies(sums, [(-1, col) for col in cols], size)
+        self._columns[chunk.col, chunk.stop_col] = _Energies(sums, WHOLE, cols, size)
         whole = len(cols) // TILE * TILE
         if whole:
             tiles = products[:, :, :whole].reshape(7, len(rows), -1, TILE).sum(3).flatten(1)
-            places = [(row, col) for row in rows for col in cols[:whole:TILE]]
-            self._tiles.append(_Energies(tiles, places, TILE))
+            self._tiles.append(_Energies(tiles, rows, cols[:whole:TILE], TILE))
 
     def result(self) -> Attainable:
         """What they come to."""
@@ -156,15 +161,29 @@ class Sampler:
         return [part for kind, found in kinds.items() if (part := _standing_out(kind, found, whole))]
 
 
+def _products(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:
+    """What :class:`_Energies` adds up, (7, r, c) float64, of (r, c): squares of float32 overflow, or vanish."""
+    found = torch.empty((7, *x.shape), dtype=torch.float64, device=x.device)
+    x_sq, e_sq, best_sq, xy, y_sq, clipped, scatter = found
+    x_sq.copy_(x)
+    y_sq.copy_(y)
+    torch.mul(x_sq, y_sq, out=xy)
+    torch.sub(y_sq, x_sq, out=e_sq)
+    best_sq.copy_(best).sub_(x_sq)
+    for side in (x_sq, e_sq, best_sq, y_sq):
+        side.square_()
+    clipped.copy_(outside)
+    torch.mul(x_sq, e_sq, out=scatter)
+    return found
+
+
 def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> Part | None:
     """The parts whose error is far above what their scales allow, and above the rest of the weight; None if none is."""
     found = [energies for energies in found if energies.size >= FEWEST]
     if not found:
         return None
-    energies = _Energies(
-        torch.cat([one.sums for one in found], 1), [place for one in found for place in one.places], found[0].size
-    )
-    x_sq, e_sq, best_sq, xy, y_sq, outside, scatter = energies.sums
+    size = found[0].size
+    x_sq, e_sq, best_sq, xy, y_sq, outside, scatter = torch.cat([one.sums for one in found], 1)
     excess = 10 * (e_sq / (best_sq + FLOOR * x_sq)).log10().nan_to_num(nan=0.0, neginf=0.0)
     usual = min(max(float(excess.median()), 0.0), whole.excess_db)
     bad = e_sq * whole.x_sq > x_sq * whole.best_sq / 10 ** (BETTER_DB / 10)
@@ -173,33 +192,38 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
     away = (factors - factors.median()).abs()
     scaled = (explained > LIKE * e_sq) & (away > FACTOR) & (excess > usual + FACTOR_DB)
     scaled &= (xy - x_sq).square() > SURE**2 * scatter  # by all of its elements, not by the largest alone
-    lost = (outside > LOST * energies.size) & (y_sq == 0)
+    lost = (outside > LOST * size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
     if usual > COMPENSATED_DB:  # GPTQ leaves some in all parts, and any amount in a column
         bad = (e_sq * whole.x_sq > x_sq * whole.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
         if kind == "tile":
-            bad &= _above_others(e_sq, energies.places) > TILE_DB
+            bad &= _above_others(e_sq, _places(found)) > TILE_DB
         if kind != "row":
             scaled &= far & (best_sq < x_sq / 2)
         lost |= (y_sq == 0) & (best_sq < x_sq / 2)
     out = (far & bad | scaled | lost).nonzero().view(-1)
     if not len(out):
         return None
+    places = _places(found)
     order = out[(e_sq / x_sq)[out].argsort(descending=True, stable=True)][:MOST_PARTS]
     worst = int(order[0])
     factor = float(factors[worst]) if explained[worst] > LIKE * e_sq[worst] else nan
     return Part(
         kind,
         len(out),
-        energies.size,
-        tuple(sorted(energies.places[number] for number in order.tolist())),
-        energies.places[worst],
+        size,
+        tuple(sorted(places[number] for number in order.tolist())),
+        places[worst],
         level(float(x_sq[worst]), float(e_sq[worst])),
         level(float(x_sq[worst]), float(best_sq[worst])),
         factor,
-        level(float(e_sq[worst]) / energies.size, whole.e_sq / max(whole.n, 1)),
+        level(float(e_sq[worst]) / size, whole.e_sq / max(whole.n, 1)),
         bool(scaled[worst]) and float(away[worst]) > SPREAD * float(away.median()),
     )
+
+
+def _places(found: Sequence[_Energies]) -> list[tuple[int, int]]:
+    return [place for one in found for place in one.places]
 
 
 def _above_others(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:

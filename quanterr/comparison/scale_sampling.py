@@ -28,6 +28,7 @@ UNDERFLOW = 2.0  # times the least scale: below it to round a scale costs what s
 FEWEST = 8  # elements of a group that is judged
 FLOOR = 1e-6  # of the energy of a group: an error below it is no damage
 ENOUGH, EVERY = 1 << 14, 4  # elements of a sample: of more every fourth row is enough
+AT_ONCE = 1 << 17  # elements of such rows: of a few the operations cost more than the arithmetic
 MOST_PARTS = 64  # places that are kept
 
 
@@ -39,6 +40,39 @@ class _Sampled(NamedTuple):
     cols: Sequence[int]
     size: int  # elements of each
     whole: bool = True  # all of each group is there: of a part of one nothing says that it is worse than others
+
+
+class _Rows(NamedTuple):
+    """Sampled rows that are looked at with others, each with scales of its own."""
+
+    numbers: list[int]
+    col: int
+    x: Tensor
+    e: Tensor | None
+    scales: Scaling
+    y: Tensor | None
+
+    @classmethod
+    def every_few(
+        cls, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None
+    ) -> "_Rows":
+        """Copies of every so many of them: buffers are filled again."""
+        e, y, shift = (None if side is None else _every_few(side) for side in (e, y, scales.shift))
+        return cls(list(rows[::EVERY]), col, _every_few(x), e, Scaling(_every_few(scales.unit), shift), y)
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether none of them shares anything with the others."""
+        return all(side is None or side.shape[0] == len(self.x) for side in self.scales)
+
+    def is_like(self, other: "_Rows") -> bool:
+        """Whether they can be looked at together."""
+        return self._kind == other._kind
+
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        sides = (self.x, self.e, self.y, *self.scales)
+        return self.col, *(None if side is None else side.shape[1] for side in sides)
 
 
 class ScaleSampler:
@@ -57,12 +91,14 @@ class ScaleSampler:
         """
         self._weight, self._largest, self._least = weight, largest, cache(least) if least else None
         self._runs = runs
+        self._waiting: list[_Rows] = []
         self._sampled: list[_Sampled] = []
         self._within: list[_Sampled] = []  # parts of such groups
         self._one_zero: bool | None = None
 
     def beside(self) -> "ScaleSampler":
         """One for a few groups more: whether zero points differ is known of the sample."""
+        self._take_waiting()
         found = ScaleSampler(self._weight, self._largest, self._least, self._runs)
         found._one_zero = self._one_zero
         return found
@@ -76,9 +112,36 @@ class ScaleSampler:
         """
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
-        if x.numel() > ENOUGH and self.rows_apart:
-            rows, x, scales = rows[::EVERY], x[::EVERY], _rows(scales)
-            e, y = (None if side is None else side[::EVERY] for side in (e, y))
+        if x.numel() <= ENOUGH or not self.rows_apart:
+            self._take(rows, col, x, e, scales, y)
+            return
+        found = _Rows.every_few(rows, col, x, e, scales, y)
+        if not found.are_apart:
+            self._take(*found)
+            return
+        if self._waiting and not found.is_like(self._waiting[0]):
+            self._take_waiting()
+        self._waiting.append(found)
+        if sum(one.x.numel() for one in self._waiting) >= AT_ONCE:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        """Take in the rows that wait, together."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        numbers = [number for one in waiting for number in one.numbers]
+        x, unit = (torch.cat(sides) for sides in zip(*((one.x, one.scales.unit) for one in waiting), strict=True))
+        e, y, shift = (
+            _below(sides) for sides in zip(*((one.e, one.y, one.scales.shift) for one in waiting), strict=True)
+        )
+        self._take(numbers, waiting[0].col, x, e, Scaling(unit, shift), y)
+
+    def _take(
+        self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None
+    ) -> None:
+        if self._weight.levels is None:
+            return
         groups, order = self._groups(scales, tuple(x.shape))
         if groups is None:
             return
@@ -190,7 +253,10 @@ class ScaleSampler:
 
     def result(self, found: Attainable, beside: "ScaleSampler | None") -> Attainable:
         """The sample of the codes, with what scales lose; the groups that stand out may be ``beside`` it as well."""
-        every = [one for sampler in (self, beside) if sampler for one in (*sampler._sampled, *sampler._within)]
+        samplers = [sampler for sampler in (self, beside) if sampler]
+        for sampler in samplers:
+            sampler._take_waiting()
+        every = [one for sampler in samplers for one in (*sampler._sampled, *sampler._within)]
         parts = self._parts(every)
         found = found._replace(parts=(*found.parts, *parts))
         if not self._sampled:
@@ -293,11 +359,15 @@ def _step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> Tensor:
     return most[:, before : before + sizes.shape[1]] / number + number * SUBNORMAL
 
 
-def _rows(scales: Scaling) -> Scaling:
-    """Those of every so many rows."""
-    unit, shift = (side if side is None or side.shape[0] == 1 else side[::EVERY] for side in scales)
-    assert unit is not None  # noqa: S101
-    return Scaling(unit, shift)
+def _every_few(side: Tensor) -> Tensor:
+    """A copy of every so many rows of (1 or r, c)."""
+    return (side if side.shape[0] == 1 else side[::EVERY]).clone()
+
+
+def _below(sides: Sequence[Tensor | None]) -> Tensor | None:
+    """Rows one below the other; None where there are none."""
+    found = [side for side in sides if side is not None]
+    return torch.cat(found) if found else None
 
 
 def _columns(scales: Scaling, which: Tensor | slice) -> Scaling:

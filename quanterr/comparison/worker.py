@@ -201,9 +201,7 @@ class Worker:
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
         chunks = [piece for chunk in sampled(weight.shape) for piece in divided(chunk, self.size)]
-        of_scales = ScaleSampler(
-            weight, None if rotated else sums.x_max, partial(self._least, weight), largest_of_runs(weight, sums)
-        )
+        of_scales = self._scale_sampler(weight, sums, bool(rotated))
         found = None if rotated else self._plain(pair, chunks, sums, place, of_scales)
         if found is None:
             found, of_scales = self._nearest(pair, chunks, sums, place)
@@ -217,9 +215,7 @@ class Worker:
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         sampler = Sampler(None if rotated else pair.importance)
-        of_scales = ScaleSampler(
-            weight, None if rotated else sums.x_max, partial(self._least, weight), largest_of_runs(weight, sums)
-        )
+        of_scales = self._scale_sampler(weight, sums, bool(rotated))
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             if rotated:
@@ -267,8 +263,10 @@ class Worker:
         scales = pair.quantized.scaling(chunk, self._ends)
         if scales:
             x = self._kernel.buffer("values_x", chunk.shape, torch.float32)
-            for row, values in zip(chunk.by_rows(), torch.split(x, 1), strict=True):
-                self._read(pair, "x", row, place, values)
+            for rows in divided(chunk._replace(col=0, stop_col=pair.original.matrix[1]), self.size):
+                whole = self._kernel.buffer("whole_rows", rows.shape, torch.float32)
+                self._read(pair, "x", rows, place, whole)
+                x[rows.row - chunk.row : rows.stop_row - chunk.row] = whole[:, chunk.col : chunk.stop_col]
             to.add(range(chunk.row, chunk.stop_row), chunk.col, x, None, scales)
 
     def _beside(

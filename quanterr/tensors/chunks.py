@@ -24,7 +24,7 @@ KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolutio
 class Chunk(NamedTuple):
     """Rows ``row:stop_row`` and columns ``col:stop_col``.
 
-    What is read at once is whole rows or a piece of one row; a block of several rows is read row by row.
+    What is read at once is whole rows or a piece of one row; of a block, whole rows are.
     """
 
     row: int
@@ -41,10 +41,6 @@ class Chunk(NamedTuple):
     def n(self) -> int:
         """Number of elements."""
         return (self.stop_row - self.row) * (self.stop_col - self.col)
-
-    def by_rows(self) -> "list[Chunk]":
-        """Its pieces of one row each."""
-        return [self._replace(row=row, stop_row=row + 1) for row in range(self.row, self.stop_row)]
 
 
 def divided(chunk: Chunk, size: int) -> list[Chunk]:
