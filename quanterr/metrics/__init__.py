@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, fsum, inf, isfinite, isnan, log10, nan, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio, worst_rows
-from quanterr.util.strict_json import JsonObject
 
 METRICS_VERSION = 1  # to be raised when a metric of the same name means something else
 
@@ -72,7 +71,8 @@ class LayerValues:
         self.predicted_kld += other.predicted_kld
 
 
-Value = float | int | JsonObject | list[JsonObject] | None
+Fields = dict[str, float | int | None]  # values of one metric, by name
+Value = float | int | Fields | list[Fields] | None
 
 
 class Metric(NamedTuple):
@@ -172,32 +172,33 @@ def original_norm(m: Measured) -> float:
     return sqrt(as_float(m.sums.x_sq))
 
 
-def percentiles(m: Measured) -> JsonObject:
+def percentiles(m: Measured) -> Fields:
     n, histogram = m.sums.n, m.sums.histogram
     if not n or histogram is None:
         return dict.fromkeys(PERCENTILES)
-    values: list[Any] = histogram.values_at([max(ceil(q * n), 1) for q in PERCENTILES.values()])
-    if values[0] < LEAST or values[-1] >= MOST:  # or a zero: seldom
-        values = [value if _is_told(value, m.sums) else None for value in values]
-    return dict(zip(PERCENTILES, values, strict=True))
+    values = histogram.values_at([max(ceil(q * n), 1) for q in PERCENTILES.values()])
+    if values[0] >= LEAST and values[-1] < MOST:
+        return dict(zip(PERCENTILES, values, strict=True))
+    exact = [value if _is_known(value, m.sums) else None for value in values]  # or a zero: seldom
+    return dict(zip(PERCENTILES, exact, strict=True))
 
 
-def _is_told(value: float, sums: Sums) -> bool:
+def _is_known(value: float, sums: Sums) -> bool:
     """Whether a value of the histogram is good to 0.4 %: its first bins are coarse, and its last has no end."""
     if value < LEAST:
         return value == 0 and sums.e_min == 0
     return value < MOST or sums.e_max <= MOST
 
 
-def worst_row_values(m: Measured) -> list[JsonObject]:
+def worst_row_values(m: Measured) -> list[Fields]:
     return _one_by_one("row", worst_rows(m.sums.rows.items()))
 
 
-def expert_values(m: Measured) -> list[JsonObject]:
+def expert_values(m: Measured) -> list[Fields]:
     return _one_by_one("expert", sorted(m.sums.matrices.items()))
 
 
-def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[JsonObject]:
+def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[Fields]:
     return [
         {
             what: number,
@@ -438,7 +439,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def relative_error_percentiles(m: Measured) -> JsonObject:
+def relative_error_percentiles(m: Measured) -> Fields:
     values = m.layers.relative_error if m.layers else []
     ordered = [] if any(map(isnan, values)) else sorted(values)
     return {key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()}
