@@ -15,8 +15,6 @@ from sample_reports import report_of, tiny
 
 from quanterr.report import OUTPUTS, diff, evaluation, plan, ranking
 from quanterr.report.as_table import show
-from quanterr.report.diff.as_text import diff_lines
-from quanterr.report.diff.evaluations_text import evaluation_lines
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as print_view
 
@@ -86,15 +84,6 @@ def show_view(document: object, to: Console) -> None:
     print_view(document.view(10), to)
 
 
-def print_lines(lines: Callable) -> Callable[[object, Console], None]:
-    """What prints the lines of a diff."""
-
-    def show(found: object, to: Console) -> None:
-        to.file.writelines(f"{line}\n" for line in lines(found, 10, not to.no_color))
-
-    return show
-
-
 def of_report(name: str) -> Callable[[], str]:
     """An output of the report."""
     return partial(rendered, lambda: report_of(tiny()), OUTPUTS, name)
@@ -111,10 +100,10 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_view),
     **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_view),
     **of_document("plan", sample_documents.plan, plan.OUTPUTS, show_view),
-    **of_document("diff", sample_documents.report_diff, diff.OUTPUTS, print_lines(diff_lines)),
-    **of_document(
-        "evaluation_diff", sample_documents.evaluation_diff, diff.OF_EVALUATIONS, print_lines(evaluation_lines)
-    ),
+    **of_document("diff", sample_documents.report_diff, diff.OUTPUTS, show_view),
+    **of_document("evaluation_diff", sample_documents.evaluation_diff, diff.OUTPUTS, show_view),
+    **of_document("ranking_diff", sample_documents.ranking_diff, diff.OUTPUTS, show_view),
+    **of_document("plan_diff", sample_documents.plan_diff, diff.OUTPUTS, show_view),
 }
 
 

@@ -1,14 +1,13 @@
 """Small documents of every kind, in which every number is made up or follows from synthetic sums: for snapshots."""
 
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 
 from sample_reports import Model, report_of, tiny
 
 from quanterr.findings import finding
 from quanterr.gates import judge
 from quanterr.report.base import RunInfo, Tool
-from quanterr.report.diff.evaluations import EvaluationDiff, diff_of_evaluations
+from quanterr.report.diff.candidates import CandidateDiff
 from quanterr.report.diff.making import diff
 from quanterr.report.diff.model import Diff
 from quanterr.report.evaluation.model import (
@@ -225,11 +224,23 @@ def report_diff() -> Diff:
     return diff(report_of(model("old")), report_of(replace(changed, weights=weights)), force=True)
 
 
-def evaluation_diff() -> EvaluationDiff:
+def evaluation_diff() -> CandidateDiff:
     """A newer evaluation of one candidate, with less divergence than before."""
-    with TemporaryDirectory() as folder:
-        paths = [f"{folder}/old.json", f"{folder}/new.json"]
-        for path, scale in zip(paths, (1.0, 0.8), strict=True):
-            evaluation(scale).save(path)
-        found = diff_of_evaluations(*paths)
-    return replace(found, old="old.json", new="new.json")
+    return diff(evaluation(), evaluation(0.8))
+
+
+def ranking_diff() -> CandidateDiff:
+    """A newer ranking, in which a candidate is larger and another has a layer that is better."""
+    new = ranking()
+    layers = [replace(one, choices=[replace(c) for c in one.choices]) for one in new.layers]
+    layers[0].choices[0].snr_db += 3.0
+    candidates = [replace(c, bytes=c.bytes and c.bytes + 4096 * n) for n, c in enumerate(new.candidates)]
+    return diff(ranking(), new.model_copy(update={"layers": layers, "candidates": candidates}))
+
+
+def plan_diff() -> CandidateDiff:
+    """A newer plan that gives a layer less, and one more."""
+    new = plan()
+    cheap = replace(new.layers[0], recipe="int4_g128", bytes=new.layers[0].bytes // 2, cost=new.layers[0].cost * 4)
+    layers = [cheap, *new.layers[1:]]
+    return diff(plan(), new.model_copy(update={"layers": layers, "bytes": new.bytes - 100_000, "cost": 0.03}))

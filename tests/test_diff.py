@@ -1,11 +1,13 @@
 """Two reports next to each other: every layer of either ends in exactly one place."""
 
+import io
 import json
 import subprocess
 import sys
 from math import inf
 
 import pytest
+import sample_documents
 import torch
 from forked import call
 from hypothesis import given
@@ -17,9 +19,11 @@ from stored import pair
 
 import quanterr
 from quanterr.errors import Status, UsageError
-from quanterr.report.diff.as_text import diff_lines
-from quanterr.report.diff.making import SAME_DB
-from quanterr.report.diff.making import difference_of as diff
+from quanterr.report.diff import OUTPUTS
+from quanterr.report.diff.reports import SAME_DB
+from quanterr.report.diff.reports import difference_of as diff
+from quanterr.report.markdown import prose
+from quanterr.report.terminal import console, show
 
 PATHS = ("old.json", "new.json")
 
@@ -152,7 +156,7 @@ class TestWhatCompares:
 
         found = of(old, self.NEW, force=True)
         assert found.difference
-        assert next(diff_lines(found, 10)).startswith("warning: not comparable: it ")
+        assert found.view(10).conclusion.startswith("not comparable: it ")
 
     def test_is_one_of_the_same_original_where_a_layer_is_no_longer_finite(self):
         found = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
@@ -163,34 +167,61 @@ class TestWhatCompares:
         assert of(made({"a": 30.0}), self.NEW).difference is None
 
 
-class TestLines:
-    def test_show_the_verdicts_the_size_and_so_many_layers(self):
+def lines_of(found, top):
+    file = io.StringIO()
+    show(found.view(top), console(file))
+    return file.getvalue().splitlines()
+
+
+class TestView:
+    def test_shows_the_verdicts_the_size_and_so_many_layers(self):
         old = made({f"layer{n}": 30.0 for n in range(5)})
         new = made({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
+        view = of(old, new).view(top=2)
+        totals, worse = (part for section in view.sections for part in section.parts)
 
+        assert "5 layers worse, 0 better; 28.50 -> 28.50 dB over all; 150 B -> 75 B (-50.00 %); pass -> fail" == (
+            view.conclusion
+        )
         assert [
-            "old: old.json: pass, 5 layers differ, 28.50 dB pooled, 150 B, 0.5 bits per weight",
-            "new: new.json: fail, 5 layers differ, 28.50 dB pooled, 75 B, 0.5 bits per weight",
-            "size: 150 B -> 75 B (-50.00 %)",
-            "5 layers worse:",
-            "  - layer0: 30.00 dB -> 20.00 dB (-10 dB)",
-            "  - layer1: 30.00 dB -> 20.00 dB (-10 dB)",
-            "  and 3 more",
-            "0 layers unchanged",
-        ] == list(diff_lines(of(old, new), top=2))
+            ["old", "pass", "5", "28.50", "0.50", "0.5", "150 B"],
+            ["new", "fail", "5", "28.50", "0.50", "0.5", "75 B"],
+        ] == totals.rows
+        assert [["layer0", "30.00", "20.00", "-10"], ["layer1", "30.00", "20.00", "-10"]] == worse.rows
+        assert 3 == worse.more
 
-    def test_never_show_a_change_as_none(self):
-        lines = list(diff_lines(of(made({"a": 30.0}), made({"a": 30.0 - 2e-6})), 1))
+    def test_never_shows_a_change_as_none(self):
+        shown = "\n".join(lines_of(of(made({"a": 30.0}), made({"a": 30.0 - 2e-6})), 1))
 
-        assert "  - a: 30.00 dB -> 30.00 dB (-2e-06 dB)" in lines
+        assert "-2e-06" in shown
 
-    def test_hold_no_name_that_a_terminal_or_ci_obeys(self):
+    def test_has_what_became_the_same_as_the_original_last(self):
+        found = of(made({"a": 30.0, "b": 30.0}), made({"b": 31.0}, lossless=["a"]))
+
+        assert ["b", "a"] == [item.layer for item in found.better]
+
+    def test_holds_no_name_that_a_terminal_or_ci_obeys(self):
         names = ["::error::x", "a\x1b[31m\nb", "\u202ex", "c"]
         old = made(dict.fromkeys(names[:3], 30.0) | {"gone\x07": 1.0})
-        lines = list(diff_lines(of(old, made(dict.fromkeys(names, 20.0))), 10))
+        lines = lines_of(of(old, made(dict.fromkeys(names, 20.0))), 10)
 
         assert all(line.isprintable() for line in lines)
         assert not [line for line in lines if line.lstrip().startswith("::")]
+
+    @pytest.mark.parametrize("kind", ["report", "evaluation", "ranking", "plan"])
+    def test_says_in_every_output_what_changed(self, kind):
+        found = getattr(sample_documents, f"{kind}_diff")()
+        outputs = {output.name: io.StringIO() for output in OUTPUTS}
+        for output in OUTPUTS:
+            output.write(found, outputs[output.name])
+        fields = json.loads(outputs["json"].getvalue())
+        changed = fields if kind == "report" else fields["candidates"][0]
+        layer = (changed["worse"] + changed["better"])[0]["layer"]
+
+        assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
+        for name in ("csv", "html", "md"):
+            assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
+        assert prose(found.view(0).conclusion) in outputs["md"].getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +242,7 @@ class TestCommand:
         done = call("diff", *reports)
 
         assert Status.OK == done.returncode
-        assert "1 layer worse:" in done.stdout
+        assert "\n1 layer worse\n" in done.stdout
         assert "\\x23#[error]new" in done.stdout
         assert "##[" not in done.stdout
 

@@ -152,12 +152,12 @@ class TestDiff:
         first = read_evaluation(str(newer)).candidates[0].weights[0]
 
         assert (Status.OK, "") == (told.returncode, told.stderr)
-        assert re.search(r"\n  KLD: \S+ -> \S+ \(-\S+ ± \S+\): better\n", told.stdout), told.stdout
-        assert re.search(r"\n  same top: .*: worse, within chance\n", told.stdout), told.stdout
-        assert re.search(r"\n  PPL ratio: .*: unchanged\n", told.stdout), told.stdout
-        assert f"\n  1 weight with worse output:\n    - {first.layer_name}: output error " in told.stdout
-        assert "(× 2)\n" in told.stdout
-        assert "\n  1 weight new:\n    - renamed.weight\n" in told.stdout
+        assert re.search(r"\n\| KLD +\| +\S+ \| +\S+ \| +-\S+ ± \S+ \| better +\|\n", told.stdout), told.stdout
+        assert re.search(r"\n\| same top .* worse, within chance +\|\n", told.stdout), told.stdout
+        assert re.search(r"\n\| PPL ratio .* unchanged +\|\n", told.stdout), told.stdout
+        assert "\n1 weight with worse output\n" in told.stdout
+        assert re.search(rf"\n\| {re.escape(first.layer_name)} .* × 2 \|\n", told.stdout), told.stdout
+        assert "\n1 weight new\n" in told.stdout
 
     def test_as_json(self, folder, newer, tmp_path):
         told = call("diff", folder / "e.json", newer, "--json", "-o", tmp_path / "d.json")
@@ -179,10 +179,14 @@ class TestDiff:
 
         assert (Status.USAGE, Status.OK) == (refused.returncode, forced.returncode)
         assert "another text: only evaluations of the same text" in refused.stderr
-        assert forced.stdout.startswith("warning: not comparable: another text")
+        assert forced.stderr.startswith("quanterr: not comparable: another text")
         missing = call("diff", folder / "e.json", "missing.json")
+        text = json.dumps({"schema": "quanterr.plan"})
+        (tmp_path / "plan.json").write_text(text)
+        other = call("diff", folder / "e.json", tmp_path / "plan.json")
         assert (Status.UNREADABLE, True) == (missing.returncode, "missing.json: no such file" in missing.stderr.lower())
-        assert Status.USAGE == call("diff", folder / "e.json", newer, "-o", tmp_path / "d.html").returncode
+        assert Status.USAGE == other.returncode
+        assert Status.USAGE == call("diff", folder / "e.json", newer, "-o", tmp_path / "d.xml").returncode
 
 
 class TestGate:

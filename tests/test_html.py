@@ -13,7 +13,6 @@ from sample_reports import hostile, large_page, mixed, report_of, tiny
 
 from quanterr.report import as_html, html_data
 from quanterr.report import page as view_page
-from quanterr.report.diff import as_html as diff_page
 from quanterr.report.markup import FOLDER
 from quanterr.report.model import Report
 from quanterr.util.text import display
@@ -114,7 +113,7 @@ class TestWhatItMayDo:
         assert word not in SOURCES
 
     def test_every_script_is_part_of_a_page(self):
-        pages = {*as_html.SCRIPTS, *view_page.SCRIPTS, *diff_page.SCRIPTS}
+        pages = {*as_html.SCRIPTS, *view_page.SCRIPTS}
 
         assert pages == {path.stem for path in FOLDER.glob("*.js")}
 

@@ -675,21 +675,19 @@ class TestDiffPage:
         with opened(browser, candidates / "diff.html") as page:
             yield page
 
-    def test_has_the_maps_of_the_change_and_of_both(self, changed):
-        maps = changed.run("return [...document.querySelectorAll('.places')].map((e) => [e.id, e.hidden])")
+    def test_has_maps_of_the_change_and_of_both(self, changed):
+        choices = changed.run("return [...document.getElementById('place-metric').options].map((o) => o.textContent)")
 
-        assert [["places-change", False], ["places-new", False], ["places-old", False]] == maps
-        assert 3 == changed.run("return document.querySelectorAll('#places-old td.cell').length")
+        assert ["Change", "Old SNR", "New SNR"] == choices
+        assert 3 == changed.run("return document.querySelectorAll('#places td.cell').length")
 
-    def test_both_have_the_same_colours(self, changed):
-        legends = changed.run(
-            "return ['new', 'old'].map((id) => document.querySelector(`#places-${id} .legend`).textContent)"
-        )
+    def test_what_became_the_same_is_no_alarm(self, changed):
+        cells = changed.run("return [...document.querySelectorAll('#places td.cell')].map((cell) => cell.textContent)")
 
-        assert legends[0].startswith(legends[1])
+        assert not [text for text in cells if "!" in text]
 
     def test_a_layer_shows_both_levels(self, changed):
-        changed.click("#lists a.layer")
+        changed.click("#worse a.layer, #better a.layer")
 
         assert "Old SNR" in changed.text("#details-body")
         assert "New SNR" in changed.text("#details-body")

@@ -112,7 +112,8 @@ def test_a_diff_is_a_table_of_what_changed(both):
     worse.layers[0].snr_db -= 3
     found = quanterr.diff(report, worse)
 
-    assert f"<td>worse</td><td>{report.layers[0].layer_name}</td>" in found._repr_html_()
+    assert "<caption>1 layer worse</caption>" in found._repr_html_()
+    assert f"<td>{report.layers[0].layer_name}</td>" in found._repr_html_()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".html"])

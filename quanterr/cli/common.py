@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quanterr.cli.progress import Bar, Heartbeat, Steps
     from quanterr.report import Output
     from quanterr.report.base import Finding
+    from quanterr.report.diff.base import Difference
     from quanterr.report.document import Document
     from quanterr.report.files import Target
     from quanterr.report.model import Layer
@@ -333,7 +334,7 @@ def _abandon_stdout() -> None:
 
 
 def deliver(
-    found: "Document",
+    found: "Document | Difference",
     to: "Sequence[Target]",
     display: Display,
     status: int | None = None,
@@ -366,7 +367,7 @@ def deliver(
 
 
 def _tell(
-    found: "Document",
+    found: "Document | Difference",
     display: Display,
     status: int | None,
     to_stderr: bool,

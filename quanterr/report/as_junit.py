@@ -11,13 +11,13 @@ from xml.etree.ElementTree import Element, SubElement
 
 from quanterr.report.formatting import LONG, gate_words, judged, sentence, violation_line
 from quanterr.report.gate_results import Gate
-from quanterr.report.sections import Shown, Suite
+from quanterr.report.sections import Judged, Suite
 from quanterr.util.text import display, unrounded
 
 MAX_VIOLATIONS = 100  # of a gate
 
 
-def write(document: Shown, file: IO[str]) -> None:
+def write(document: Judged, file: IO[str]) -> None:
     """Write it, with what is in each suite counted; the first took all the time."""
     seconds, started = document.run.seconds, display(document.run.started)[:19]  # without its zone, as JUnit has it
     suites = [_suite(suite, started) for suite in document.suites()]

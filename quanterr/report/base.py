@@ -1,6 +1,6 @@
-"""What all documents consist of: their base, findings, and what a run was."""
+"""What all documents consist of: their base, numbers, findings, and what a run was."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -13,6 +13,22 @@ class Model(BaseModel):
     """Reads what a newer minor version wrote: unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Score(NamedTuple):
+    """What is said of a number beside its formula: an annotation of its field, from which everything else follows."""
+
+    title: str
+    better: Literal["lower", "higher"]
+    unit: Literal["", "nat", "dB", "B", "%"] = ""  # %: a share, which people read in per cent
+    column: int | None = None  # of tables, from the left; None: it is no column
+
+
+def scores_of(kind: type[object]) -> dict[str, Score]:
+    """The numbers among the fields of a class, by their names."""
+    hints = get_type_hints(kind, include_extras=True)
+    annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
+    return {name: note for name, note in annotated if isinstance(note, Score)}
 
 
 def _as_json(value: JsonObject) -> JsonObject:

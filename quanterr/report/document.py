@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from os import PathLike, fspath
 from typing import IO, Any, ClassVar
 
 from quanterr.report import checksum
@@ -13,16 +14,10 @@ from quanterr.util.strict_json import JsonObject
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Document(Model):
-    """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it.
-
-    ``ITEMS`` are the fields of which JSON Lines have an item per line, with what a line of each is called;
-    ``VIEW`` is the module that declares what is seen of it.
-    """
+class Declared:
+    """A result, and what is seen of it: ``VIEW`` is the module that declares that, in a package with ``OUTPUTS``."""
 
     VIEW: ClassVar[str]
-    schema_: str
-    ITEMS: ClassVar[Mapping[str, str]] = {}
 
     def view(self, top: int) -> View:
         """What its reader sees, with ``top`` layers of each kind."""
@@ -40,13 +35,34 @@ class Document(Model):
         """The rows of its CSV."""
         return self.declared().rows(self)  # type: ignore[no-any-return]
 
-    def suites(self) -> Sequence[Suite]:
-        """What JUnit has of it."""
-        return self.declared().suites(self)  # type: ignore[no-any-return]
-
     def declared(self) -> Any:
         """The module."""
         return import_module(self.VIEW)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, as ``--output-report`` does: the suffix chooses the output.
+
+        Raises:
+            UsageError: an unknown suffix.
+            ResourceError: the file cannot be written.
+        """
+        from quanterr.report.files import save
+
+        save(self, fspath(path), import_module(self.VIEW.rpartition(".")[0]).OUTPUTS)
+
+
+class Document(Model, Declared):
+    """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it.
+
+    ``ITEMS`` are the fields of which JSON Lines have an item per line, with what a line of each is called.
+    """
+
+    schema_: str
+    ITEMS: ClassVar[Mapping[str, str]] = {}
+
+    def suites(self) -> Sequence[Suite]:
+        """What JUnit has of it."""
+        return self.declared().suites(self)  # type: ignore[no-any-return]
 
     def write_json(self, file: IO[str]) -> None:
         """Write it as strict, ASCII JSON."""

@@ -1,7 +1,8 @@
 """What all outputs show alike: numbers as people read them, and what gates say."""
 
+from quanterr.report.base import Score
 from quanterr.report.gate_results import Gate, Violation
-from quanterr.util.text import decisive, display, unrounded
+from quanterr.util.text import decisive, display, size, unrounded
 
 UNDEFINED = "undefined"
 LONG = 2000  # characters of a sentence
@@ -28,6 +29,15 @@ def cosine(value: float | None) -> str:
         return UNDEFINED
     text = f"{value:.8f}"
     return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text
+
+
+def in_units(score: Score, value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
+    """``0.01234 ± 0.0005``; shares in per cent, bytes in those of 1024."""
+    if score.unit == "B":
+        return ("-" if value < 0 else sign) + size(abs(value))
+    scale, unit = (100, " %") if score.unit == "%" else (1, " dB" if score.unit == "dB" else "")
+    margin = "" if error is None else f" ± {scale * error:.2g}"
+    return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
 
 
 def judged(value: float | None, limit: float | None = None) -> str:

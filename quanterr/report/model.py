@@ -8,13 +8,12 @@ names are still read; 1.2 adds the metrics that are ``later``, null in what is r
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
-from os import PathLike, fspath
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, OUTPUTS, SCHEMA, checksum, notebook
+from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA, checksum, notebook
 from quanterr.report.base import Finding, Model, RunInfo, Tool, dumps
 from quanterr.report.document import DRAFT, Document
 from quanterr.report.gate_results import Gate
@@ -291,17 +290,6 @@ class Report(Document):
             UsageError: pandas is not installed.
         """
         return notebook.frame(self.declared().frame_rows(self))
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, as ``-o`` does: the suffix chooses JSON, HTML, CSV, Markdown or JUnit XML.
-
-        Raises:
-            UsageError: an unknown suffix.
-            ResourceError: the file cannot be written.
-        """
-        from quanterr.report.files import save
-
-        save(self, fspath(path), OUTPUTS)
 
     def write_json(self, file: IO[str]) -> None:
         """Strict, ASCII JSON, a layer per line; written piece by piece."""

@@ -141,11 +141,7 @@ Cells = Iterable[tuple[str, Any]]  # names of columns, with values
 
 
 class Shown(Protocol):
-    """A document that a reader sees, a spreadsheet takes in and CI judges."""
-
-    @property
-    def run(self) -> RunInfo:
-        """When and how it was made."""
+    """A result that a reader sees and a spreadsheet takes in."""
 
     def view(self, top: int) -> View:
         """What is seen of it, with ``top`` layers of each kind."""
@@ -155,6 +151,14 @@ class Shown(Protocol):
 
     def rows(self) -> Iterable[Cells]:
         """The rows of its CSV."""
+
+
+class Judged(Shown, Protocol):
+    """One that CI judges."""
+
+    @property
+    def run(self) -> RunInfo:
+        """When and how it was made."""
 
     def suites(self) -> Sequence[Suite]:
         """What JUnit has of it."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Self
 
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
+from quanterr.report.base import Score
 from quanterr.report.gate_results import Verdict, Word
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
@@ -31,6 +32,7 @@ class Vocabulary(NamedTuple):
     model: Collection[str] = ()  # metrics that global() finds
     errors: Collection[str] = ()  # metrics of a subject that have a standard error
     done: str = "everything selected was compared"  # what is said of one that passes
+    scores: Mapping[str, Score] = {}  # what is said of metrics of a subject
 
 
 def number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:

@@ -22,11 +22,11 @@ from quanterr.gates.rules import PRESETS, Rule, read_rules
 from quanterr.report import LISTS, OUTPUTS
 from quanterr.report.as_table import show
 from quanterr.report.checksum import KEY as CHECKSUM
-from quanterr.report.diff.as_text import diff_lines
-from quanterr.report.diff.making import AGGREGATES, METRICS
-from quanterr.report.diff.making import difference_of as diff
+from quanterr.report.diff.reports import AGGREGATES, METRICS
+from quanterr.report.diff.reports import difference_of as diff
 from quanterr.report.reading import read_extract, read_report
 from quanterr.report.terminal import console
+from quanterr.report.terminal import show as show_view
 from quanterr.report.values import ReportValues
 
 LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")
@@ -192,7 +192,9 @@ def check(raw: bytes) -> str:
     path = folder() / "report.json"
     try:
         read = [read_extract(path, METRICS, AGGREGATES) for _ in range(2)]
-        for line in diff_lines(diff(*read, ("a", "b")), 3):
+        shown = io.StringIO()
+        show_view(diff(*read, ("a", "b")).view(3), console(shown))
+        for line in shown.getvalue().splitlines():
             require(line.isprintable(), f"diff: {line!a}")
         report = read_report(path)
     except QuanterrError as error:

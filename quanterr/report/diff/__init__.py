@@ -1,4 +1,4 @@
-"""Two reports of one original, or two evaluations of one text: what changed, and how that is shown.
+"""Two results of one kind next to each other: what changed, and how that is shown.
 
 To add an output: write its file with ``write(diff, file)``, add its row here.
 """
@@ -6,7 +6,8 @@ To add an output: write its file with ``write(diff, file)``, add its row here.
 from quanterr.report import Output
 
 OUTPUTS: tuple[Output, ...] = (
-    Output("json", ".json", "all that changed, for jq", "quanterr.report.diff.as_json"),
-    Output("html", ".html", "one page: maps of both and of the change, all layers", "quanterr.report.diff.as_html"),
+    Output("json", ".json", "all that changed, for jq", "quanterr.report.as_json"),
+    Output("csv", ".csv", "a line per change, for spreadsheets and pandas", "quanterr.report.as_csv"),
+    Output("html", ".html", "one page: what changed, of reports a map and all layers", "quanterr.report.page"),
+    Output("md", ".md", "a section for a comment or a model card", "quanterr.report.card"),
 )
-OF_EVALUATIONS = OUTPUTS[:1]

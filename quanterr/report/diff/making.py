@@ -1,116 +1,72 @@
-"""Two reports of one original, next to each other: what got better, what worse, what is new, what is gone."""
+"""Two results of one kind next to each other: reports, rankings, evaluations or plans."""
 
-from math import inf, isfinite
 from os import PathLike, fspath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, overload
 
 from quanterr.errors import UsageError
-from quanterr.report import NORM
-from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
-from quanterr.report.reading import Extract, extract, read_extract
-from quanterr.report.same_original import difference
-from quanterr.report.subjects import Item, change
-from quanterr.report.values import ReportValues
+from quanterr.report.documents import KINDS, Kind, kind_of, read_document
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
+    from quanterr.report.diff.candidates import CandidateDiff
+    from quanterr.report.diff.model import Diff
+    from quanterr.report.document import Document
     from quanterr.report.model import Report
+    from quanterr.report.reading import Extract
 
-    Stored = str | PathLike[str] | Report
-
-METRICS = ("snr_db", "excess_db", NORM)
-AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
-SAME_DB = 1e-6  # a device adds up in another order than another: no change
+    Stored = str | PathLike[str] | Document
 
 
-def diff(old: "Stored", new: "Stored", force: bool = False) -> Diff:
-    """What got better, what worse from one report to a newer one of the same original?
+@overload
+def diff(old: "Report", new: "Report", force: bool = False) -> "Diff": ...
+@overload
+def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff": ...
+def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff":
+    """What got better, what worse from one result to a newer one of the same original?
 
-    ``old`` and ``new`` are reports, or paths of report.json files. ``force`` compares reports of different originals,
-    selections or settings.
-
-    Raises:
-        UsageError: they are such, and it is not forced.
-        ReportError: a file that is missing, damaged or not a report.
-    """
-    return difference_of(_extract(old), _extract(new), (_name(old), _name(new)), force)
-
-
-def _extract(report: "Stored") -> Extract:
-    if isinstance(report, str | PathLike):
-        return read_extract(report, METRICS, AGGREGATES, verdict=True)
-    return extract(report, METRICS, AGGREGATES)
-
-
-def _name(report: "Stored") -> str:
-    return fspath(report) if isinstance(report, str | PathLike) else report.quantized.path
-
-
-def difference_of(old: Extract, new: Extract, paths: tuple[str, str], force: bool = False) -> Diff:
-    """Compare two reports, read with :data:`METRICS` and :data:`AGGREGATES`.
+    ``old`` and ``new`` are two reports, rankings, evaluations or plans, or paths of files that hold them. ``force``
+    compares what is of different originals, selections, texts or settings.
 
     Raises:
-        UsageError: they are of different originals, selections or settings, and it is not forced.
+        UsageError: they are such, and it is not forced; or they are of two kinds.
+        ReportError: a file that is missing, damaged or none of these.
     """
-    why = difference(old, new)
-    if why and not force:
-        raise UsageError(
-            f"{display(paths[0])} cannot be compared with {display(paths[1])}: {why}; --force compares them"
-        )
-    before, after = ({item.name: item for item in ReportValues(report).items} for report in (old, new))
-    both = [(before[name], weight) for name, weight in after.items() if name in before]
-    found = Diff(
-        schema=SCHEMA,
-        schema_version=SCHEMA_VERSION,
-        difference=why,
-        old=_totals(paths[0], old),
-        new=_totals(paths[1], new),
-        added=[name for name in after if name not in before],
-        gone=[name for name in before if name not in after],
-        format_changes=[change for was, now in both if (change := _format_change(was, now))],
-    )
-    for was, now in both:
-        _sort_in(found, was, now)
-    found.worse.sort(key=lambda item: (item.change_db is not None, item.change_db))
-    found.better.sort(key=lambda item: (item.change_db is not None, -(item.change_db or 0)))
+    kinds, names = (_kind(old), _kind(new)), (_name(old), _name(new))
+    if kinds[0] != kinds[1]:
+        for one, kind in zip((old, new), kinds, strict=True):
+            if kind.name == "Report":
+                _report(one)  # a file that is missing names no kind either
+        words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
+        raise UsageError(f"{', '.join(words)}: only two results of one kind compare")
+    if kinds[0].name == "Report":
+        from quanterr.report.diff.reports import difference_of
+
+        return difference_of(_report(old), _report(new), names, force)
+    from quanterr.report.diff.candidates import candidates_of
+
+    return candidates_of(kinds[0], _document(old), _document(new), names, force)
+
+
+def _report(one: "Stored") -> "Extract":
+    from quanterr.report.diff.reports import of_report
+
+    return of_report(cast("str | Report", one))
+
+
+def _kind(one: "Stored") -> Kind:
+    if isinstance(one, str | PathLike):
+        return kind_of(fspath(one))
+    found = next((kind for kind in KINDS.values() if kind.name == type(one).__name__), None)
+    if found is None:
+        raise UsageError(f"a {type(one).__name__}: give reports, rankings, evaluations, plans, or paths of such files")
     return found
 
 
-def _totals(path: str, report: Extract) -> Totals:
-    aggregate = {name: report["aggregate"][name] for name in AGGREGATES}
-    return Totals(
-        path, report["verdict"], len(report["layers"]), **aggregate, quantized_bytes=report["quantized"]["bytes"]
-    )
+def _document(one: "Stored") -> "Document":
+    return read_document(fspath(one)) if isinstance(one, str | PathLike) else one
 
 
-def _format_change(was: Item, now: Item) -> FormatChange | None:
-    before, after = was.values.get("format"), now.values.get("format")
-    return FormatChange(now.name, before, after) if before and after and before != after else None
-
-
-def _sort_in(found: Diff, was: Item, now: Item) -> None:
-    """Put a layer of both where it belongs. One whose SNR became undefined got worse, whatever it was."""
-    before, after = (None if weight.trouble else weight.number("snr_db") for weight in (was, now))
-    by = None if before is None and after is None else change(before, after)
-    found.layers.append(Both(now.name, before, after, by, now.values.get("format")))
-    if before is None and after is None:
-        found.undefined.append(now.name)
-        return
-    if by is not None and abs(by) <= SAME_DB:
-        found.unchanged += 1
-        return
-    before_db, after_db, by_db = (v if v is not None and isfinite(v) else None for v in (before, after, by))
-    reason = _reason(was, now, before, after) if by_db is None else None
-    excess = (weight.values.get("excess_db") for weight in (was, now))
-    item = Change(now.name, before_db, after_db, by_db, reason, *excess)
-    (found.worse if after is None or (by is not None and by < 0) else found.better).append(item)
-
-
-def _reason(was: Item, now: Item, before: float | None, after: float | None) -> str:
-    if after is None:
-        return now.trouble or "its SNR is undefined"
-    if before is None:
-        return f"before: {was.trouble or 'its SNR was undefined'}"
-    if inf in (before, after):
-        return f"{'was' if before == inf else 'is'} the same as the original"
-    return f"its SNR {'was' if before == -inf else 'is'} minus infinity: the original is all zeros"
+def _name(one: "Stored") -> str:
+    if isinstance(one, str | PathLike):
+        return fspath(one)
+    return cast("Report", one).quantized.path if type(one).__name__ == "Report" else type(one).__name__.lower()

@@ -2,13 +2,12 @@
 
 import os
 from dataclasses import asdict, dataclass, field, replace
-from os import PathLike, fspath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from quanterr.report import notebook
-from quanterr.report.formatting import db
+from quanterr.report.diff.base import Difference
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display
+from quanterr.util.text import display
 
 SCHEMA = "quanterr.diff"
 SCHEMA_VERSION = "1.1"
@@ -59,12 +58,15 @@ class FormatChange:
     new_format: str
 
 
-@dataclass(slots=True)
-class Diff:
+@dataclass(slots=True, repr=False)
+class Diff(Difference):
     """All that changed. ``difference`` says why the numbers do not belong together, if that was forced.
 
-    ``worse`` and ``better`` begin with the largest change; ``undefined`` are layers without an SNR in either.
+    Both begin with layers that have an SNR in one report alone, then the largest change; ``better`` ends with those
+    that became the same as the original. ``undefined`` are layers without an SNR in either.
     """
+
+    VIEW: ClassVar[str] = "quanterr.report.diff.view"
 
     schema: str
     schema_version: str
@@ -85,15 +87,6 @@ class Diff:
         counts = f"{len(self.worse):,} worse, {len(self.better):,} better, {self.unchanged:,} unchanged"
         return f"<quanterr.Diff {counts}; {paths}>"
 
-    def _repr_html_(self) -> str:
-        rows = [
-            (word, item.layer, db(item.old_snr_db), db(item.new_snr_db), db(item.change_db))
-            for word, items in (("worse", self.worse), ("better", self.better))
-            for item in items[: notebook.WORST]
-        ]
-        found = f"{count(len(self.worse), 'layer')} worse, {len(self.better):,} better, {self.unchanged:,} unchanged"
-        return notebook.table(found, ("", "layer", "old dB", "new dB", "change dB"), rows, 2)
-
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row per layer of both reports.
 
@@ -101,18 +94,6 @@ class Diff:
             UsageError: pandas is not installed.
         """
         return notebook.frame(layer._asdict() for layer in self.layers)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file: JSON or a page (.html), by its suffix.
-
-        Raises:
-            UsageError: an unknown suffix.
-            ResourceError: the file cannot be written.
-        """
-        from quanterr.report.diff import OUTPUTS
-        from quanterr.report.files import save
-
-        save(self, fspath(path), OUTPUTS)
 
     def to_dict(self) -> JsonObject:
         """Plain data for JSON."""

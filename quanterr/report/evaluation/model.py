@@ -1,13 +1,12 @@
 """The evaluation of candidates on a text: data with a schema version."""
 
 from dataclasses import dataclass, field, fields
-from os import PathLike, fspath
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.base import Finding, RunInfo, Tool
+from quanterr.report.base import Finding, RunInfo, Score, Tool, scores_of
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
@@ -16,15 +15,6 @@ from quanterr.util.text import display
 SCHEMA_VERSION = "1.1"  # 1.1 adds a checksum, findings, and what the text is like
 
 Number = FiniteFloat | None
-
-
-class Score(NamedTuple):
-    """What is said of a number beside its formula: an annotation of its field, from which everything else follows."""
-
-    title: str
-    better: Literal["lower", "higher"]
-    unit: Literal["", "nat", "%"] = ""  # %: a share, which people read in per cent
-    column: int | None = None  # of tables, from the left; None: it is no column
 
 
 @dataclass(slots=True)
@@ -266,18 +256,6 @@ class Evaluation(Document):
             for weight in candidate.weights
         )
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, as ``evaluate -o`` does: the suffix chooses the output.
-
-        Raises:
-            UsageError: an unknown suffix.
-            ResourceError: the file cannot be written.
-        """
-        from quanterr.report.evaluation import OUTPUTS
-        from quanterr.report.files import save
-
-        save(self, fspath(path), OUTPUTS)
-
 
 def difference(old: Evaluation, new: Evaluation) -> str | None:
     """Why numbers of two evaluations do not belong together: cut or computed otherwise; None where they do."""
@@ -304,13 +282,6 @@ METRICS = (
 )
 
 
-def _scores_of(kind: type[object]) -> dict[str, Score]:
-    """The annotations of its fields."""
-    hints = get_type_hints(kind, include_extras=True)
-    annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
-    return {name: note for name, note in annotated if isinstance(note, Score)}
-
-
-OF_PREDICTIONS = _scores_of(Scores)
-OF_EMBEDDINGS = _scores_of(Embeddings)
-SCORES = OF_PREDICTIONS | _scores_of(Evaluated) | OF_EMBEDDINGS | _scores_of(Task)
+OF_PREDICTIONS = scores_of(Scores)
+OF_EMBEDDINGS = scores_of(Embeddings)
+SCORES = OF_PREDICTIONS | scores_of(Evaluated) | OF_EMBEDDINGS | scores_of(Task)

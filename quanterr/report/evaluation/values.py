@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from quanterr.errors import UsageError
-from quanterr.report.evaluation.model import METRICS, OF_TASKS, Evaluated, Evaluation, difference
+from quanterr.report.evaluation.model import METRICS, OF_TASKS, SCORES, Evaluated, Evaluation, difference
 from quanterr.report.gate_results import Verdict
 from quanterr.report.subjects import Item, Subject, Vocabulary, overall, reasons_of_its_own
 
@@ -33,6 +33,7 @@ VOCABULARY = Vocabulary(
     "ratio(kld_mean) <= 1.1",
     errors=[name for name in OF_CANDIDATES if f"{name}_se" in METRICS],
     done="everything was evaluated",
+    scores=SCORES,
 )
 
 
@@ -76,7 +77,7 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
     return EvaluatedValues(
         VOCABULARY,
         _items(candidate),
-        {name: candidate.value(name) for name in OF_CANDIDATES},
+        {name: candidate.value(name) for name in METRICS} | {"bytes": candidate.bytes},
         candidate.name,
         {name: candidate.error(name) for name in VOCABULARY.errors},
         unreliable=reasons_of_its_own(candidate.verdict, candidate.reasons, of_gates),

@@ -1,6 +1,7 @@
 """Numbers of an evaluation as people read them, with their errors; the same in all outputs."""
 
 from quanterr.report.evaluation.model import OF_EMBEDDINGS, OF_PREDICTIONS, SCORES, Evaluated, Evaluation, Task
+from quanterr.report.formatting import in_units
 from quanterr.util.text import count
 
 CAVEAT = (
@@ -18,17 +19,11 @@ def shown(evaluation: Evaluation) -> list[tuple[str, str]]:
     return [(score.title, name) for name, score in sorted(own.items(), key=lambda item: item[1].column or 0)]
 
 
-def in_units(metric: str, value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
-    """``0.01234 ± 0.0005``; shares in per cent."""
-    scale, unit = (100, " %") if SCORES[metric].unit == "%" else (1, "")
-    margin = "" if error is None else f" ± {scale * error:.2g}"
-    return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
-
-
 def in_words(candidate: Evaluated, metric: str) -> str:
     """A number of a candidate with its error."""
     value, error = candidate.value(metric), candidate.value(f"{metric}_se")
-    return "undefined" if value is None else in_units(metric, value, error, 4 if SCORES[metric].unit == "%" else 5)
+    score = SCORES[metric]
+    return "undefined" if value is None else in_units(score, value, error, 4 if score.unit == "%" else 5)
 
 
 def task_cells(task: Task) -> list[str]:

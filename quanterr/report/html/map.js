@@ -6,7 +6,7 @@ const CELL = { least: 9, narrow: 4, most: 44, text: 23 }; // pixels
 const LABEL = { letter: 7.3, most: 300, narrow: 132 }; // pixels
 
 /**
- * Draw the maps into a section: by the metric that its select chooses, or by the one that it names (data-metric).
+ * Draw the maps into a section, by the metric that its select chooses.
  * `pick(place, rows)` is called with the layers of a cell that was chosen.
  */
 function heatMaps(section, layers, pick) {
@@ -14,10 +14,10 @@ function heatMaps(section, layers, pick) {
   if (!stacks.length) return;
   section.hidden = false;
   const select = section.querySelector("select");
-  if (select) choices(select, Object.entries(METRICS).map(([key, { title }]) => [key, title]));
-  if (select && telling(layers, section.dataset.first)) select.value = section.dataset.first;
-  const draw = () => drawMaps(section, layers, stacks, select?.value ?? section.dataset.metric, pick);
-  select?.addEventListener("change", draw);
+  choices(select, Object.entries(METRICS).map(([key, { title }]) => [key, title]));
+  if (telling(layers, section.dataset.first)) select.value = section.dataset.first;
+  const draw = () => drawMaps(section, layers, stacks, select.value, pick);
+  select.addEventListener("change", draw);
   draw();
 }
 
@@ -54,14 +54,13 @@ function stacksOf(layers) {
 }
 
 function drawMaps(section, layers, stacks, metric, pick) {
-  const scaled = (section.dataset.scale ?? metric).split(" "); // metrics that share the colours
   const worst = new Map(); // of each cell
   const values = [];
   for (const stack of stacks) {
     for (const rows of stack.cells.values()) {
       const row = rows.reduce((a, b) => (badness(layers, metric, b) > badness(layers, metric, a) ? b : a));
       worst.set(rows, row);
-      if (layers.status[row] === DIFFERS) values.push(...scaled.map((key) => layers[key][row]));
+      if (layers.status[row] === DIFFERS) values.push(layers[metric][row]);
     }
   }
   const scale = scaleOf(metric, values);

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.base import RunInfo, Tool
+from quanterr.report.base import RunInfo, Score, Tool
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
 
@@ -76,11 +75,15 @@ class Plan(Document):
     measure: Measure
     notes: list[str] = Field(description="what should be known before the plan is believed")
     recipes: list[str]
-    bytes: int = Field(description="of all tensors, planned or not")
-    bits_per_weight: FiniteFloat = Field(description="of the planned layers")
-    cost: FiniteFloat
+    bytes: Annotated[int, Score("size", "lower", "B")] = Field(description="of all tensors, planned or not")
+    bits_per_weight: Annotated[FiniteFloat, Score("bits per weight", "lower")] = Field(
+        description="of the planned layers"
+    )
+    cost: Annotated[FiniteFloat, Score("cost", "lower")]
     bound: FiniteFloat = Field(description="no plan costs less")
-    snr_db: Number = Field(description="of the planned layers together; null if nothing changes [dB]")
+    snr_db: Annotated[Number, Score("predicted SNR", "higher", "dB")] = Field(
+        description="of the planned layers together; null if nothing changes [dB]"
+    )
     least_bytes: int = Field(description="the smallest size that these recipes reach")
     unplanned_bytes: int = Field(description="of tensors that stay: norms, embeddings, heads")
     layers: list[PlannedLayer] = Field(description="in the order of the original")
@@ -107,17 +110,3 @@ class Plan(Document):
         """
         names = [field.name for field in fields(PlannedLayer)]
         return notebook.frame({name: getattr(layer, name) for name in names} for layer in self.layers)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, as ``plan -o`` does: the suffix chooses the output.
-
-        Raises:
-            UsageError: an unknown suffix.
-            ResourceError: the file cannot be written.
-        """
-        from os import fspath
-
-        from quanterr.report.files import save
-        from quanterr.report.plan import OUTPUTS
-
-        save(self, fspath(path), OUTPUTS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from quanterr.report.base import scores_of
 from quanterr.report.plan.model import Plan
 from quanterr.report.subjects import Item, Subject, Vocabulary
 
@@ -9,14 +10,19 @@ OF_PLANS = ("bytes", "bits_per_weight", "cost", "bound", "snr_db", "least_bytes"
 OF_LAYERS = ("elements", "bytes", "bits_per_weight", "snr_db", "cost")
 
 VOCABULARY = Vocabulary(
-    "plan", dict.fromkeys(OF_LAYERS, "layer"), OF_PLANS, "bits_per_weight <= 4.5", done="the plan is complete"
+    "plan",
+    dict.fromkeys(OF_LAYERS, "layer"),
+    OF_PLANS,
+    "bits_per_weight <= 4.5",
+    done="the plan is complete",
+    scores=scores_of(Plan),
 )
 
 
 def subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
     """The plan itself."""
     layers = [
-        Item(layer.layer_name, "layer", {metric: getattr(layer, metric) for metric in OF_LAYERS})
+        Item(layer.layer_name, "layer", {metric: getattr(layer, metric) for metric in (*OF_LAYERS, "recipe")})
         for layer in plan.layers
     ]
     return [

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from os import PathLike, fspath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.base import Finding, RunInfo, Tool
+from quanterr.report.base import Finding, RunInfo, Score, Tool
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Selection
@@ -46,24 +45,44 @@ class Candidate:
     not_ranked: str | None
     on_front: Annotated[bool, Field(description="no other has as little error in as few bytes")]
     behind: Annotated[str | None, Field(description="no larger, no more error, and less of one of them")]
-    bytes: Annotated[int | None, Field(description="of the tensors that all ranked candidates have")]
-    bits_per_weight: Annotated[FiniteFloat | None, Field(description="of the same [bit]")]
+    bytes: Annotated[
+        int | None, Field(description="of the tensors that all ranked candidates have"), Score("size", "lower", "B")
+    ]
+    bits_per_weight: Annotated[
+        FiniteFloat | None, Field(description="of the same [bit]"), Score("bits per weight", "lower")
+    ]
     squared_error: Annotated[FiniteFloat | None, Field(description="Σe² over the layers, 0 for identical ones")]
-    snr_db: Annotated[FiniteFloat | None, Field(description="Σx² / Σe² over the layers; null where either is 0 [dB]")]
+    snr_db: Annotated[
+        FiniteFloat | None,
+        Field(description="Σx² / Σe² over the layers; null where either is 0 [dB]"),
+        Score("SNR", "higher", "dB"),
+    ]
     best_layers: Annotated[int, Field(description="layers in which it has the least error")]
     checkpoint_bytes: Annotated[int, Field(description="of all its tensors")]
     overall_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: over its own layers that differ")]
-    weighted_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: null without importance [dB]")]
-    predicted_kld: Annotated[
-        FiniteFloat | None, Field(description="Σ alpha · NMSE over its layers; null without --sensitivity [nat]")
+    weighted_snr_db: Annotated[
+        FiniteFloat | None,
+        Field(description="as compare's: null without importance [dB]"),
+        Score("weighted SNR", "higher", "dB"),
     ]
-    excess_db: Annotated[FiniteFloat | None, Field(description="as compare's: beyond what its scales allow [dB]")]
+    predicted_kld: Annotated[
+        FiniteFloat | None,
+        Field(description="Σ alpha · NMSE over its layers; null without --sensitivity [nat]"),
+        Score("predicted KLD", "lower", "nat"),
+    ]
+    excess_db: Annotated[
+        FiniteFloat | None,
+        Field(description="as compare's: beyond what its scales allow [dB]"),
+        Score("excess", "lower", "dB"),
+    ]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
     findings: list[Finding]
     gates: list[Gate]
     tokens_per_second: Annotated[
-        FiniteFloat | None, Field(description="that memory bandwidth allows at most, with sweep --hardware")
+        FiniteFloat | None,
+        Field(description="that memory bandwidth allows at most, with sweep --hardware"),
+        Score("tokens/s at most", "higher"),
     ] = None
     snr_db_margin: Margin = None
 
@@ -209,15 +228,3 @@ class Ranking(Document):
         return notebook.frame(
             row | {"worst_layer": row["worst_layer"] and row["worst_layer"].layer_name} for row in rows
         )
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, as ``rank -o`` does: the suffix chooses JSON, HTML, CSV, Markdown or JUnit XML.
-
-        Raises:
-            UsageError: an unknown suffix.
-            ResourceError: the file cannot be written.
-        """
-        from quanterr.report.files import save
-        from quanterr.report.ranking import OUTPUTS
-
-        save(self, fspath(path), OUTPUTS)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from quanterr.report.base import scores_of
 from quanterr.report.gate_results import Verdict
 from quanterr.report.ranking.model import Candidate, Ranking
 from quanterr.report.subjects import Item, Subject, Vocabulary, overall, reasons_of_its_own
@@ -13,7 +14,13 @@ OF_CANDIDATES = (
 )
 OF_LAYERS = ("bytes", "squared_error", "snr_db")
 
-VOCABULARY = Vocabulary("ranking", dict.fromkeys(OF_LAYERS, "layer"), OF_CANDIDATES, "bits_per_weight <= 4.5")
+VOCABULARY = Vocabulary(
+    "ranking",
+    dict.fromkeys(OF_LAYERS, "layer"),
+    OF_CANDIDATES,
+    "bits_per_weight <= 4.5",
+    scores=scores_of(Candidate),
+)
 
 
 def subjects(ranking: Ranking, metrics: Collection[str]) -> list[Subject]:

@@ -1,0 +1,58 @@
+"""What changes between two results of any kind have in common."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import IO, Any, cast
+
+from quanterr.report import notebook
+from quanterr.report.document import Declared
+from quanterr.report.sections import Table
+from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import size
+
+
+class Difference(Declared):
+    """What changed: a dataclass of plain data with a schema version."""
+
+    def to_dict(self) -> JsonObject:
+        """Plain data for JSON."""
+        return asdict(cast(Any, self))
+
+    def to_json(self) -> str:
+        """Strict, ASCII JSON."""
+        return strict_json.dumps(self.to_dict(), indent=1) + "\n"
+
+    def write_json(self, file: IO[str]) -> None:
+        """Write it as strict, ASCII JSON."""
+        file.write(self.to_json())
+
+    def _repr_html_(self) -> str:
+        view = self.view(notebook.WORST)
+        tables = [part for section in view.sections for part in section.parts if isinstance(part, Table)]
+        return "".join(
+            notebook.table(
+                one.title,
+                [one.first, *(column.header for column in one.columns)],
+                one.rows,
+                1 + sum(not column.right for column in one.columns),
+            )
+            for one in tables
+        )
+
+
+def answer(difference: str | None, changed: str) -> str:
+    """What changed, with why the two do not belong together, where that was forced."""
+    return changed if difference is None else f"not comparable: {difference}; {changed}"
+
+
+def sizes(old: int, new: int) -> str:
+    """``2.50 MiB -> 2.75 MiB (+10.00 %)``."""
+    if old == new or not old:
+        return size(new)
+    return f"{size(old)} -> {size(new)} ({100 * (new - old) / old:+.2f} %)"
+
+
+def counted(numbers: Iterable[tuple[int, str]]) -> str:
+    """``4 worse, 2 better``: those that are not zero, but for the first two."""
+    return ", ".join(f"{n:,} {word}" for place, (n, word) in enumerate(numbers) if n or place < 2)

@@ -1,0 +1,263 @@
+"""What changed between two rankings, evaluations or plans, number by number: plain data with a schema version."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot, inf, log
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from quanterr.errors import UsageError
+from quanterr.report.diff.base import Difference
+from quanterr.report.document import Document
+from quanterr.report.documents import Kind
+from quanterr.report.evaluation.model import difference as of_evaluations
+from quanterr.report.plan.model import Plan, PlannedLayer
+from quanterr.report.ranking.model import Ranking
+from quanterr.report.same_original import Marks, other_tensor
+from quanterr.report.subjects import WIDTH, Item, Subject
+from quanterr.util.text import display
+
+SCHEMA_VERSION = "1.0"
+
+Word = Literal["better", "worse", "unchanged"]
+
+SAME = 0.01  # of an output error: a smaller change is none
+SAME_DB = 1e-6  # a device adds up in another order than another: no change
+
+
+@dataclass(slots=True)
+class MetricChange:
+    """A number of a candidate. ``chance``: whether the change is within 95 % of what other tokens would make of it."""
+
+    metric: str
+    old: float
+    new: float
+    change: float
+    change_se: float | None  # standard error as if the tokens were not the same: rather too large; null: unknown
+    chance: bool | None  # null: unknown
+    word: Word
+
+
+@dataclass(slots=True)
+class WeightChange:
+    """A weight's output error, which changed by more than 1 %."""
+
+    layer: str
+    old_output_error: float
+    new_output_error: float
+    ratio: float | None  # null: it was 0
+
+
+@dataclass(slots=True)
+class LayerChange:
+    """A layer's SNR as a candidate of a ranking has it; null: the same as the original, or that is zeros."""
+
+    layer: str
+    old_snr_db: float | None
+    new_snr_db: float | None
+    change_db: float | None
+
+
+@dataclass(slots=True)
+class RecipeChange:
+    """A layer for which another recipe is planned."""
+
+    layer: str
+    old_recipe: str
+    new_recipe: str
+    old_bytes: int
+    new_bytes: int
+    old_cost: float
+    new_cost: float
+
+
+ItemChange = WeightChange | LayerChange | RecipeChange
+
+
+@dataclass(slots=True)
+class CandidateChange:
+    """A candidate of both, or the plan; verdicts are null of plans. Items with the largest change come first."""
+
+    name: str
+    old_name: str
+    old_verdict: str | None
+    new_verdict: str | None
+    old_bytes: int | None
+    new_bytes: int | None
+    metrics: list[MetricChange]
+    worse: list[ItemChange]
+    better: list[ItemChange]
+    unchanged: int
+    added: list[str]
+    gone: list[str]
+
+
+@dataclass(slots=True, repr=False)
+class CandidateDiff(Difference):
+    """All that changed. ``difference`` says why the numbers do not belong together, if that was forced."""
+
+    VIEW: ClassVar[str] = "quanterr.report.diff.candidates_view"
+
+    schema: str  # quanterr.evaluation_diff, quanterr.ranking_diff, quanterr.plan_diff
+    schema_version: str
+    old: str
+    new: str
+    difference: str | None
+    candidates: list[CandidateChange]
+    added: list[str]  # candidates
+    gone: list[str]
+
+    def __repr__(self) -> str:
+        return f"<quanterr.CandidateDiff {self.declared().conclusion(self)}>"
+
+
+class Changes(NamedTuple):
+    """How documents of a kind are compared."""
+
+    item: str  # what items are: weights, layers
+    changed: Callable[[Item, Item], tuple[float, ItemChange] | None]  # by how much an item got worse; None: it did not
+    difference: Callable[[Any, Any], str | None]  # why numbers of two documents do not belong together
+
+
+def candidates_of(kind: Kind, old: Document, new: Document, names: tuple[str, str], force: bool) -> CandidateDiff:
+    """Compare two documents of a kind, candidate by candidate.
+
+    Raises:
+        UsageError: they are of different originals, texts or settings, and it is not forced.
+    """
+    document = kind.name.lower()
+    why = CHANGES[document].difference(old, new)
+    if why and not force:
+        raise UsageError(
+            f"{display(names[0])} cannot be compared with {display(names[1])}: {why}; --force compares them"
+        )
+    before, after = (_sides(kind, one) for one in (old, new))
+    pairs = _pairs(before, after)
+    paired = [was.name for was, _ in pairs], [now.name for _, now in pairs]
+    return CandidateDiff(
+        f"quanterr.{document}_diff",
+        SCHEMA_VERSION,
+        *names,
+        why,
+        [_change(CHANGES[document], was, now) for was, now in pairs],
+        added=[side.name for side in after if side.name not in paired[1]],
+        gone=[side.name for side in before if side.name not in paired[0]],
+    )
+
+
+class Side(NamedTuple):
+    """A candidate in one of the documents."""
+
+    name: str
+    verdict: str | None
+    bytes: int | None
+    subject: Subject
+
+
+def _sides(kind: Kind, document: Document) -> list[Side]:
+    subjects: Sequence[Subject] = kind.values.subjects(document, ())
+    candidates = getattr(document, "candidates", [document])
+    return [
+        Side(subject.name or kind.name.lower(), getattr(one, "verdict", None), one.bytes, subject)
+        for subject, one in zip(subjects, candidates, strict=True)
+    ]
+
+
+def _pairs(before: Sequence[Side], after: Sequence[Side]) -> list[tuple[Side, Side]]:
+    """Candidates of one name; or the only ones."""
+    if len(before) == len(after) == 1:
+        return [(before[0], after[0])]
+    known = {side.name: side for side in before}
+    return [(known[side.name], side) for side in after if side.name in known]
+
+
+def _change(how: Changes, was: Side, now: Side) -> CandidateChange:
+    before, after = ({item.name: item for item in side.subject.items if item.kind == how.item} for side in (was, now))
+    found = [how.changed(before[name], item) for name, item in after.items() if name in before]
+    changed = [one for one in found if one is not None]
+    return CandidateChange(
+        name=now.name,
+        old_name=was.name,
+        old_verdict=was.verdict,
+        new_verdict=now.verdict,
+        old_bytes=was.bytes,
+        new_bytes=now.bytes,
+        metrics=list(_metrics(was.subject, now.subject)),
+        worse=[item for by, item in sorted(changed, key=lambda one: -one[0]) if by > 0],
+        better=[item for by, item in sorted(changed, key=lambda one: one[0]) if by <= 0],
+        unchanged=len(found) - len(changed),
+        added=[name for name in after if name not in before],
+        gone=[name for name in before if name not in after],
+    )
+
+
+def _metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
+    for metric, score in now.vocabulary.scores.items():
+        old, new = was.of_whole(metric), now.of_whole(metric)
+        if old is None or new is None:
+            continue
+        errors = was.errors.get(metric), now.errors.get(metric)
+        error = hypot(*(e for e in errors if e is not None)) if None not in errors else None
+        chance = None if error is None else abs(new - old) <= WIDTH * error
+        word: Word = "unchanged" if new == old else "better" if (new < old) == (score.better == "lower") else "worse"
+        yield MetricChange(metric, old, new, new - old, error, chance, word)
+
+
+def _of_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    x, y = was.values["output_error"], now.values["output_error"]
+    if x is None or y is None or x == y:
+        return None
+    by = log(y / x) if x and y else inf if y else -inf
+    return (by, WeightChange(now.name, x, y, y / x if x else None)) if abs(by) > log(1 + SAME) else None
+
+
+def _of_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    levels = was.values["snr_db"], now.values["snr_db"]
+    x, y = (inf if level is None else level for level in levels)
+    if x == y or abs(y - x) <= SAME_DB:
+        return None
+    return x - y, LayerChange(now.name, *levels, None if None in levels else y - x)
+
+
+def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    old, new = was.values, now.values
+    if old["recipe"] == new["recipe"]:
+        return None
+    found = RecipeChange(
+        now.name, old["recipe"], new["recipe"], old["bytes"], new["bytes"], old["cost"], new["cost"]
+    )  # fmt: skip
+    return new["cost"] - old["cost"], found
+
+
+def _of_rankings(old: Ranking, new: Ranking) -> str | None:
+    return _other_original(old, new) or (None if old.sample == new.sample else "another sample of rows was read")
+
+
+def _of_plans(old: Plan, new: Plan) -> str | None:
+    if old.measure != new.measure:
+        return f"the cost is {old.measure} there, {new.measure} here"
+    known = {layer.layer_name: layer for layer in old.layers}
+    for layer in new.layers:
+        before = known.get(layer.layer_name)
+        if before and (why := other_tensor(layer.layer_name, _marks(before), _marks(layer))):
+            return f"it has a different original: {why}"
+    return _other_original(old, new)
+
+
+def _marks(layer: PlannedLayer) -> Marks:
+    return Marks(layer.original_norm, layer.original_fingerprint)
+
+
+def _other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
+    if old.original_bytes != new.original_bytes:
+        return f"it has a different original: {old.original_bytes:,} bytes there, {new.original_bytes:,} here"
+    if old.selection.patterns != new.selection.patterns:
+        shown = [display(" ".join(one.selection.patterns) or "all layers") for one in (old, new)]
+        return f"it has a different selection: {shown[0]} there, {shown[1]} here"
+    return None
+
+
+CHANGES: Mapping[str, Changes] = {
+    "evaluation": Changes("weight", _of_weight, of_evaluations),
+    "ranking": Changes("layer", _of_layer, _of_rankings),
+    "plan": Changes("layer", _of_recipe, _of_plans),
+}

@@ -1,0 +1,159 @@
+"""What changed between candidates of two documents as its reader sees it; also its rows of CSV."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from quanterr.report.base import Score
+from quanterr.report.diff.base import answer, sizes
+from quanterr.report.diff.candidates import (
+    CandidateChange,
+    CandidateDiff,
+    ItemChange,
+    LayerChange,
+    MetricChange,
+    WeightChange,
+)
+from quanterr.report.diff.view import names_table
+from quanterr.report.documents import KINDS
+from quanterr.report.formatting import in_units
+from quanterr.report.sections import Cells, Column, LayerName, Lines, Name, Part, Section, Table, View
+from quanterr.util.text import count, display, size
+from quanterr.version import __version__
+
+NUMBERS = (Column("old", 1), Column("new", 2), Column("change", 0), Column("", 3, right=False))
+OF_ITEMS = {
+    "evaluation": (Column("old output error", 1), Column("new output error", 2), Column("ratio", 0)),
+    "ranking": (Column("old dB", 1), Column("new dB", 2), Column("change dB", 0)),
+    "plan": (Column("old recipe", 0, right=False), Column("new recipe", 1, right=False), Column("bytes", 3),
+             Column("cost", 2)),
+}  # fmt: skip
+ITEMS = {
+    "evaluation": ("weight", "with worse output", "with better output"),
+    "ranking": ("layer", "worse", "better"),
+    "plan": ("layer", "that costs more", "that costs no more"),
+}
+CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
+ABOUT = (
+    "From two stored results. ± is a standard error as if both had read other tokens; within chance: the change is no "
+    "larger than what other tokens would make of it."
+)
+ABOUT_PLAN = "From two stored plans: costs are predicted, in the measure that both have."
+
+
+def view(diff: CandidateDiff, top: int) -> View:
+    """What changed, with ``top`` items of each kind."""
+    facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old)]), ("new", [Name(diff.new)])]
+    about = ABOUT_PLAN if document_of(diff) == "plan" else ABOUT
+    return View(
+        "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), about, f"quanterr {__version__}"
+    )
+
+
+def document_of(diff: CandidateDiff) -> str:
+    """Of what kind both documents are: evaluation, ranking, plan."""
+    return diff.schema.removeprefix("quanterr.").removesuffix("_diff")
+
+
+def conclusion(diff: CandidateDiff) -> str:
+    """``fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse``."""
+    scores = KINDS[f"quanterr.{document_of(diff)}"].values.VOCABULARY.scores
+    found = [f"{display(one.name)}: {_in_short(one, scores)}" for one in diff.candidates]
+    more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
+    found += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
+    return answer(diff.difference, "; ".join(found) or "no candidate is in both")
+
+
+def _in_short(one: CandidateChange, scores: dict[str, Score]) -> str:
+    """The numbers that got better and worse, and the first of those that say how good it is."""
+    words = [change.word for change in one.metrics if not change.chance]
+    numbers = f"{count(words.count('better'), 'number')} better, {words.count('worse'):,} worse"
+    lead = next((c for c in one.metrics if c.metric in ("kld_mean", "cosine_mean", "snr_db", "cost")), None)
+    first = "" if lead is None else f"{scores[lead.metric].title} {_from_to(lead, scores[lead.metric])}; "
+    return f"{first}{numbers}"
+
+
+def _from_to(change: MetricChange, score: Score) -> str:
+    return f"{in_units(score, change.old)} -> {in_units(score, change.new)}"
+
+
+def brief(diff: CandidateDiff) -> str:
+    """The answer on one line."""
+    return f"quanterr: {conclusion(diff)}"
+
+
+def _sections(diff: CandidateDiff, top: int) -> Iterator[Section]:
+    document = document_of(diff)
+    for number, candidate in enumerate(diff.candidates):
+        yield Section(f"candidate-{number}", _title(candidate), list(_parts(candidate, document, top)))
+    for word, names in (("new", diff.added), ("gone", diff.gone)):
+        if names:
+            title = f"{count(len(names), 'candidate')} {word}"
+            yield Section(word, title, [Table(title, "candidate", (), [[Name(name)] for name in names])])
+
+
+def _title(found: CandidateChange) -> str:
+    was = "" if found.old_name == found.name else f", {display(found.old_name)} before"
+    verdict = found.new_verdict or ""
+    if found.old_verdict != found.new_verdict:
+        verdict = f"{found.old_verdict} -> {found.new_verdict}"
+    new = found.new_bytes
+    stored = "" if new is None else size(new) if found.old_bytes is None else sizes(found.old_bytes, new)
+    return f"{display(found.name)}{was}: {', '.join(filter(None, (verdict, stored)))}"
+
+
+def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
+    scores = KINDS[f"quanterr.{document}"].values.VOCABULARY.scores
+    yield Table(_title(found), "number", NUMBERS, [_number(one, scores[one.metric]) for one in found.metrics])
+    item, *words = ITEMS[document]
+    for word, items in zip(words, (found.worse, found.better), strict=True):
+        if items:
+            rows = [[LayerName(one.layer), *_cells(one)] for one in items[:top]]
+            title = f"{count(len(items), item)} {word if len(items) == 1 else word.replace('that costs', 'that cost')}"
+            yield Table(title, item, OF_ITEMS[document], rows, len(items) - len(rows))
+    for word, names in (("new", found.added), ("gone", found.gone)):
+        if names:
+            yield names_table(f"{count(len(names), item)} {word}", item, names, top)
+    yield Lines([f"{count(found.unchanged, item)} unchanged"])
+
+
+def _number(change: MetricChange, score: Score) -> Sequence[str]:
+    old, new = (in_units(score, value) for value in (change.old, change.new))
+    by = in_units(score, change.change, change.change_se, 3, "+") if change.change else ""
+    chance = ", within chance" if change.chance and change.change else ""
+    return [score.title, old, new, by, f"{change.word}{chance}"]
+
+
+def _cells(item: ItemChange) -> Sequence[str]:
+    if isinstance(item, WeightChange):
+        ratio = "" if item.ratio is None else f"× {item.ratio:.3g}"
+        return [f"{item.old_output_error:.4g}", f"{item.new_output_error:.4g}", ratio]
+    if isinstance(item, LayerChange):
+        levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
+        return [*levels, "" if item.change_db is None else f"{item.change_db:+.4g}"]
+    by = item.new_bytes - item.old_bytes
+    stored = f"{'-' if by < 0 else '+'}{size(abs(by))}"
+    return [item.old_recipe, item.new_recipe, stored, f"{item.new_cost - item.old_cost:+.3g}"]
+
+
+def rows(diff: CandidateDiff) -> Iterator[Cells]:
+    """CSV: of each candidate its numbers, the items that changed, are new or gone; ``list`` says which it is."""
+    for one in diff.candidates:
+        for change in one.metrics:
+            numbers = {key: value for key, value in asdict(change).items() if key != "metric"}
+            yield {"list": "numbers", "candidate": one.name, "name": change.metric, **numbers}.items()
+        for word, items in (("worse", one.worse), ("better", one.better)):
+            for item in items:
+                yield {"list": word, "candidate": one.name, "name": item.layer, **_old_and_new(item)}.items()
+        for word, names in (("new", one.added), ("gone", one.gone)):
+            yield from ({"list": word, "candidate": one.name, "name": name}.items() for name in names)
+    for word, names in (("new", diff.added), ("gone", diff.gone)):
+        yield from ({"list": word, "candidate": name}.items() for name in names)
+
+
+def _old_and_new(item: ItemChange) -> dict[str, object]:
+    if isinstance(item, WeightChange):
+        old, new = item.old_output_error, item.new_output_error
+        return {"old": old, "new": new, "change": new - old}
+    if isinstance(item, LayerChange):
+        return {"old": item.old_snr_db, "new": item.new_snr_db, "change": item.change_db}
+    return {"old": item.old_recipe, "new": item.new_recipe, "change": item.new_bytes - item.old_bytes}

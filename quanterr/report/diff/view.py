@@ -1,0 +1,171 @@
+"""What changed between two reports as its reader sees it: both as a whole, layers that got worse or better, maps.
+
+Also its rows of CSV.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from quanterr.report.diff.base import answer, counted, sizes
+from quanterr.report.diff.model import Both, Change, Diff, Totals
+from quanterr.report.formatting import db
+from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, columns_of
+from quanterr.report.sections import Cells, Column, LayerName, Maps, Metric, Name, Section, Table, View
+from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, size
+from quanterr.version import __version__
+
+SHOWN_DB = 0.5  # of excess, or of its change: less is nothing but rounding
+TOTALS = (
+    Column("verdict", 1, right=False),
+    Column("layers", 4),
+    Column("SNR dB", 0),
+    Column("excess dB", 5),
+    Column("bits/w", 3),
+    Column("size", 2),
+)
+CHANGES = (Column("old dB", 1), Column("new dB", 2), Column("change dB", 0))
+EXCESS = Column("excess dB", 3)
+FORMATS = (Column("old", 0, right=False), Column("new", 1, right=False))
+CSV_COLUMNS = (
+    *("list", "layer_name", "old_snr_db", "new_snr_db", "change_db", "old_excess_db", "new_excess_db"),
+    *("old_format", "new_format", "reason"),
+)
+METRICS = {
+    "change_db": Metric("Change", "higher", "dB", column="Change dB", is_signed=True),
+    "old_snr_db": Metric("Old SNR", "higher", "dB", column="Old dB", is_wide=True),
+    "new_snr_db": Metric("New SNR", "higher", "dB", column="New dB"),
+}
+WORDS = {"role": "Role", "format": "Format"}
+ABOUT = (
+    "From two stored reports. SNR is the energy of the original over that of the error, in dB: a change above 0 is for "
+    "the better. Weight error is not task accuracy."
+)
+
+
+def view(diff: Diff, top: int) -> View:
+    """What changed, with ``top`` layers of each kind."""
+    facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old.path)]), ("new", [Name(diff.new.path)])]
+    maps = Maps(METRICS, WORDS, lambda: columns_of(map(_row, diff.layers)), "change_db", "change_db")
+    made_by = f"quanterr {__version__}"
+    return View(
+        "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), ABOUT, made_by,
+        maps if diff.layers else None,
+    )  # fmt: skip
+
+
+def conclusion(diff: Diff) -> str:
+    """``4 layers worse, 2 better, 2 unchanged; 32.13 -> 30.77 dB over all; 2.50 MiB -> 2.75 MiB (+10.00 %)``."""
+    layers = "layer" if len(diff.worse) == 1 else "layers"
+    numbers = counted(
+        [
+            (len(diff.worse), f"{layers} worse"),
+            (len(diff.better), "better"),
+            (diff.unchanged, "unchanged"),
+            (len(diff.undefined), "undefined in both"),
+            (len(diff.added), "new"),
+            (len(diff.gone), "gone"),
+            (len(diff.format_changes), "in another format"),
+        ]
+    )
+    levels = f"{_level(diff.old.overall_snr_db)} -> {_level(diff.new.overall_snr_db)} dB over all"
+    verdicts = "" if diff.old.verdict == diff.new.verdict else f"; {diff.old.verdict} -> {diff.new.verdict}"
+    stored = sizes(diff.old.quantized_bytes, diff.new.quantized_bytes)
+    return answer(diff.difference, f"{numbers}; {levels}; {stored}{verdicts}")
+
+
+def brief(diff: Diff) -> str:
+    """The answer on one line."""
+    return f"quanterr: {conclusion(diff)}"
+
+
+def _sections(diff: Diff, top: int) -> Iterator[Section]:
+    rows = [_totals(word, totals) for word, totals in (("old", diff.old), ("new", diff.new))]
+    yield Section("totals", "Both reports", [Table("Both reports", "report", TOTALS, rows)])
+    for word, items in (("worse", diff.worse), ("better", diff.better)):
+        if items:
+            title = f"{count(len(items), 'layer')} {word}"
+            yield Section(word, title, [_changes(title, items, top)])
+    for key, word, names in (
+        ("undefined", "undefined in both", diff.undefined),
+        ("new", "new", diff.added),
+        ("gone", "gone", diff.gone),
+    ):
+        if names:
+            title = f"{count(len(names), 'layer')} {word}"
+            yield Section(key, title, [names_table(title, "layer", names, top)])
+    if diff.format_changes:
+        title = f"{count(len(diff.format_changes), 'layer')} in another format"
+        formats = [[LayerName(c.layer), c.old_format, c.new_format] for c in diff.format_changes[:top]]
+        more = len(diff.format_changes) - len(formats)
+        yield Section("formats", title, [Table(title, "layer", FORMATS, formats, more)])
+
+
+def names_table(title: str, first: str, names: Sequence[str], top: int) -> Table:
+    """Names, one below the other."""
+    return Table(title, first, (), [[LayerName(name)] for name in names[:top]], max(len(names) - top, 0))
+
+
+def _totals(word: str, totals: Totals) -> list[str]:
+    excess = "-" if totals.excess_db is None else f"{totals.excess_db:.2f}"
+    bits = "-" if totals.bits_per_weight is None else f"{totals.bits_per_weight:.4g}"
+    levels = [_level(totals.overall_snr_db), excess, bits]
+    return [word, totals.verdict, f"{totals.layers:,}", *levels, size(totals.quantized_bytes)]
+
+
+def _changes(title: str, items: Sequence[Change], top: int) -> Table:
+    """A column says what of the SNR codes lose, where that changed."""
+    shown = items[:top]
+    with_excess = any(_excess_change(item) > SHOWN_DB for item in shown)
+    rows = []
+    for item in shown:
+        by = f"{item.change_db:+.4g}" if item.change_db is not None else display(item.reason or "", 2000)
+        cells = [LayerName(item.layer), _level(item.old_snr_db), _level(item.new_snr_db), by]
+        rows.append([*cells, f"{_level(item.old_excess_db)} -> {_level(item.new_excess_db)}"] if with_excess else cells)
+    return Table(title, "layer", (*CHANGES, EXCESS) if with_excess else CHANGES, rows, len(items) - len(shown))
+
+
+def _excess_change(item: Change) -> float:
+    return abs((item.old_excess_db or 0.0) - (item.new_excess_db or 0.0))
+
+
+def _level(value: float | None) -> str:
+    return "-" if value is None else db(value)
+
+
+def _row(layer: Both) -> Row:
+    """A layer of the maps; one that became the same as the original changed for the better by no number."""
+    same = layer.old_snr_db == layer.new_snr_db == inf
+    change = layer.change_db
+    by = SAME if change == inf else None if change is None or change == -inf else round(change, DB_PLACES)
+    levels = {"old_snr_db": _number(layer.old_snr_db), "new_snr_db": _number(layer.new_snr_db)}
+    words = {"role": role_of(layer.name), "format": layer.format and display(layer.format)}
+    return Row(layer.name, IDENTICAL if same else DIFFERS, words, {"change_db": by, **levels})
+
+
+def _number(value: float | None) -> float | str | None:
+    if value is None or value == -inf:
+        return None
+    return SAME if value == inf else round(value, DB_PLACES)
+
+
+def rows(diff: Diff) -> Iterator[Cells]:
+    """CSV: both reports, then each layer that changed, is new or gone; ``list`` says which it is."""
+    for word, totals in (("old", diff.old), ("new", diff.new)):
+        yield {"list": word, "reason": totals.verdict, f"{word}_snr_db": totals.overall_snr_db}.items()
+    for row in _rows(diff):
+        yield row.items()
+
+
+def _rows(diff: Diff) -> Iterator[JsonObject]:
+    numbers = CSV_COLUMNS[2:7]
+    for word, items in (("worse", diff.worse), ("better", diff.better)):
+        for item in items:
+            own = {name: getattr(item, name) for name in numbers}
+            yield {"list": word, "layer_name": item.layer, "reason": item.reason, **own}
+    for word, names in (("undefined", diff.undefined), ("new", diff.added), ("gone", diff.gone)):
+        yield from ({"list": word, "layer_name": name} for name in names)
+    for change in diff.format_changes:
+        formats = {"old_format": change.old_format, "new_format": change.new_format}
+        yield {"list": "formats", "layer_name": change.layer, **formats}
