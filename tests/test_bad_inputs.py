@@ -525,7 +525,7 @@ def twins(*names: str) -> Make:
 
 
 ACCEPTED = [
-    Row(41, "a tensor at an odd byte", misaligned, OK, "PASS (exit 0): "),
+    Row(41, "a tensor at an odd byte", misaligned, OK, "COMPARED (exit 0): "),
     Row(42, "masks of odd bytes, the same", masks(b"\0\1\2\xff", b"\0\1\2\xff"), OK, "identical"),
     Row(42, "masks of odd bytes that differ", masks(b"\0\1\1\xff", b"\0\1\2\xff"), INCONCLUSIVE, "integers, or codes"),
     Row(43, "no dimension", tensors({"w": torch.tensor(2.0)}, {"w": torch.tensor(1.5)}), OK,
@@ -761,7 +761,7 @@ MACHINE = [
     Row(73, "no memory for a buffer", whole(), ENVIRONMENT, "out of memory at model.layers.0.", NO_MEMORY),
     Row(73, "no memory for the headers", whole(), ENVIRONMENT, "quanterr: out of memory", NO_MEMORY_FOR_HEADERS),
     Row(74, "a folder that is missing", whole("-o", "{folder}/reports/r.json"), ENVIRONMENT, "no such folder: "),
-    Row(74, "a full disk", whole("-o", "/dev/full"), ENVIRONMENT, ("PASS (exit 0): ", FULL)),
+    Row(74, "a full disk", whole("-o", "/dev/full"), ENVIRONMENT, ("COMPARED (exit 0): ", FULL)),
     Row(74, "an output that is an input", output_is_an_input, USAGE, "quantized.json: is an input"),
     Row(74, "an output that is there", output_is_there, ENVIRONMENT, "r.json: exists, and --no-clobber"),
     Row(74, "an unknown suffix", whole("-o", "{folder}/r.pdf"), USAGE, "unknown suffix; choose one of .json"),

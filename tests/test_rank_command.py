@@ -146,7 +146,7 @@ class TestOutputs:
         done = rank(folder, "fp8", "int8", "-o", "-")
 
         assert "pass" == json.loads(done.stdout)["verdict"]
-        assert "PASS (exit 0): " in done.stderr
+        assert "COMPARED (exit 0): " in done.stderr
 
     def test_json_asked_for_twice_is_one_document(self, folder):
         assert "pass" == json.loads(rank(folder, "fp8", "int8", "--json", "-o", "-").stdout)["verdict"]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import inputs_of
 from quanterr.report.files import replaced
 from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonObject
 
 SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.1"  # 1.1 adds alpha_se
 NOTE = (
@@ -30,7 +30,7 @@ class Profiled:
     """What is known of each weight, by stored names, and what it predicts of each candidate."""
 
     scored: int = 0
-    weights: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights: dict[str, JsonObject] = field(default_factory=dict)
     predictions: list[dict[str, float]] = field(default_factory=list)
 
 

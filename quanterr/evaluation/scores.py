@@ -6,10 +6,11 @@ is that of a mean of independent values; as tokens of a chunk are not, ``*_chunk
 
 from dataclasses import dataclass, field
 from math import exp, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from quanterr.util.strict_json import JsonObject
 
 SLAB = 1 << 20  # logits of each side that are scored at once
 TOP = 5
@@ -44,7 +45,7 @@ class Scores:
         self.columns[chunk] = torch.cat(slabs, 1).cpu()
         return finite
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """All numbers; see report/evaluation/model.py."""
         rows = torch.cat(self._in_order(), 1)
         n = rows.shape[1]

@@ -8,7 +8,7 @@ one that does not apply as nothing. A text that a spreadsheet would take for a f
 import csv
 import re
 from functools import lru_cache
-from typing import IO, Any
+from typing import IO
 
 from quanterr.report.sections import Shown
 from quanterr.util.text import display
@@ -32,7 +32,7 @@ def write(document: Shown, file: IO[str]) -> None:
         rows.writerow(cells)
 
 
-def cell(value: Any) -> str | float | int | None:
+def cell(value: object) -> object:
     """What stands in a cell."""
     if isinstance(value, list | tuple):
         value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))

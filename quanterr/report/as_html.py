@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING
 
 from quanterr.errors import UsageError
 from quanterr.report import html_data
-from quanterr.report.formatting import cosine, db, gate_words, judged, number, percent, sentence, violation_line
+from quanterr.report.formatting import cosine, db, doubts, gate_words, judged, number, percent, sentence, violation_line
 from quanterr.report.gate_results import Gate
-from quanterr.report.layers import BUCKETS, coverage_line, of_scales
+from quanterr.report.layers import BUCKETS, compared_line, coverage_line, of_scales, word_of
 from quanterr.report.markup import (
     LAYER_SCRIPTS,
     Markup,
@@ -59,7 +59,7 @@ def write(report: Report, file: IO[str], evaluation: "Evaluation | None" = None)
     """Write the page; with an evaluation of the same pair also what that says of the model and of each weight."""
     evaluated = None if evaluation is None else of_same_pair(report, evaluation)
     body = joined(
-        headed(report.verdict, _reasons(report), _sides(report)),
+        headed(*_verdict(report)),
         navigation(SECTIONS),
         part("map"),
         tag("section", _figures(report), class_="figures", aria_label="The whole model"),
@@ -74,7 +74,7 @@ def write(report: Report, file: IO[str], evaluation: "Evaluation | None" = None)
         part("layers"),
         folding("run", "How it was made", _run(report), is_open=False),
     )
-    title = f"{report.verdict}: {short(report.quantized.path)}"
+    title = f"{word_of(report)}: {short(report.quantized.path)}"
     file.write(page("report", title, SCRIPTS, body, html_data.page_data(report, evaluated)))
 
 
@@ -101,6 +101,21 @@ def _scores(evaluation: "Evaluation") -> Markup:
 
     found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
     return folding("scores", "Scores", table_of(scores(evaluation)), findings_of(found))
+
+
+def _verdict(report: Report) -> tuple[str, list[Markup], Markup, str]:
+    """The tone, the reasons with what questions them, both sides, the word."""
+    word, found = word_of(report), doubts(report.verdict, report.findings)
+    if report.verdict != "pass" or not (found or word == "compared"):
+        return report.verdict, _reasons(report), _sides(report), word.capitalize()
+    questions = [tag("strong", sentence(one)) for one in found]
+    own = [joined(compared_line(report)), joined(coverage_line(report))] if word == "compared" else _reasons(report)
+    return (
+        "inconclusive" if found else "info",
+        [*questions, *own],
+        _sides(report),
+        f"{word.capitalize()}{', but' if found else ''}",
+    )
 
 
 def _reasons(report: Report) -> list[Markup]:

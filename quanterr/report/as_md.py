@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import IO
 
 from quanterr.report.card import BEGIN, END, MAX_LISTED
-from quanterr.report.formatting import cosine, db, gate_words, judged, number, percent
-from quanterr.report.layers import BUCKETS, coverage_line, of_scales, worst_layers
-from quanterr.report.markdown import code, prose, table
+from quanterr.report.formatting import cosine, db, doubts, gate_words, judged, number, percent
+from quanterr.report.layers import BUCKETS, coverage_line, of_scales, word_of, worst_layers
+from quanterr.report.markdown import code, located, of_verdict, prose, table
 from quanterr.report.model import Report, Side
 from quanterr.util.text import count, size
 
@@ -30,7 +30,7 @@ def _lines(report: Report) -> Iterator[str]:
     a = report.aggregate
     yield "## Weight fidelity"
     yield ""
-    yield f"**Verdict: {report.verdict}**"
+    yield f"**{_verdict(report)}**"
     yield ""
     yield from (f"- {prose(reason)}" for reason in report.reasons[:MAX_LISTED])
     if len(report.reasons) > MAX_LISTED:
@@ -65,9 +65,14 @@ def _lines(report: Report) -> Iterator[str]:
     )
 
 
+def _verdict(report: Report) -> str:
+    word = word_of(report)
+    return of_verdict("" if word == "compared" else word, word, doubts(report.verdict, report.findings))
+
+
 def _described(side: Side) -> str:
     revision = f" at {code(side.revision)}" if side.revision else ""
-    return f"{code(side.path)}{revision}, {size(side.bytes)}"
+    return f"{code(located(side.path))}{revision}, {size(side.bytes)}"
 
 
 def _formats(report: Report) -> Iterator[list[str]]:

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from quanterr.report.base import Finding
 from quanterr.report.block_map import block_maps
-from quanterr.report.formatting import cosine, db, number, percent, sentence
-from quanterr.report.layers import SORTS, coverage_line, of_scales, worst_layers
+from quanterr.report.formatting import cosine, db, doubts, number, percent, sentence
+from quanterr.report.layers import SORTS, compared_line, coverage_line, of_scales, word_of, worst_layers
 from quanterr.report.model import Aggregate, Layer, Report
 from quanterr.report.sections import Column
-from quanterr.report.terminal import STYLES, bare_table, ended, fitted, is_plain, print_findings, written
+from quanterr.report.terminal import bare_table, ended, fitted, is_plain, print_findings, style_of, written
 from quanterr.util.text import count, display, size
 
 BAR = 12  # characters
@@ -54,18 +54,19 @@ def show(
     print_findings(_worst_first(report), to, verbose)
     to.print()
     _print_reasons(report, to)
-    to.print(Text(ending or answer(report), style=STYLES[report.verdict]), soft_wrap=not to.is_terminal)
+    style = style_of(word_of(report), doubts(report.verdict, report.findings))
+    to.print(Text(ending or answer(report), style=style), soft_wrap=not to.is_terminal)
 
 
 def answer(report: Report, status: int | None = None, wrote: Sequence[str] = ()) -> str:
     """Verdict, exit status and what decided, and which files were written, on one line."""
-    return ended(report.verdict, status, _decided(report) + written(wrote))
+    return ended(word_of(report), status, _decided(report) + written(wrote), doubts(report.verdict, report.findings))
 
 
 def _decided(report: Report) -> str:
     """What made the verdict, counted."""
     if report.verdict == "pass":
-        return sentence("; ".join(report.reasons))
+        return sentence("; ".join(report.reasons)) if report.gates else compared_line(report)
     if report.verdict == "fail":
         failed = sum(gate.status == "fail" and gate.severity == "error" for gate in report.gates)
         return f"{failed} of {count(len(report.gates), 'gate')} {'does' if failed == 1 else 'do'} not hold"

@@ -8,7 +8,7 @@ from typing import IO
 
 from quanterr.errors import UsageError
 from quanterr.report.formatting import gate_words, judged
-from quanterr.report.markdown import code, prose, table
+from quanterr.report.markdown import code, located, of_verdict, prose, table
 from quanterr.report.sections import Findings, Gates, Name, Part, Shown, Table, View
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
@@ -62,7 +62,7 @@ def _lines(document: Shown) -> Iterator[str]:
     view = document.view(TOP)
     yield f"## {view.heading}"
     yield ""
-    verdict = "" if view.verdict is None else f"**Verdict: {view.verdict}**: "
+    verdict = "" if view.word is None else f"**{_verdict(view)}**: "
     yield f"{verdict}{prose(view.conclusion)}"
     yield ""
     yield from (f"- {prose(reason)}" for reason in view.reasons[:MAX_LISTED])
@@ -75,13 +75,17 @@ def _lines(document: Shown) -> Iterator[str]:
     yield f"Made by {prose(view.made_by)}. {view.about}"
 
 
+def _verdict(view: View) -> str:
+    return of_verdict("" if view.word == view.done else view.verdict or "", view.done, view.doubts)
+
+
 def _facts(view: View) -> Iterator[str]:
     for title, texts in view.facts:
         yield f"- {title}: {''.join(map(_cell, texts))}"
 
 
 def _cell(text: str) -> str:
-    return code(text) if isinstance(text, Name) else prose(text)
+    return code(located(text)) if isinstance(text, Name) else prose(text)
 
 
 def _part(part: Part) -> Iterator[str]:

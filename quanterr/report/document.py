@@ -4,7 +4,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from os import PathLike, fspath
-from typing import IO, Any, ClassVar
+from types import ModuleType
+from typing import IO, ClassVar
 
 from quanterr.report import checksum
 from quanterr.report.base import Model, dumps
@@ -35,9 +36,14 @@ class Declared:
         """The rows of its CSV."""
         return self.declared().rows(self)  # type: ignore[no-any-return]
 
-    def declared(self) -> Any:
+    def declared(self) -> ModuleType:
         """The module."""
         return import_module(self.VIEW)
+
+    @property
+    def noun(self) -> str:
+        """What it is called: report, plan, diff."""
+        return type(self).__name__.lower()
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file, as ``--output-report`` does: the suffix chooses the output.

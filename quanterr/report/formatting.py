@@ -1,6 +1,8 @@
 """What all outputs show alike: numbers as people read them, and what gates say."""
 
-from quanterr.report.base import Score
+from collections.abc import Iterable, Sequence
+
+from quanterr.report.base import Finding, Score
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import decisive, display, size, unrounded
 
@@ -43,6 +45,27 @@ def in_units(score: Score, value: float, error: float | None = None, digits: int
 def judged(value: float | None, limit: float | None = None) -> str:
     """Five digits, or as many as show on which side of the limit it is."""
     return UNDEFINED if value is None else decisive(value, limit)
+
+
+DOUBTS = ("identical", "swapped_sides", "lossless_codes", "another_source", "config_mismatch")
+
+
+def doubts(verdict: str, findings: Iterable[Finding]) -> list[str]:
+    """What questions a comparison that a verdict does not already call inconclusive."""
+    if verdict == "inconclusive":
+        return []
+    questions = (found.message for found in findings if found.code in DOUBTS and found.severity != "info")
+    return list(dict.fromkeys(questions))
+
+
+def but(found: Sequence[str]) -> str:
+    """``, but: the arguments may be swapped``, behind a verdict."""
+    return f", but: {'; '.join(map(sentence, found))}" if found else ""
+
+
+def stated(word: str, found: Sequence[str], words: str) -> str:
+    """``compared: …``, with what questions that."""
+    return f"{word}{but(found)}{'; ' if found else ': '}{words}"
 
 
 def gate_words(gate: Gate) -> tuple[str, str]:

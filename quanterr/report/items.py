@@ -11,8 +11,17 @@ from typing import Any, cast
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
 from quanterr.report import notebook
-from quanterr.report.formatting import db, percent, sentence
-from quanterr.report.layers import BUCKETS, SORTS, coverage_line, of_scales, sort_layers, worst_expert
+from quanterr.report.formatting import but, db, doubts, percent, sentence, stated
+from quanterr.report.layers import (
+    BUCKETS,
+    SORTS,
+    compared_line,
+    coverage_line,
+    of_scales,
+    sort_layers,
+    word_of,
+    worst_expert,
+)
 from quanterr.report.model import Layer, Report
 from quanterr.report.sections import Case, Cells, Suite
 from quanterr.util.strict_json import JsonObject
@@ -67,8 +76,9 @@ def _names_of(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
 def brief(report: Report) -> str:
     """Verdict, the one number and the reasons on one line, for ``--quiet``."""
     snr = f"{count(report.aggregate.total_layers, 'layer')}, {db(report.aggregate.overall_snr_db, ' dB')}; "
-    reasons = "; ".join(sentence(reason) for reason in report.reasons)
-    return f"quanterr: {report.verdict}: {snr if report.layers else ''}{reasons}"
+    word, found = word_of(report), doubts(report.verdict, report.findings)
+    reasons = compared_line(report) if word == "compared" else "; ".join(map(sentence, report.reasons))
+    return f"quanterr: {stated(word, found, (snr if report.layers else '') + reasons)}"
 
 
 def suites(report: Report) -> list[Suite]:
@@ -144,7 +154,8 @@ def html(report: Report) -> str:
     of = f"the {len(layers)} worst of " if len(layers) < len(report.layers) else ""
     title = f"{of}{count(len(report.layers), 'layer')}, by {SORTS['snr'][1]}"
     headers = ("layer", "format", "SNR dB", "excess dB", "relative error")
-    return notebook.heading(report.verdict, report.reasons) + (notebook.table(title, headers, rows, 2) if rows else "")
+    verdict = word_of(report) + but(doubts(report.verdict, report.findings))
+    return notebook.heading(verdict, report.reasons) + (notebook.table(title, headers, rows, 2) if rows else "")
 
 
 def frame_rows(report: Report) -> Iterator[JsonObject]:

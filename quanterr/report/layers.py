@@ -40,6 +40,24 @@ def of_scales(values: Layer | Aggregate, key: str, none: str = "-") -> str:
     return db(value)
 
 
+def word_of(report: Report) -> str:
+    """The verdict in a word: what passes without limits was compared, and no more."""
+    return "compared" if report.verdict == "pass" and not report.gates else report.verdict
+
+
+def compared_line(report: Report) -> str:
+    """``31 of 31 tensors; no limits set. Worst: lm_head.weight, 21.20 dB``."""
+    compared = len(report.layers) + len(report.other_changes) + len(report.lossless)
+    words = f"{compared:,} of {count(compared + len(report.not_compared), 'tensor')}; no limits set"
+    worst = min((layer for layer in report.layers if layer.snr_db is not None), key=_snr_db, default=None)
+    return words if worst is None else f"{words}. Worst: {display(worst.layer_name)}, {db(worst.snr_db, ' dB')}"
+
+
+def _snr_db(layer: Layer) -> float:
+    found: float = layer.snr_db
+    return found
+
+
 def coverage_line(report: Report) -> str:
     """How much of the original was compared, and what became of the rest."""
     coverage = report.coverage.original

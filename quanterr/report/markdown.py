@@ -4,10 +4,11 @@ Names are hostile. They stand in code, where Markdown knows no markup, and those
 in entities; of sentences everything that is markup, a mention or a link is written in entities.
 """
 
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from quanterr.report.formatting import sentence
+from quanterr.report.formatting import but, sentence
 from quanterr.util.text import MAX_SHOWN, display
 
 _SPLIT = "\u200b"  # of no width: splits what would be a mention, an issue or a link
@@ -34,3 +35,14 @@ def table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
     yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def located(path: str) -> str:
+    """A path as others may see it: what is on a hub or in a store, or the name of a local file."""
+    return path if "://" in path or not os.path.isabs(path) else os.path.basename(path.rstrip("/"))
+
+
+def of_verdict(verdict: str, done: str, doubts: Sequence[str]) -> str:
+    """``Verdict: fail``, or ``Compared, no limits set`` where there is none; with what questions it."""
+    words = f"Verdict: {verdict}" if verdict else f"{done.capitalize()}, no limits set"
+    return f"{words}{prose(but(doubts))}" if doubts else words

@@ -20,7 +20,7 @@ from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
 
 # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 what scales lose, fingerprints
-SCHEMA_VERSION = "1.5"
+SCHEMA_VERSION = "1.6"
 # Whatever there is one of for each layer is a dataclass with slots, a third of a model's size, and holds tuples:
 # those that many layers have in common are one object.
 
@@ -267,6 +267,7 @@ class Report(Document):
     coverage: Coverage
     findings: list[Finding]
     gates: list[Gate] = Field(description="the gates, judged")
+    gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
     aggregate: Aggregate
     groups: dict[str, dict[str, Aggregate]] = Field(description="by role, format and block")
     layers: list[Layer] = Field(description="weights that differ, in the order of the original")
@@ -283,7 +284,7 @@ class Report(Document):
     def _repr_html_(self) -> str:
         return self.declared().html(self)  # type: ignore[no-any-return]
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per tensor, compared or not, and the columns of the CSV output.
 
         Raises:

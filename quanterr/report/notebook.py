@@ -9,11 +9,12 @@ from quanterr.errors import UsageError
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
+Frame = Any  # a pandas.DataFrame: pandas is optional
 WORST = 10  # layers of a table
 RIGHT = ' style="text-align: right"'
 
 
-def frame(rows: Iterable[JsonObject]) -> Any:
+def frame(rows: Iterable[JsonObject]) -> Frame:
     """Rows as a pandas.DataFrame.
 
     Raises:

@@ -36,7 +36,7 @@ def write(document: Shown, file: IO[str]) -> None:
     view = document.view(TOP)
     maps = view.maps
     body = joined(
-        headed(view.verdict or "info", [view.conclusion, *map(sentence, view.reasons)], _facts(view), _word(view)),
+        headed(_tone(view), [*_doubts(view), view.conclusion, *map(sentence, view.reasons)], _facts(view), _word(view)),
         navigation(_links(view)),
         *([part("map")] if maps else []),
         *([part("front")] if maps and maps.front else []),
@@ -44,14 +44,24 @@ def write(document: Shown, file: IO[str]) -> None:
         *([part("layers")] if maps else []),
         tag("p", view.about, class_="about"),
     )
-    kind = type(document).__name__.lower()
-    title = f"{view.verdict or view.heading}: {display(view.conclusion, 80)}"
+    title = f"{view.word or view.heading}: {display(view.conclusion, 80)}"
     scripts = SCRIPTS if maps else ()
-    file.write(page(kind, title, scripts, body, _data(maps) if maps else {}))
+    file.write(page(document.noun, title, scripts, body, _data(maps) if maps else {}))
 
 
-def _word(view: View) -> str | None:
-    return view.heading if view.verdict is None else None
+def _tone(view: View) -> str:
+    """Green is for gates that hold: what passes without limits is no approval."""
+    if view.verdict != "pass":
+        return view.verdict or "info"
+    return "inconclusive" if view.doubts else "info" if view.done else "pass"
+
+
+def _doubts(view: View) -> Iterator[Markup]:
+    yield from (tag("strong", sentence(one)) for one in view.doubts)
+
+
+def _word(view: View) -> str:
+    return view.heading if view.word is None else f"{view.word.capitalize()}{', but' if view.doubts else ''}"
 
 
 def _links(view: View) -> Iterator[tuple[str, str]]:

@@ -5,10 +5,11 @@ user and stands by itself is a :class:`Name`, which no medium takes for anything
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from quanterr.report.base import Finding, RunInfo
 from quanterr.report.gate_results import Gate
+from quanterr.util.strict_json import JsonObject
 
 
 class Name(str):
@@ -97,7 +98,7 @@ class Maps(NamedTuple):
 
     metrics: Mapping[str, Metric]  # by their key in the data
     words: Mapping[str, str]  # titles of the columns of words, by their key: filters choose by these
-    data: Callable[[], dict[str, Any]]
+    data: Callable[[], JsonObject]
     order: str  # the metric by which layers are sorted, the worst first
     colour: str  # the metric that colours the map
     front: Sequence[tuple[str, int, float | None, bool]] = ()  # candidates: name, bytes, SNR in dB, none beats it
@@ -116,6 +117,13 @@ class View(NamedTuple):
     about: str  # what the numbers mean and leave out
     made_by: str  # program and version
     maps: Maps | None = None
+    done: str = ""  # what is said in place of pass where no limits were set: compared, evaluated
+    doubts: Sequence[str] = ()  # what questions the comparison itself
+
+    @property
+    def word(self) -> str | None:
+        """The verdict in a word."""
+        return self.done if self.done and self.verdict == "pass" else self.verdict
 
 
 class Case(NamedTuple):
@@ -137,11 +145,15 @@ class Suite(NamedTuple):
     gates: Sequence[Gate] = ()
 
 
-Cells = Iterable[tuple[str, Any]]  # names of columns, with values
+Cells = Iterable[tuple[str, object]]  # names of columns, with values
 
 
 class Shown(Protocol):
     """A result that a reader sees and a spreadsheet takes in."""
+
+    @property
+    def noun(self) -> str:
+        """What it is called: report, plan, diff."""
 
     def view(self, top: int) -> View:
         """What is seen of it, with ``top`` layers of each kind."""

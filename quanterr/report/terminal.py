@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quanterr.report.base import Finding
-from quanterr.report.formatting import LONG, sentence
+from quanterr.report.formatting import LONG, sentence, stated
 from quanterr.report.sections import Column, Findings, Gates, Lines, Part, Table, View
 from quanterr.util.colors import wanted
 from quanterr.util.text import count, display
@@ -60,8 +60,8 @@ def show(view: View, to: Console, status: int | None = None, wrote: Sequence[str
     for reason in _reasons(view):
         to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
     words = view.conclusion + written(wrote)
-    answer = words if view.verdict is None else ended(view.verdict, status, words)
-    to.print(Text(answer, style=STYLES[view.verdict]), soft_wrap=wrap)
+    answer = words if view.word is None else ended(view.word, status, words, view.doubts)
+    to.print(Text(answer, style=style_of(view.word, view.doubts)), soft_wrap=wrap)
 
 
 def _reasons(view: View) -> Iterator[str]:
@@ -111,9 +111,14 @@ def written(paths: Sequence[str]) -> str:
     return f". Wrote {', '.join(display(_from_here(path)) for path in paths)}" if paths else ""
 
 
-def ended(verdict: str, status: int | None, words: str) -> str:
-    """``PASS (exit 0): …``, the last line of a table."""
-    return f"{verdict.upper()}{'' if status is None else f' (exit {int(status)})'}: {words}"
+def ended(word: str, status: int | None, words: str, found: Sequence[str] = ()) -> str:
+    """``PASS (exit 0): …``, the last line of a table; with what questions the comparison itself."""
+    return stated(f"{word.upper()}{'' if status is None else f' (exit {int(status)})'}", found, words)
+
+
+def style_of(word: str | None, found: Sequence[str] = ()) -> str:
+    """The style of a last line; none of what was compared without limits, which is no approval."""
+    return STYLES["inconclusive"] if found and word != "fail" else STYLES.get(word, "bold")
 
 
 def _from_here(path: str) -> str:

@@ -212,7 +212,7 @@ def subjects(report: "Report", metrics: Collection[str]) -> list[Subject]:
 
 def with_verdicts(report: "Report", judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Report":
     """The same, judged."""
-    return report.model_copy(update=verdicts[0]._asdict())
+    return report.model_copy(update=verdicts[0]._asdict() | {"gated": bool(verdicts[0].gates)})
 
 
 def _other_file(setting: str, old: Extract, new: Extract) -> str | None:

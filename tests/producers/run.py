@@ -7,7 +7,7 @@ library dequantizes. Of each of them quanterr's values and its verdict are looke
 
     right      all values agree, no warning and no error
     undone     the same, but for weights whose folded scales quanterr undoes, as it says
-    told       all values agree, with a warning or an error, which is listed
+    noted      all values agree, with a warning or an error, which is listed
     refused    something is not compared, which is listed; what is compared agrees
     WRONG      a value differs
     not made   the producer itself cannot
@@ -52,7 +52,7 @@ PRODUCERS = {  # name of the script → what it needs
 MODELS = (HUB, "diffusers")
 CLOSE = 2e-6  # of the norm of the difference to that of the values
 AS_NEAR = 1.1  # times the error
-OUTCOMES = ("right", "undone", "told", "refused", "WRONG", "not made")
+OUTCOMES = ("right", "undone", "noted", "refused", "WRONG", "not made")
 UNDONE = "scales folded into"
 TABLE = HERE.parent.parent / "quanterr" / "guide" / "producers.md"
 MARK = "<!-- producers: made by tests/producers/run.py -->", "<!-- /producers -->"
@@ -106,9 +106,9 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
         return "WRONG", f"{len(wrong)} weights, {wrong[0]}"
     if report.not_compared:
         return "refused", report.reasons[0]
-    told = [finding for finding in report.findings if finding.severity != "info"]
-    if told or report.verdict != "pass":
-        return "told", "; ".join(dict.fromkeys(f"{one.severity} {one.code}" for one in told)) or report.reasons[0]
+    noted = [finding for finding in report.findings if finding.severity != "info"]
+    if noted or report.verdict != "pass":
+        return "noted", "; ".join(dict.fromkeys(f"{one.severity} {one.code}" for one in noted)) or report.reasons[0]
     return ("undone" if undone else "right"), f"{unheld} weights without a reference" if unheld else ""
 
 
@@ -156,7 +156,7 @@ def _why(ones: list[Outcome]) -> str:
     kinds = defaultdict(list)
     for one in ones:
         if one.kind != "not made" and one.why:
-            kinds[one.kind, one.why.split(":")[0][:60] if one.kind != "told" else one.why[:60]].append(one.model)
+            kinds[one.kind, one.why.split(":")[0][:60] if one.kind != "noted" else one.why[:60]].append(one.model)
     return "; ".join(f"{kind}: {', '.join(models)} ({why})" for (kind, why), models in kinds.items()).replace("|", "/")
 
 

@@ -15,6 +15,11 @@ from quanterr.util.text import size
 class Difference(Declared):
     """What changed: a dataclass of plain data with a schema version."""
 
+    @property
+    def noun(self) -> str:
+        """What it is called."""
+        return "diff"
+
     def to_dict(self) -> JsonObject:
         """Plain data for JSON."""
         return asdict(cast(Any, self))

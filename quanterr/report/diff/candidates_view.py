@@ -13,10 +13,9 @@ from quanterr.report.diff.candidates import (
     MetricChange,
     WeightChange,
 )
-from quanterr.report.diff.view import names_table
 from quanterr.report.documents import KINDS
 from quanterr.report.formatting import in_units
-from quanterr.report.sections import Cells, Column, LayerName, Lines, Name, Part, Section, Table, View
+from quanterr.report.sections import Cells, Column, Lines, Name, Part, Section, Table, View
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
 
@@ -107,29 +106,30 @@ def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
     item, *words = ITEMS[document]
     for word, items in zip(words, (found.worse, found.better), strict=True):
         if items:
-            rows = [[LayerName(one.layer), *_cells(one)] for one in items[:top]]
+            rows = [[Name(one.layer), *_cells(one)] for one in items[:top]]
             title = f"{count(len(items), item)} {word if len(items) == 1 else word.replace('that costs', 'that cost')}"
             yield Table(title, item, OF_ITEMS[document], rows, len(items) - len(rows))
     for word, names in (("new", found.added), ("gone", found.gone)):
         if names:
-            yield names_table(f"{count(len(names), item)} {word}", item, names, top)
+            rows = [[Name(name)] for name in names[:top]]
+            yield Table(f"{count(len(names), item)} {word}", item, (), rows, max(len(names) - top, 0))
     yield Lines([f"{count(found.unchanged, item)} unchanged"])
 
 
 def _number(change: MetricChange, score: Score) -> Sequence[str]:
     old, new = (in_units(score, value) for value in (change.old, change.new))
-    by = in_units(score, change.change, change.change_se, 3, "+") if change.change else ""
+    by = in_units(score, change.change, change.change_se, 3, "+") if change.change else "-"
     chance = ", within chance" if change.chance and change.change else ""
     return [score.title, old, new, by, f"{change.word}{chance}"]
 
 
 def _cells(item: ItemChange) -> Sequence[str]:
     if isinstance(item, WeightChange):
-        ratio = "" if item.ratio is None else f"× {item.ratio:.3g}"
+        ratio = "-" if item.ratio is None else f"× {item.ratio:.3g}"
         return [f"{item.old_output_error:.4g}", f"{item.new_output_error:.4g}", ratio]
     if isinstance(item, LayerChange):
         levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
-        return [*levels, "" if item.change_db is None else f"{item.change_db:+.4g}"]
+        return [*levels, "-" if item.change_db is None else f"{item.change_db:+.4g}"]
     by = item.new_bytes - item.old_bytes
     stored = f"{'-' if by < 0 else '+'}{size(abs(by))}"
     return [item.old_recipe, item.new_recipe, stored, f"{item.new_cost - item.old_cost:+.3g}"]

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from quanterr.report import notebook
 from quanterr.report.diff.base import Difference
@@ -87,7 +87,7 @@ class Diff(Difference):
         counts = f"{len(self.worse):,} worse, {len(self.better):,} better, {self.unchanged:,} unchanged"
         return f"<quanterr.Diff {counts}; {paths}>"
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per layer of both reports.
 
         Raises:

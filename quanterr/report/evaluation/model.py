@@ -1,7 +1,7 @@
 """The evaluation of candidates on a text: data with a schema version."""
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -223,6 +223,7 @@ class Evaluation(Document):
     dtype: str = Field(description="in which both sides compute")
     tokens: Tokens
     candidates: list[Evaluated]
+    gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
     run: RunInfo
 
     @property
@@ -243,7 +244,7 @@ class Evaluation(Document):
         ]
         return notebook.table(f"{self.verdict}: {'; '.join(self.reasons[:3])}", ("candidate", *shown), rows, 1)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per weight of each candidate.
 
         Raises:

@@ -66,7 +66,14 @@ def with_verdicts(evaluation: Evaluation, judged: Sequence[Subject], verdicts: S
         for candidate, found in zip(evaluation.candidates, verdicts, strict=True)
     ]
     verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
-    return evaluation.model_copy(update={"candidates": candidates, "verdict": verdict, "reasons": reasons})
+    return evaluation.model_copy(
+        update={
+            "candidates": candidates,
+            "verdict": verdict,
+            "reasons": reasons,
+            "gated": any(found.gates for found in verdicts),
+        }
+    )
 
 
 def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from quanterr.report import html_data
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
 from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, in_words, nearest, shown, task_cells
-from quanterr.report.formatting import sentence
+from quanterr.report.formatting import doubts, sentence, stated
 from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
 from quanterr.report.sections import (
     Case,
@@ -62,6 +62,8 @@ def view(evaluation: Evaluation, top: int) -> View:
         CAVEAT,
         f"{evaluation.tool.name} {evaluation.tool.version}",
         maps if has_weights else None,
+        "" if evaluation.gates else "evaluated",
+        doubts(evaluation.verdict, (found for one in evaluation.candidates for found in one.findings)),
     )
 
 
@@ -186,7 +188,8 @@ def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
 
 def brief(evaluation: Evaluation) -> str:
     """The answer on one line."""
-    return f"quanterr: {evaluation.verdict}: {conclusion(evaluation)}"
+    seen = view(evaluation, 0)
+    return f"quanterr: {stated(seen.word or '', seen.doubts, conclusion(evaluation))}"
 
 
 def suites(evaluation: Evaluation) -> list[Suite]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -102,7 +102,7 @@ class Plan(Document):
         rows += [("plan", f"{self.bytes:,}", f"{self.cost:.4g}")]
         return notebook.table(f"{self.goal}: {self.measure}", ("recipe", "bytes", "cost"), rows, 1)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per layer.
 
         Raises:

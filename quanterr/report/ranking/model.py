@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -186,6 +186,7 @@ class Ranking(Document):
     )
     reasons: list[str]
     complete: bool = Field(description="false when the run was interrupted")
+    gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
     original: str = Field(description="path")
     original_bytes: int
     selection: Selection
@@ -217,7 +218,7 @@ class Ranking(Document):
     def _repr_html_(self) -> str:
         return self.declared().html(self)  # type: ignore[no-any-return]
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per candidate.
 
         Raises:

@@ -34,7 +34,14 @@ def with_verdicts(ranking: Ranking, judged: Sequence[Subject], verdicts: Sequenc
         replace(candidate, **found._asdict()) for candidate, found in zip(ranking.candidates, verdicts, strict=True)
     ]
     verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
-    return ranking.model_copy(update={"candidates": candidates, "verdict": verdict, "reasons": reasons})
+    return ranking.model_copy(
+        update={
+            "candidates": candidates,
+            "verdict": verdict,
+            "reasons": reasons,
+            "gated": any(found.gates for found in verdicts),
+        }
+    )
 
 
 def _subject(ranking: Ranking, candidate: Candidate) -> Subject:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data, notebook
-from quanterr.report.formatting import LONG, db, number, sentence
+from quanterr.report.formatting import LONG, db, doubts, number, sentence, stated
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
 from quanterr.report.keeping import FEW
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
@@ -86,6 +86,8 @@ def view(ranking: Ranking, top: int) -> View:
         about,
         f"{ranking.tool.name} {ranking.tool.version}",
         _maps(ranking),
+        "" if ranking.gates else "compared",
+        doubts(ranking.verdict, (found for one in ranking.candidates for found in one.findings)),
     )
 
 
@@ -216,7 +218,9 @@ def brief(ranking: Ranking) -> str:
         candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
         description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_db(candidate)} dB)")
     front = f"on the front of size and error: {', '.join(description)}" if description else "no candidate can be ranked"
-    return "\n".join(f"quanterr: {line}" for line in (*_excluded(ranking), f"{ranking.verdict}: {front}"))
+    seen = view(ranking, 0)
+    answer = stated(seen.word or "", seen.doubts, front)
+    return "\n".join(f"quanterr: {line}" for line in (*_excluded(ranking), answer))
 
 
 def _excluded(ranking: Ranking) -> list[str]:
