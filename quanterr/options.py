@@ -115,8 +115,8 @@ class GateOptions(_Options):
     baseline: Annotated[
         Path | None,
         Option(
-            "An older JSON of its kind, for delta, rel_delta and ratio; alone it asks for 'delta(snr_db) >= -0.5', "
-            "of evaluate 'ratio(kld_mean) <= 1.1'.",
+            "An older JSON of its kind, for delta, rel_delta and ratio; without such a rule it asks for "
+            "'delta(snr_db) >= -0.5', of evaluate 'ratio(kld_mean) <= 1.1'.",
             GATES,
             "FILE",
         ),
@@ -170,7 +170,7 @@ class ComparisonOptions(ReadOptions):
     resume: Annotated[
         Path | None,
         Option(
-            "Keep finished weights in this journal, and take over those that are there: for a run that may be killed.",
+            "Keep finished weights in this journal, and reuse those already in it: for a run that may be killed.",
             PERFORMANCE,
             "FILE",
         ),
@@ -196,7 +196,7 @@ class KeepOptions(_Options):
     keep_original: Annotated[
         str | None,
         Option(
-            "Propose which layers to leave unquantized: so that they add at most 500MiB, or gain 3dB.",
+            "Propose which layers to leave unquantized: they add at most 500MiB, none that gains little, or gain 3dB.",
             METRICS,
             "BYTES|dB",
         ),
@@ -282,7 +282,7 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
         min_snr: the smallest size whose SNR over the planned layers is no lower [dB].
     """
 
-    same_in: Annotated[SameIn, Option("Which layers have one recipe.", RECIPES)] = "fused"
+    same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES)] = "fused"
     size: Annotated[float | str | None, Option("Maximum checkpoint size, e.g. 6GiB.", GOAL, "BYTES")] = None
     bits: Annotated[
         float | None, Option("Maximum bits per weight of the planned layers, scales included.", GOAL, "NUMBER")

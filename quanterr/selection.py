@@ -43,16 +43,32 @@ class Selection:
         """Refuse what would compare nothing.
 
         Raises:
-            UsageError: a pattern that matches no name, as a misspelt one: the nearest are reported; patterns that
+            UsageError: a pattern that takes in no name, as a misspelt one: the nearest are reported; patterns that
                 leave no name.
         """
         names = list(names)
-        for word, matches in self._taken + self._left:
+        for word, matches in self._taken:
             if not any(matches(name) for name in names):
-                raise UsageError(f'no layer matches "{display(word)}"{_nearest(word, names)}')
+                raise UsageError(_matches_none(word, names))
         if self.patterns and not any(map(self.takes, names)):
             shown = display(",".join(self.patterns))
             raise UsageError(f'"{shown}" selects no layer: it excludes everything it includes')
+
+    def check_all(self, names: Iterable[str]) -> None:
+        """The same, and refuse patterns that leave out nothing.
+
+        Raises:
+            UsageError: as :meth:`check`, and such a pattern.
+        """
+        names = list(names)
+        if idle := self.idle(names):
+            raise UsageError(idle[0])
+        self.check(names)
+
+    def idle(self, names: Iterable[str]) -> list[str]:
+        """What to say of patterns that leave out none of these names."""
+        names = list(names)
+        return [_matches_none(word, names) for word, matches in self._left if not any(map(matches, names))]
 
 
 def _words(pattern: str) -> list[str]:
@@ -75,6 +91,10 @@ def _matcher(word: str) -> Callable[[str], bool]:
     if role in NAMED:
         return lambda name: role_of(name) == role
     return lambda name: word in name
+
+
+def _matches_none(word: str, names: list[str]) -> str:
+    return f'no layer matches "{display(word)}"{_nearest(word, names)}'
 
 
 def _nearest(word: str, names: list[str]) -> str:

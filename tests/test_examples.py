@@ -134,7 +134,9 @@ class TestJobs:
     def test_the_action_fails_with_the_status_and_takes_no_input_for_a_command(self, folder):
         name = '"; touch harmed; echo "'
         (folder / "quantized").rename(folder / name)
-        done = self.action(folder, original="original", quantized=name, thresholds="int4", baseline="ci/baseline.json")
+        done = self.action(
+            folder, original="original", quantized=name, thresholds="no-such", baseline="ci/baseline.json"
+        )
 
         assert f"status={done.returncode}\n" == (folder / "GITHUB_OUTPUT").read_text()
         assert Status.OK != done.returncode

@@ -248,16 +248,23 @@ def test_the_patterns_are_kept_one_by_one_for_the_report():
 )
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(pattern, says):
     with pytest.raises(UsageError) as raised:
-        Selection([pattern]).check(NAMES)
+        Selection([pattern]).check_all(NAMES)
 
     assert 2 == raised.value.status
     assert says in str(raised.value)
 
 
+def test_a_pattern_that_leaves_out_nothing_is_no_error_where_one_fits_many_files():
+    selection = Selection(["!vae,!norm"])
+    selection.check(NAMES)
+
+    assert ['no layer matches "!vae"'] == [message.partition(";")[0] for message in selection.idle(NAMES)]
+
+
 @pytest.mark.parametrize("word", ["head", "!head", "lm_head", "haed"])
 def test_no_name_is_proposed_that_matches_nothing_either(word):
     with pytest.raises(UsageError, match="; the layers are called model"):
-        Selection([word]).check(NAMES[:-1])
+        Selection([word]).check_all(NAMES[:-1])
 
 
 @pytest.mark.parametrize("patterns", [["attn,!attn"], ["!*"], ["lm_head", "!head"], ["mlp,re:up_proj", "!re:."]])

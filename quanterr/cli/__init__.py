@@ -111,6 +111,11 @@ def _version(wanted: bool) -> None:
     raise typer.Exit
 
 
+# Commands by the question that they answer.
+FILES, ORIGINAL, RUNS = "You have both files", "You have only the original", "Does it still work?"
+STORED, HELP, ADVANCED = "You have stored results", "Explanations", "Advanced"
+
+
 @app.callback()
 def _root(
     context: typer.Context,
@@ -127,7 +132,7 @@ def _root(
     context.default_map = settings.defaults(context)
 
 
-@app.command(cls=Command, help=COMPARE_HELP)
+@app.command(cls=Command, help=COMPARE_HELP, rich_help_panel=FILES)
 @with_options
 def compare(
     options: CompareOptions,
@@ -241,12 +246,14 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
     return exit_status(report, allow_partial)
 
 
-app.command(cls=Command, help=rank.HELP)(rank.rank)
-app.command(cls=Command, help=sweep.HELP)(sweep.sweep)
-app.command(cls=Command, help=plan.HELP)(plan.plan)
-app.command("bench-formats", cls=Command, help=bench_formats.HELP)(bench_formats.bench_formats)
-app.command(cls=Command, help=evaluate.HELP)(evaluate.evaluate)
-app.command(cls=Command, help=ppl.HELP)(ppl.ppl)
+app.command(cls=Command, help=rank.HELP, rich_help_panel=FILES)(rank.rank)
+app.command(cls=Command, help=sweep.HELP, rich_help_panel=ORIGINAL)(sweep.sweep)
+app.command(cls=Command, help=plan.HELP, rich_help_panel=ORIGINAL)(plan.plan)
+app.command("bench-formats", cls=Command, help=bench_formats.HELP, rich_help_panel=ADVANCED)(
+    bench_formats.bench_formats
+)
+app.command(cls=Command, help=evaluate.HELP, rich_help_panel=RUNS)(evaluate.evaluate)
+app.command(cls=Command, help=ppl.HELP, rich_help_panel=ADVANCED)(ppl.ppl)
 
 
 RENDER_HELP = help_of("""Write other outputs of a stored report, ranking, evaluation or plan, without the models.
@@ -261,7 +268,7 @@ Exits with 0 when they are written, whatever the verdict, which goes to stderr: 
 """)
 
 
-@app.command(cls=Command, help=RENDER_HELP)
+@app.command(cls=Command, help=RENDER_HELP, rich_help_panel=STORED)
 @with_options
 def render(
     stored: Annotated[str, typer.Argument(metavar="REPORT", help="What -o FILE.json wrote.")],
@@ -438,13 +445,13 @@ def _of_format(row: "Format") -> dict[str, str]:
     return {"name": row.name, "summary": row.summary, "needs": row.stated_needs}
 
 
-app.command(cls=Command, help=gate.HELP)(gate.gate)
-app.command(cls=Command, help=diff.HELP)(diff.diff)
-app.command(cls=Command)(guide.guide)
-app.command(cls=Command)(guide.explain)
+app.command(cls=Command, help=gate.HELP, rich_help_panel=STORED)(gate.gate)
+app.command(cls=Command, help=diff.HELP, rich_help_panel=STORED)(diff.diff)
+app.command(cls=Command, rich_help_panel=HELP)(guide.guide)
+app.command(cls=Command, rich_help_panel=HELP)(guide.explain)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, rich_help_panel=HELP)
 def schema(
     kind: Annotated[SchemaOf, typer.Argument(help="Of what compare, rank, evaluate or plan writes.")] = SchemaOf.REPORT,
 ) -> None:

@@ -16,6 +16,8 @@ FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 
 def of_plan(plan: Plan) -> Iterator[Finding]:
     """What headers and labels show."""
+    if plan.idle:
+        yield finding("nothing_excluded", "info", None, f"{'; '.join(plan.idle)}; so nothing was left out by that")
     for side, labels in plan.labels.items():
         if labels.orphans:
             layers = listed(list(labels.orphans))

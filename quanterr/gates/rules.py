@@ -51,8 +51,8 @@ def read_rules(
     """The rules of a thresholds file or preset, then those of ``--require`` and ``--fail-if``.
 
     ``--fail-if`` is the same as requiring the opposite, so what is undefined fails there too. With
-    ``strict_warnings`` all rules are of severity error. Where a ``baseline`` is all that is given, no layer may be
-    clearly worse than there.
+    ``strict_warnings`` all rules are of severity error. Where there is a ``baseline`` with which no rule compares,
+    one is added: no layer may be clearly worse than there.
 
     Raises:
         UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
@@ -65,9 +65,10 @@ def read_rules(
     for text in _each(fail_if):
         condition = _parsed(text, "--fail-if", vocabulary).negated()
         rules.append(Rule(condition.text, condition))
-    if not rules and baseline and thresholds is None and vocabulary.no_worse:
+    compared = any(rule.condition.function in OF_BASELINE for rule in rules)
+    if baseline and not compared and vocabulary.no_worse and (rules or thresholds is None):
         condition = _parsed(vocabulary.no_worse, "--baseline", vocabulary)
-        rules = [Rule("baseline", condition, reason="nothing may be clearly worse than there")]
+        rules.append(Rule("baseline", condition, reason="nothing may be clearly worse than there"))
     if not rules:
         where = f"{_shown(thresholds)}: has no [[rule]]" if thresholds is not None else "no rules given"
         raise UsageError(f"{where}; give --thresholds FILE, or --require '{vocabulary.example}'")

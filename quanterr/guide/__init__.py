@@ -15,6 +15,19 @@ from quanterr.util.text import display
 
 PAGES = Path(__file__).parent
 MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # around generated parts
+WORDS = {
+    "pass": "Verdict: everything selected was compared, and all gates hold. Without gates an answer says `compared`.",
+    "compared": "Everything selected was compared, and no limits were set: nothing says whether the error is small "
+    "enough. In the JSON the verdict is `pass` and `gated` is false.",
+    "evaluated": "The model ran with the weights of both sides, and no limits were set: see compared.",
+    "fail": "Verdict: a gate does not hold. Exit status 1.",
+    "inconclusive": "Verdict: something selected was not compared, or a finding of severity error says that the "
+    "numbers cannot be relied on. Exit status 4.",
+    "Pareto-optimal": "A candidate that no other beats: each other one is larger or has more error. Together they are "
+    "the front.",
+    "front": "The Pareto-optimal candidates: each other one is larger or has more error.",
+    "knee": "The size from which on more bytes buy little: where the curve of error over size bends.",
+}
 PERCENTILE = re.compile(r"p\d+(_\d+)?")
 # In the order in which ``quanterr guide`` lists them.
 TOPICS = (
@@ -56,17 +69,17 @@ def contents() -> str:
 
 
 def explain(name: str) -> str:
-    """What a finding, metric, function of rules, exit status or format is, in Markdown.
+    """What a finding, metric, function of rules, exit status, verdict, preset, format or recipe is, in Markdown.
 
     Raises:
         UsageError: nothing has this name; names the nearest.
     """
     wanted = "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name)
     found = [entry.text for kind in KINDS for entry in kind() if entry.name == wanted]
+    if not found or name in {entry.name for entry in presets()}:  # some have the name of a format
+        found += [entry.text for kind in LATER for entry in kind() if entry.name == name]
     if not found:
-        found = [entry.text for entry in formats() if entry.name == name]  # imports torch, so it comes last
-    if not found:
-        names = [entry.name for kind in (*KINDS, formats) for entry in kind()]
+        names = [entry.name for kind in (*KINDS, *LATER) for entry in kind()]
         raise UsageError(f"nothing to explain is named {display(name)}; {_nearest(name, names)}")
     return "\n\n".join(found)
 
@@ -115,6 +128,39 @@ def statuses() -> Iterator[Entry]:
         yield Entry(str(status.value), f"## {status.value}\n\nExit status: {meaning}.")
 
 
+def words() -> Iterator[Entry]:
+    """One entry per word of an answer."""
+    for name, meaning in WORDS.items():
+        yield Entry(name, f"## {name}\n\n{meaning}")
+
+
+def scores() -> Iterator[Entry]:
+    """One entry per number of an evaluation."""
+    from quanterr.report.evaluation.model import SCORES
+
+    units = {"": "", "%": ", a share"}
+    for name, score in SCORES.items():
+        unit = units.get(score.unit, f", in {score.unit}")
+        text = f"Number of an evaluation{unit}, {score.better} is better: {score.title}. See quanterr guide evaluate."
+        yield Entry(name, f"## {name}\n\n{text}")
+
+
+def presets() -> Iterator[Entry]:
+    """One entry per preset of thresholds."""
+    from quanterr.gates.rules import PRESETS
+
+    for name, path in PRESETS.items():
+        yield Entry(name, f"## {name}\n\nPreset of --thresholds:\n\n```toml\n{path.read_text('utf-8').rstrip()}\n```")
+
+
+def recipes() -> Iterator[Entry]:
+    """One entry per recipe of sweep, plan and rank --against."""
+    from quanterr.recipes import listing
+
+    for name, summary in listing().items():
+        yield Entry(name, f"## {name}\n\nRecipe: {summary}.")
+
+
 def formats() -> Iterator[Entry]:
     """One entry per format."""
     from quanterr.formats import FORMATS
@@ -127,7 +173,8 @@ def formats() -> Iterator[Entry]:
         )
 
 
-KINDS: tuple[Callable[[], Iterator[Entry]], ...] = (findings, metrics, functions, statuses)
+KINDS: tuple[Callable[[], Iterator[Entry]], ...] = (findings, metrics, scores, functions, statuses, words, presets)
+LATER = (formats, recipes)  # which import torch
 
 
 def _nearest(name: str, names: "tuple[str, ...] | list[str]") -> str:

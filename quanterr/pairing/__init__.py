@@ -112,6 +112,7 @@ class _Pairing:
             self.leftovers,
             dict(zip(SIDES, self.prefixes, strict=True)),
             {side.side: side.labels for side in (self.original, self.quantized)},
+            idle=self.selection.idle([*self.names.values(), *self.extra]),
         )
 
     def _with_prefixes(self) -> Iterable[tuple[Side, str]]:

@@ -109,6 +109,7 @@ class Plan:
     labels: Mapping[str, Labels] = field(default_factory=dict)
     folded: Sequence[Folded] = ()
     covered: Sequence[Covered] | None = None  # by an importance matrix, where one was given
+    idle: Sequence[str] = ()  # what is said of patterns that leave out nothing
 
     @property
     def dummies(self) -> list[str]:

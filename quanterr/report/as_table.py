@@ -14,7 +14,7 @@ from quanterr.report.formatting import cosine, db, doubts, number, percent, sent
 from quanterr.report.layers import SORTS, compared_line, coverage_line, of_scales, word_of, worst_layers
 from quanterr.report.model import Aggregate, Layer, Report
 from quanterr.report.sections import Column
-from quanterr.report.terminal import bare_table, ended, fitted, is_plain, print_findings, style_of, written
+from quanterr.report.terminal import bare_table, ended, fitted, hidden, is_plain, print_findings, style_of, written
 from quanterr.util.text import count, display, size
 
 BAR = 12  # characters
@@ -184,6 +184,7 @@ def _print_worst(report: Report, top: int, sort_by: str, plain: bool, to: Consol
     to.print()
     to.print(table)
     notes = [f"names without {left_out}"] if left_out else []
+    notes += hidden(table, LAYER_COLUMNS)
     if any(column.header == "distance" for column in table.columns):
         notes.append(f"distance: full at 0 dB, empty at {BAR_DB} dB")
     if notes:

@@ -345,6 +345,12 @@ CODES = {
         "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error means "
         "that some layers, or the bias of one, lack the scales: quantize them again.",
     ),
+    "nothing_excluded": Code(
+        ("info",),
+        "patterns that leave out layers match none",
+        'no layer matches "!vae": nothing was left out by that',
+        "Nothing, if the checkpoint lacks what one pattern for many files leaves out. Otherwise correct the pattern.",
+    ),
     "identical": Code(
         ("info", "warning"),
         "all compared tensors are the same on both sides; a warning if their names and dtypes are the same too",

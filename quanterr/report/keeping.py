@@ -15,6 +15,7 @@ DB = "db"
 FEW = 5  # layers that are proposed at once; to be kept without a budget being given,
 MOST_ERROR = 0.5  # if they make at least this share of the error
 LITTLE = 0.05  # and add at most this share of the bytes
+KNEE, WORTHWHILE = 0.95, 2 / 3  # of what a budget gains, and of its bytes: with so much for so little it is not filled
 
 # Plain floats by their names in a report: what they are called in a file, and the bits of an element.
 DTYPES = {
@@ -107,6 +108,17 @@ def within(ordered: Sequence[Kept], given: Budget, error: float) -> list[Kept]:
     if found is None:
         return list(ordered)
     return [layer for layer, pick in zip(ordered, found.picks, strict=True) if pick]
+
+
+def to_the_knee(found: Sequence[Kept]) -> list[Kept]:
+    """Those without the long tail: the fewest that gain almost all, where the others would cost much for little."""
+    gained, added = sum(layer.error for layer in found), sum(max(layer.added, 0) for layer in found)
+    error, cost = 0.0, 0
+    for n, layer in enumerate(found, 1):
+        error, cost = error + layer.error, cost + max(layer.added, 0)
+        if error >= KNEE * gained:
+            return list(found[:n]) if cost <= WORTHWHILE * added else list(found)
+    return list(found)
 
 
 def few(ordered: Sequence[Kept], error: float, nbytes: int) -> list[Kept]:

@@ -83,7 +83,10 @@ def _print_part(part: Part, to: Console) -> None:
     if isinstance(part, Table):
         rows = [(name, cells) for name, *cells in part.rows]
         to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap it to the width of the table
-        to.print(fitted("", part.first, part.columns, rows, is_plain(to), to))
+        table = fitted("", part.first, part.columns, rows, is_plain(to), to)
+        to.print(table)
+        for line in hidden(table, part.columns):
+            to.print(Text(line, style="dim"), soft_wrap=wrap)
         if part.more:
             to.print(Text(f"and {part.more:,} more, in the JSON"), soft_wrap=wrap)
     elif isinstance(part, Findings):
@@ -162,6 +165,13 @@ def fitted(
     for shown, row in rows:
         table.add_row(Text(display(shown)), *(row[n] for n in kept))
     return table
+
+
+def hidden(table: RichTable, columns: Sequence[Column]) -> list[str]:
+    """What is said of the columns that a console is too narrow for."""
+    shown = {column.header for column in table.columns}
+    names = [column.header for column in columns if column.header not in shown]
+    return [f"too narrow for: {', '.join(names)}"] if names else []
 
 
 def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:

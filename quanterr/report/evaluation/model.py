@@ -62,7 +62,7 @@ class Scores:
     kld_max: Annotated[FiniteFloat, Score("largest KLD", "lower", "nat")]
     top1: Annotated[
         FiniteFloat,
-        Score("same top", "higher", "%", column=4),
+        Score("same top token", "higher", "%", column=4),
         Field(description="share of predictions with the same most probable token"),
     ]
     top1_se: FiniteFloat
@@ -77,7 +77,7 @@ class Scores:
     delta_p_rms_se: FiniteFloat
     confident_flips: Annotated[
         FiniteFloat,
-        Score("sure flips", "lower", "%", column=6),
+        Score("confident flips", "lower", "%", column=6),
         Field(description="share of predictions that flip although the original had more than 50 %"),
     ]
 

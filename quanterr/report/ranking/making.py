@@ -24,6 +24,7 @@ from quanterr.report.keeping import (
     few,
     original_bytes,
     stored_bytes,
+    to_the_knee,
     within,
 )
 from quanterr.report.model import Layer, Report
@@ -309,6 +310,8 @@ def _kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budge
     ordered = by_worth(Kept(name, added[name], own.error) for name, own in stored.items())
     error = candidate.error
     found = within(ordered, keep, error) if keep else few(ordered, error, candidate.nbytes)
+    if keep and not keep.is_gain:
+        found = to_the_knee(found)
     swaps = [Swap(k.name, display(k.name), None, dtype_name(stored[k.name].dtype), k.added, -k.error) for k in found]
     return _together(candidate, swaps, signal)
 

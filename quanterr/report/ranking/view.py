@@ -34,14 +34,14 @@ from quanterr.util.text import count, display, size
 
 COLUMNS = (
     Column("rank", 0),
-    Column("front", 2, right=False),
-    Column("size", 3),
+    Column("Pareto-optimal", 8, right=False),
+    Column("size", 2),
     Column("bits/w", 4),
     Column("SNR dB", 1),
-    Column("excess dB", 5),
-    Column("worst dB", 6),
-    Column("best in", 7),
-    Column("warnings", 8),
+    Column("excess dB", 6),
+    Column("worst dB", 3),
+    Column("lowest error in", 7),
+    Column("warnings", 5),
     Column("worst layer", 9, right=False),
 )
 WEIGHTED = Column("weighted dB", 2)
@@ -270,7 +270,11 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
     """Where the candidates are furthest apart."""
     layers = sorted(ranking.layers, key=_spread, reverse=True)[:top]
     names = [choice.candidate for choice in layers[0].choices]
-    columns = (Column("best", 0, right=False), *(Column(display(name), n) for n, name in enumerate(names, 1)))
+    ranked = [candidate.name for candidate in ranking.candidates]  # the best first: it is left out last
+    columns = (
+        Column("best", len(names), right=False),
+        *(Column(display(name), ranked.index(name)) for name in names),
+    )
     rows = [
         [
             LayerName(layer.layer_name),
