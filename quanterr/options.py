@@ -17,7 +17,8 @@ SameIn = Literal["fused", "block", "role"]
 
 INPUTS, SELECTION, METRICS, RECIPES = "Inputs", "Selection", "Metrics", "Recipes"
 GATES, TEXT, GOAL, OUTPUT, PERFORMANCE = "Gates", "Text", "Goal (one of them)", "Output", "Performance"
-PANELS = (INPUTS, TEXT, RECIPES, GOAL, SELECTION, METRICS, GATES, OUTPUT, PERFORMANCE)  # as help shows them
+RUNTIME = "What runs"
+PANELS = (INPUTS, TEXT, RUNTIME, RECIPES, GOAL, SELECTION, METRICS, GATES, OUTPUT, PERFORMANCE)  # as help shows them
 
 
 class Option(NamedTuple):
@@ -310,6 +311,9 @@ class EvaluateOptions(ReadOptions, GateOptions):
         importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
         saliency: how many of them, in per cent.
+        activations: how inputs of quantized weights are rounded: as declared, none, or a scheme of recipes/inputs.py.
+        kv: how keys and values are rounded: as declared, none, or fp8.
+        split: evaluate the weights alone as well, of each candidate whose inputs are rounded.
         dtype: of the computation on both sides: float32, bfloat16 or float64.
         batch: chunks that run through a unit together.
         on_progress: called with (units done, units, micro-batches done, micro-batches).
@@ -353,6 +357,19 @@ class EvaluateOptions(ReadOptions, GateOptions):
         Option("Write the most salient columns and elements of each weight (JSON): Var(x) · w².", OUTPUT, "FILE"),
     ] = None
     saliency: Annotated[float, Option("Percentage of columns and elements to write.", OUTPUT, "PERCENT")] = 1.0
+    activations: Annotated[
+        str,
+        Option(
+            "Round the inputs of quantized weights: declared (as the files say), none, or a scheme such as fp8_token, "
+            "int8_token, nvfp4.",
+            RUNTIME,
+            "NAME",
+        ),
+    ] = "declared"
+    kv: Annotated[str, Option("Round keys and values: declared, none, or fp8.", RUNTIME, "NAME")] = "declared"
+    split: Annotated[
+        bool, Option("Evaluate the weights alone as well, where inputs or keys and values are rounded.", RUNTIME)
+    ] = False
     dtype: Annotated[str, Option("Compute dtype of both sides: float32, bfloat16 or float64.", PERFORMANCE, "NAME")] = (
         "float32"
     )
@@ -443,6 +460,9 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     importance_out: Path | None
     saliency_out: Path | None
     saliency: float
+    activations: str
+    kv: str
+    split: bool
     dtype: str
     batch: int
     on_progress: Callable[[int, int, int, int], None] | None

@@ -4,6 +4,7 @@ models.py     the model of a config.json without memory for weights, and its uni
 names.py      which stored tensors make up a parameter
 sides.py      the weights of both checkpoints in the original's terms
 stepping.py   a forward that stops at each unit
+rounding.py   inputs, keys and values as a runtime rounds them
 lockstep.py   all sides, unit by unit, compared as they pass
 scores.py     perplexity, divergence, agreement
 states.py     errors of hidden states and of the outputs of weights
@@ -29,6 +30,8 @@ from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import profile_of, write_sensitivity
+from quanterr.evaluation.rounding import checked as check_rounding
+from quanterr.evaluation.rounding import of_rounding
 from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Asked, answered, read_task
@@ -104,6 +107,7 @@ def evaluate_candidates(
     recipes = recipes_named(against) if against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [recipe.name for recipe in recipes]
+    check_rounding(chosen.activations, chosen.kv)
     if not paths:
         raise UsageError(NOTHING_TO_DO)
     stop = chosen.stop or threading.Event()
@@ -117,7 +121,12 @@ def evaluate_candidates(
             *quantized_by(recipes, opened, Selection(())),
         ]
         sides = Sides(opened, prepared.architecture.device)
-        found = [Candidate(sides, checkpoint) for checkpoint in every[1:]]
+        found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv) for checkpoint in every[1:]]
+        names = short_names(paths)
+        for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
+            if one.rounding.is_any:
+                names.append(f"{name}, weights alone")
+                found.append(Candidate(sides, one.checkpoint))
         together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
         pace = _pace(chosen, stop, company)
         with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace) as lockstep:
@@ -131,8 +140,7 @@ def evaluate_candidates(
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
-            _evaluated(*each, prepared)
-            for each in zip(short_names(paths), found, outcomes, predictions, answers, strict=True)
+            _evaluated(*each, prepared) for each in zip(names, found, outcomes, predictions, answers, strict=True)
         ]
         verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
         made = Evaluation.model_construct(
@@ -287,6 +295,7 @@ def _evaluated(
         reasons.append(f"{count(len(extra), 'tensor')} of it took no part: {names} ({why})")
     if outcome.not_finite:
         reasons.append(f"not finite from {outcome.not_finite} on")
+    reasons += candidate.rounding.reasons()
     return Evaluated(
         name=name,
         path=candidate.checkpoint.path,
@@ -303,6 +312,8 @@ def _evaluated(
         missing=missing,
         gates=[],
         findings=list(_findings(candidate, outcome, prepared)),
+        activations=candidate.rounding.schemes,
+        kv="fp8" if candidate.rounding.cached else None,
     )
 
 
@@ -313,6 +324,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> It
         message = "nothing differs from the original; is this the quantized checkpoint?"
         yield finding("identical", "warning", None, message, "check that it is the quantized one")
     yield from of_configs(candidate.sides.checkpoint, candidate.checkpoint)
+    yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.gguf is not None:  # which has its own: a tokenizer.json beside it is another model's
         return
     with model_folder(candidate.checkpoint) as folder:

@@ -14,6 +14,7 @@ from quanterr.errors import CheckpointError, Interrupted
 from quanterr.evaluation.memory import keep_memory_for_activations
 from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.names import Names
+from quanterr.evaluation.rounding import RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Product, Visit, hidden_of
 from quanterr.evaluation.stepping import Stream
@@ -99,6 +100,10 @@ class _Side:
         folded = any(key in self.candidate.unfolded for name in names for key in self.stream.names.sources(name))
         return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
 
+    def mode(self, unit: Unit) -> RoundingMode:
+        """What rounds while a unit of it runs, whose weights are loaded."""
+        return self.candidate.rounding.of_unit(unit, self.stream.names)
+
 
 class Lockstep:
     """The original and its candidates on the same tokens."""
@@ -168,11 +173,12 @@ class Lockstep:
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
             own.load(loaded)
+        modes = [side.mode(own) for side, own in zip(self._others, units, strict=True)]
         for batch in range(len(self._batches)):
             if self._pace.stop.is_set():
                 raise Interrupted("interrupted; nothing is scored before all units were passed")
             if self._original.waits(batch, unit):
-                self._run(done, batch, unit, watching)
+                self._run(done, batch, unit, watching, modes)
             if self._pace.on_progress:
                 self._pace.on_progress(done, total, batch + 1, len(self._batches))
         watching.finish()
@@ -180,7 +186,7 @@ class Lockstep:
             each.free()
         give_back_memory()
 
-    def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors) -> None:
+    def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors, modes: Sequence[RoundingMode]) -> None:
         with watching:
             output = self._original.run(batch)
         watching.settle()
@@ -188,10 +194,12 @@ class Lockstep:
         self._original.resume(batch, output)
         del output
         base = self._original.result(batch)
-        for side in self._others:
+        for side, mode in zip(self._others, modes, strict=True):
             if not side.stream.waits(batch, unit):
-                raise CheckpointError(f"the models take different ways at {display(unit.name)}")
-            other = side.stream.run(batch)
+                raise CheckpointError(f"the control flow of the models diverges at {display(unit.name)}")
+            with mode:
+                other = side.stream.run(batch)
+            mode.forget()
             y = hidden_of(other)
             if x is not None and y is not None and base is None:
                 error = side.blocks.setdefault(unit.name, HiddenError())

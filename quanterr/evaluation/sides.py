@@ -15,6 +15,7 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.memory import room_for_weight
+from quanterr.evaluation.rounding import NONE, Rounding
 from quanterr.formats import Weight
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
@@ -43,7 +44,7 @@ class Sides:
         Raises:
             CheckpointError: one that is stored in no known way.
         """
-        self.checkpoint, self._recognized = original, Recognized()
+        self.checkpoint, self._recognized, self.device = original, Recognized(), device
         side = Side("original", original, self._recognized)
         side.attach_siblings()
         self.weights = {name: _recognized(side, name) for name in side.codes}
@@ -70,8 +71,8 @@ class Sides:
 class Candidate:
     """A quantized checkpoint in the original's terms."""
 
-    def __init__(self, sides: Sides, quantized: Checkpoint) -> None:
-        """Pair it with the original.
+    def __init__(self, sides: Sides, quantized: Checkpoint, activations: str = NONE, kv: str = NONE) -> None:
+        """Pair it with the original; ``activations`` and ``kv`` are how its runtime rounds: see rounding.py.
 
         Raises:
             CheckpointError: a weight that cannot be brought into the original's shape.
@@ -80,6 +81,7 @@ class Candidate:
         self.plan: Plan = choose_alternatives(
             pair(sides.checkpoint, quantized, Selection([]), sides._recognized), undo=False
         )
+        self.rounding = Rounding(self.plan, quantized.entries, activations, kv, sides.device)
         self.found = {each.name: (each.quantized, self._back(each)) for each in self.plan.pairs}
         self.unfolded = self._unfolded()
         left = [item for item in self.plan.leftovers if item.bucket not in NOT_NEEDED]

@@ -6,6 +6,7 @@ highest log-likelihood behind the question is the model's answer, as lm-evaluati
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import comb
 from pathlib import Path
@@ -18,6 +19,7 @@ from quanterr.errors import UsageError
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.names import Get, Names
+from quanterr.evaluation.rounding import Rounding, RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import tokenizer_of
@@ -105,7 +107,11 @@ def sequence(tokenizer: Any, context: str, continuation: str) -> Scored:
 
 
 def loglikelihoods(
-    architecture: Architecture, stored: Sequence[str], get: Get, sequences: Sequence[Scored]
+    architecture: Architecture,
+    stored: Sequence[str],
+    get: Get,
+    sequences: Sequence[Scored],
+    rounding: Rounding | None = None,
 ) -> list[Likelihood]:
     """How likely the scored tokens of each sequence are, by a model that is read once, a unit at a time.
 
@@ -120,10 +126,16 @@ def loglikelihoods(
     try:
         while (unit := stream.next_unit) is not None:
             unit.load(stream.tensors(unit))
+            mode: RoundingMode | nullcontext[None] = nullcontext()
+            if rounding is not None:
+                mode = rounding.of_unit(unit, stream.names)
             for number, batch in enumerate(batches):
                 if not stream.waits(number, unit):
                     continue
-                stream.resume(number, stream.run(number))
+                with mode:
+                    output = stream.run(number)
+                stream.resume(number, output)
+                del output
                 result = stream.result(number)
                 for row, n in enumerate(batch if result is not None else ()):
                     found[n] = _of(result.logits[row], sequences[n])
@@ -166,7 +178,8 @@ def answered(
     base = _answers(tasks, loglikelihoods(architecture, list(sides.weights), sides.get, sequences))
     made = []
     for candidate in candidates:
-        own = _answers(tasks, loglikelihoods(architecture, candidate.names, candidate.get, sequences))
+        likelihoods = loglikelihoods(architecture, candidate.names, candidate.get, sequences, candidate.rounding)
+        own = _answers(tasks, likelihoods)
         made.append([_compared(*each) for each in zip(tasks, base, own, strict=True)])
     return made
 

@@ -52,10 +52,12 @@ from quanterr.findings.outliers import outlier_columns
 from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
 from quanterr.findings.samples import diagnoses, lossless, lost_by_zero_scales, one_factor_mends, rounded_before
 from quanterr.findings.scales import are_good, of_scales
+from quanterr.findings.siblings import sibling_scales
 from quanterr.findings.sources import of_sources
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import copy_once_shifted, of_vectors
 from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
+from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
 
 __all__ = [
@@ -150,7 +152,11 @@ class FindingCollector:
         broken = set().union(*(subjects(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         apart = broken | self._undone  # factors that were undone are as near as codes show them, no nearer
         sources = of_sources([one for one in seen if one.pair.name not in apart], self._compensates)
-        found = drop_explained([*whole, *single, *sources, *repairs, *vectors, *below, *changed], self._facts)
+        with on_cpu() as workspaces:
+            siblings = list(sibling_scales(seen, workspaces[1]))
+        found = drop_explained(
+            [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings], self._facts
+        )
         return merge_bad_rows(merge_excess(found), len(seen))
 
     def _of_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:

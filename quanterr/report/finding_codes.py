@@ -345,6 +345,29 @@ CODES = {
         "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error means "
         "that some layers, or the bias of one, lack the scales: quantize them again.",
     ),
+    "not_emulated": Code(
+        ("warning",),
+        "the files declare a rounding of activations, or of keys and values, that evaluate does not emulate",
+        "inputs of 112 weights were not rounded: model.layers.0.mlp.up_proj.weight: its files declare a static scale "
+        "of activations, and store no input_scale",
+        "Read the numbers as those of the weights alone; --activations none --kv none says so, and is judged as that.",
+    ),
+    "sibling_scales": Code(
+        ("info", "warning"),
+        "weights that runtimes fuse have global scales of their own, of which a runtime takes one; a warning from a "
+        "ratio of 2 on",
+        "runtimes fuse 12 groups of weights whose global scales differ, by up to 2.14 times: "
+        "model.layers.0.self_attn.k_proj.weight, model.layers.1.self_attn.k_proj.weight and 10 more; "
+        "model.layers.7.self_attn.k_proj.weight has 20.6 dB as stored and 5.5 dB as fused",
+        "Quantize what is fused (q, k and v; gate and up; w1 and w3) with one global scale.",
+    ),
+    "no_input_scale": Code(
+        ("info",),
+        "FP8 layers of ComfyUI without input_scale, whose inputs are clamped at 448",
+        "57 layers in FP8 without input_scale: blocks.0.mlp.up_proj.weight and 56 more; ComfyUI takes a scale of 1 and "
+        "clamps inputs at 448",
+        "Calibrate an input_scale, or set full_precision_matrix_mult in the layer's label.",
+    ),
     "nothing_excluded": Code(
         ("info",),
         "patterns that leave out layers match none",

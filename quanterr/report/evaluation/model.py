@@ -12,7 +12,7 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 from quanterr.util.text import display
 
-SCHEMA_VERSION = "1.1"  # 1.1 adds a checksum, findings, and what the text is like
+SCHEMA_VERSION = "1.2"  # 1.1 adds a checksum, findings, and what the text is like; 1.2 activations and kv
 
 Number = FiniteFloat | None
 
@@ -183,6 +183,10 @@ class Evaluated:
     findings: Annotated[list[Finding], Field(description="what it says of its model otherwise than the original")] = (
         field(default_factory=list)
     )
+    activations: Annotated[dict[str, int], Field(description="scheme by which inputs were rounded → weights")] = field(
+        default_factory=dict
+    )
+    kv: Annotated[str | None, Field(description="scheme by which keys and values were rounded; null: none")] = None
 
     def value(self, metric: str) -> float | None:
         """A number of its scores or embeddings, predicted_kld, the least of its tasks; None where it has none."""
@@ -206,7 +210,8 @@ class Evaluated:
 class Evaluation(Document):
     """Are quantized models still good? Candidates against their original on the same tokens, in one runtime.
 
-    Weights are dequantized, activations are not quantized. ``verdict`` is ``inconclusive`` if any candidate is.
+    Weights are dequantized; activations, keys and values are rounded as each candidate's ``activations`` and ``kv``
+    say. ``verdict`` is ``inconclusive`` if any candidate is.
     """
 
     VIEW: ClassVar[str] = "quanterr.report.evaluation.view"
@@ -265,10 +270,17 @@ def difference(old: Evaluation, new: Evaluation) -> str | None:
         ("context", old.tokens.context, new.tokens.context),
         ("number of chunks", old.tokens.chunks, new.tokens.chunks),
         ("dtype", old.dtype, new.dtype),
+        ("rounding of activations, keys or values", _rounded(old), _rounded(new)),
     ):
         if before != after:
             return f"another {what}: only evaluations of the same text and settings compare"
     return None
+
+
+def _rounded(evaluation: Evaluation) -> set[str]:
+    """The schemes by which a runtime was emulated."""
+    of_cache = {f"kv {candidate.kv}" for candidate in evaluation.candidates if candidate.kv}
+    return of_cache.union(*(candidate.activations for candidate in evaluation.candidates))
 
 
 def _short(value: float | None) -> str:

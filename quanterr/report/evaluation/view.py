@@ -7,7 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
-from quanterr.report.evaluation.wording import CAVEAT, base_line, conclusion, in_words, nearest, shown, task_cells
+from quanterr.report.evaluation.wording import (
+    base_line,
+    caveat,
+    conclusion,
+    in_words,
+    inputs_line,
+    nearest,
+    shown,
+    task_cells,
+)
 from quanterr.report.formatting import doubts, sentence, stated
 from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
 from quanterr.report.sections import (
@@ -59,7 +68,7 @@ def view(evaluation: Evaluation, top: int) -> View:
         evaluation.reasons,
         facts,
         list(_sections(evaluation, top)),
-        CAVEAT,
+        caveat(evaluation),
         f"{evaluation.tool.name} {evaluation.tool.version}",
         maps if has_weights else None,
         "" if evaluation.gates else "evaluated",
@@ -90,9 +99,16 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
 def scores(evaluation: Evaluation) -> Table:
     """The numbers of each candidate."""
     metrics = shown(evaluation)
-    columns = (Column("size", 9), *(Column(title, n) for n, (title, _) in enumerate(metrics)))
+    emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
+    columns = [Column("size", 9), *(Column(title, n) for n, (title, _) in enumerate(metrics))]
+    columns += [Column("inputs, emulated", 2, right=False)] if emulated else []
     rows = [
-        [Name(candidate.name), size(candidate.bytes), *(in_words(candidate, metric) for _, metric in metrics)]
+        [
+            Name(candidate.name),
+            size(candidate.bytes),
+            *(in_words(candidate, metric) for _, metric in metrics),
+            *([inputs_line(candidate)] if emulated else []),
+        ]
         for candidate in evaluation.candidates
     ]
     return Table("Against the original", "candidate", columns, rows)

@@ -4,10 +4,26 @@ from quanterr.report.evaluation.model import OF_EMBEDDINGS, OF_PREDICTIONS, SCOR
 from quanterr.report.formatting import in_units
 from quanterr.util.text import count
 
-CAVEAT = (
+ALONE = (
     "Weights are dequantized and activations are not quantized: a runtime that quantizes these as well may be worse. "
-    "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error."
 )
+EMULATED = (
+    "Weights are dequantized; inputs, keys and values are rounded as a runtime would, computed in float32: its kernels "
+    "may differ. "
+)
+DEFINED = "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error."
+
+
+def caveat(evaluation: Evaluation) -> str:
+    """What the numbers are, and are not."""
+    emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
+    return f"{EMULATED if emulated else ALONE}{DEFINED}"
+
+
+def inputs_line(candidate: Evaluated) -> str:
+    """``fp8_token, KV fp8``: what was rounded, but weights."""
+    schemes = sorted(candidate.activations, key=lambda name: -candidate.activations[name])
+    return ", ".join([*schemes, *([f"KV {candidate.kv}"] if candidate.kv else [])]) or "none"
 
 
 def shown(evaluation: Evaluation) -> list[tuple[str, str]]:

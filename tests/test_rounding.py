@@ -1,0 +1,348 @@
+"""Inputs, keys and values that are rounded as a runtime rounds them, against plain transformers with hooks."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import auto_of, ids, saved, stored
+from torch.nn import functional
+
+import quanterr
+from quanterr.errors import UsageError
+from quanterr.recipes.inputs import INPUT_SCHEMES, Stored
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+CONTEXT = 32
+E4M3 = torch.float8_e4m3fn
+LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+# Both sides compute the same in float32, in products of other sizes: sums of some dozen numbers, 2^-24 each, through
+# two blocks. What lies at the boundary of two codes may go to either; KLD changes by the square of such a step.
+CLOSE = 2e-3
+
+
+def nearest(x, levels):
+    """The nearest of some sorted numbers, of two the one with the even place."""
+    place = torch.bucketize(x.abs(), levels).clamp(max=len(levels) - 1)
+    below = (place - 1).clamp(min=0)
+    up, down = levels[place] - x.abs(), x.abs() - levels[below]
+    take = torch.where((up < down) | ((up == down) & (place % 2 == 0)), place, below)
+    return levels[take] * x.sign()
+
+
+def fp8_rows(tensor):
+    scale = tensor.abs().amax(1, keepdim=True) / 448
+    codes = (tensor / scale).to(E4M3)
+    return {"weight": codes, "weight_scale": scale}, codes.float() * scale
+
+
+def int8_rows(tensor):
+    scale = tensor.abs().amax(1, keepdim=True) / 127
+    codes = (tensor / scale).round().to(torch.int8)
+    return {"weight": codes, "weight_scale": scale}, codes.float() * scale
+
+
+def nvfp4(tensor):
+    factor = 448 * 6 / tensor.abs().max()
+    blocks = tensor.reshape(len(tensor), -1, 16)
+    scale = (factor * blocks.abs().amax(-1, keepdim=True) / 6).to(E4M3)
+    values = nearest(blocks / (scale.float() / factor), LEVELS)
+    codes = torch.bucketize(values.abs(), LEVELS) + 8 * (values < 0)
+    flat = codes.reshape(tensor.shape).to(torch.uint8)
+    packed = flat[:, ::2] | flat[:, 1::2] << 4
+    stored_as = {
+        "weight_packed": packed,
+        "weight_scale": scale.reshape(len(tensor), -1),
+        "weight_global_scale": factor.view(1),
+        "input_global_scale": torch.tensor([500.0]),
+    }
+    return stored_as, (values * (scale.float() / factor)).reshape(tensor.shape)
+
+
+def round_fp8_token(x):
+    scale = (x.abs().amax(-1, keepdim=True) / 448).clamp(min=1 / (448 * 512))
+    return (x / scale).clamp(-448, 448).to(E4M3).float() * scale
+
+
+def round_int8_token(x):
+    most = x.abs().amax(-1, keepdim=True)
+    return (x * (127 / most)).round().clamp(-128, 127) * (most / 127)
+
+
+def round_fp8_static(x):
+    return (x * (1 / torch.tensor(0.01))).clamp(-448, 448).to(E4M3).float() * 0.01
+
+
+def round_nvfp4(x):
+    blocks = x.reshape(*x.shape[:-1], -1, 16)
+    scale = (500.0 * (blocks.abs().amax(-1, keepdim=True) / 6)).clamp(max=448).to(E4M3).float()
+    factor = torch.where(scale == 0, 0, 500.0 / scale)
+    return (nearest((blocks * factor).clamp(-6, 6), LEVELS) * (scale / 500.0)).reshape(x.shape)
+
+
+def arguments(bits, kind, **more):
+    return {"num_bits": bits, "type": kind, "symmetric": True, **more}
+
+
+TOKEN = {"strategy": "token", "dynamic": True}
+FP8 = arguments(8, "float", strategy="channel")
+GROUP = {"strategy": "tensor_group", "group_size": 16}
+# Name → how weights are stored, what config.json says of weights and inputs, what happens to inputs, the format.
+CASES = {
+    "fp8_token": (fp8_rows, FP8, arguments(8, "float", **TOKEN), round_fp8_token, "float-quantized"),
+    "int8_token": (
+        int8_rows, arguments(8, "int", strategy="channel"), arguments(8, "int", **TOKEN), round_int8_token,
+        "int-quantized",
+    ),
+    "fp8_static": (
+        fp8_rows, FP8, arguments(8, "float", strategy="tensor", dynamic=False), round_fp8_static, "float-quantized"
+    ),
+    "nvfp4": (
+        nvfp4, arguments(4, "float", **GROUP), arguments(4, "float", dynamic="local", **GROUP), round_nvfp4,
+        "nvfp4-pack-quantized",
+    ),
+}  # fmt: skip
+
+
+def quantized(folder: Path, original: Path, name: str, inputs: object = True, cache: bool = False):
+    """A checkpoint in the layout of compressed-tensors, and the values of its weights."""
+    store, of_weights, of_inputs, _, form = CASES[name]
+    written, values = {}, {}
+    for key, tensor in stored(original).items():
+        values[key] = written[key] = tensor
+        if tensor.dim() == 2 and "proj" in key:
+            module = key.removesuffix(".weight")
+            parts, values[key] = store(tensor)
+            del written[key]
+            written |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
+            if name == "fp8_static":
+                written[f"{module}.input_scale"] = torch.tensor([0.01])
+            if cache and key.endswith("k_proj.weight"):
+                attention = module.removesuffix(".k_proj")
+                written[f"{attention}.k_scale"] = torch.tensor([0.02])
+                written[f"{attention}.v_scale"] = torch.tensor([0.01])
+    folder.mkdir()
+    save_file(written, folder / "model.safetensors", {"format": "pt"})
+    group = {"weights": of_weights, "input_activations": of_inputs if inputs is True else inputs, "targets": ["Linear"]}
+    config = json.loads((original / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+        "kv_cache_scheme": arguments(8, "float", strategy="tensor", dynamic=False) if cache else None,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, values
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rounding")
+    path = saved("llama", folder / "original")
+    ids(folder)
+    return path
+
+
+def logits(original, values, chunks, rounded=None, cache=None):
+    """Of a plain model with these weights; its linear layers but the head get rounded inputs."""
+    model = auto_of("llama").from_pretrained(original, dtype=torch.float32).eval()
+    model.load_state_dict(values)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and rounded is not None and name != "lm_head":
+            module.register_forward_pre_hook(lambda _, args: (rounded(args[0]), *args[1:]))
+    plain = functional.scaled_dot_product_attention
+    if cache is not None:
+
+        def attention(query, key, value, *args, **kwargs):
+            k, v = (
+                (x * (1 / torch.tensor(s))).clamp(-448, 448).to(E4M3).float() * s
+                for x, s in zip((key, value), cache, strict=True)
+            )
+            return plain(query, k, v, *args, **kwargs)
+
+        functional.scaled_dot_product_attention = attention
+    try:
+        with torch.inference_mode():
+            return model(input_ids=chunks, use_cache=False).logits
+    finally:
+        functional.scaled_dot_product_attention = plain
+
+
+def kld(original, values, chunks, **how):
+    """Mean of what the second half of each chunk predicts, as the definition of evaluate has it."""
+    half = chunks.shape[1] // 2
+    base, other = (
+        logits(original, each, chunks, **more)[:, half:-1].double().log_softmax(-1)
+        for each, more in ((stored(original), {}), (values, how))
+    )
+    return float((base.exp() * (base - other)).sum(-1).mean())
+
+
+def evaluated(original, path, **more):
+    return quanterr.evaluate(original, [path], tokens=original.parent / "ids.safetensors", context=CONTEXT, **more)
+
+
+def chunks_of(original):
+    raw = next(iter(load_file(original.parent / "ids.safetensors").values())).flatten()
+    return raw[: len(raw) // CONTEXT * CONTEXT].view(-1, CONTEXT).long()
+
+
+GOLDEN = Path(__file__).parent / "golden_inputs" / "compressed_tensors.safetensors"
+STORED = {
+    "nvfp4": Stored(torch.tensor(448 * 6 / 300.0)),
+    "fp8_static": Stored(torch.tensor(0.05)),
+    "int8_static": Stored(torch.tensor(0.05), torch.tensor(3.0)),
+}
+
+
+@pytest.mark.parametrize("name", ["fp8_token", "fp8_static", "int8_static", "mxfp4", "mxfp8", "nvfp4"])
+def test_schemes_give_what_compressed_tensors_gives(name):
+    golden = load_file(GOLDEN)
+
+    assert torch.equal(golden[name], INPUT_SCHEMES[name](golden["x"], STORED.get(name, Stored())))
+
+
+# Of a token: rules of vLLM and ggml, worked out by hand on numbers whose scales are powers of two, or tell.
+ROWS = [
+    ("int8_token", [127.0, 2.5, -3.5, 0.4], [127.0, 2.0, -4.0, 0.0]),
+    ("int8_token_asym", [255.0, 2.5, 3.5, 0.0], [255.0, 2.0, 4.0, 0.0]),
+    ("int4_token", [7.5, 1.4, -2.6, 0.0], [7.0, 1.0, -3.0, 0.0]),
+    ("fp8_g128", [448.0, 17.0, -19.0, 0.001], [448.0, 16.0, -20.0, 2.0**-9]),
+    ("fp8_g128_ue8m0", [300.0, 17.0, -19.0, 0.001], [288.0, 16.0, -20.0, 2.0**-9]),
+    ("q8_0", [127.0, 2.6, -3.4, 0.4], [127.0, 3.0, -3.0, 0.0]),
+    ("q8_k", [254.0, 5.0, -3.5, 0.4], [254.0, 4.0, -4.0, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "expected"), ROWS, ids=[row[0] for row in ROWS])
+def test_schemes_follow_their_rules(name, given, expected):
+    assert expected == INPUT_SCHEMES[name](torch.tensor([given]), Stored())[0].tolist()
+
+
+@pytest.mark.parametrize("name", INPUT_SCHEMES)
+def test_zeros_stay_zeros_and_the_dtype_stays(name):
+    stored = Stored(torch.tensor(0.5)) if INPUT_SCHEMES[name].is_static else Stored()
+    found = INPUT_SCHEMES[name](torch.zeros(2, 3, 40, dtype=torch.bfloat16), stored)
+
+    assert (torch.bfloat16, 0) == (found.dtype, int(found.count_nonzero()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_declared_activations_are_those_of_a_plain_emulation(original, tmp_path, name):
+    path, values = quantized(tmp_path / "quantized", original, name)
+    declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
+    chunks = chunks_of(original)
+
+    assert {name: 14} == declared.candidates[0].activations
+    assert {} == alone.candidates[0].activations
+    assert kld(original, values, chunks) == pytest.approx(alone.candidates[0].scores.kld_mean, rel=CLOSE)
+    expected = kld(original, values, chunks, rounded=CASES[name][3])
+    assert expected == pytest.approx(declared.candidates[0].scores.kld_mean, rel=CLOSE)
+    assert not math.isclose(expected, alone.candidates[0].scores.kld_mean, rel_tol=5 * CLOSE)
+
+
+def test_a_declared_cache_is_rounded_behind_the_rotary_embedding(original, tmp_path):
+    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    found = evaluated(original, path).candidates[0]
+
+    assert ("fp8", {}) == (found.kv, found.activations)
+    expected = kld(original, values, chunks_of(original), cache=(0.02, 0.01))
+    assert expected == pytest.approx(found.scores.kld_mean, rel=CLOSE)
+
+
+def test_what_is_not_emulated_is_inconclusive(original, tmp_path):
+    unknown = arguments(8, "int", strategy="group", group_size=16, dynamic=True)
+    path, _ = quantized(tmp_path / "quantized", original, "int8_token", unknown)
+    declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
+
+    assert ("inconclusive", "pass") == (declared.verdict, alone.verdict)
+    assert ["not_emulated"] == [found.code for found in declared.candidates[0].findings if found.severity != "info"]
+    assert "by group, are not emulated" in declared.reasons[0]
+
+
+def test_a_scheme_may_be_asked_for_and_split_from_the_weights(original, tmp_path):
+    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None)
+    both = evaluated(original, path, activations="int8_token", kv="fp8", split=True)
+
+    assert ["quantized", "quantized, weights alone"] == [candidate.name for candidate in both.candidates]
+    assert [({"int8_token": 14}, "fp8"), ({}, None)] == [(one.activations, one.kv) for one in both.candidates]
+    expected = kld(original, values, chunks_of(original), rounded=round_int8_token, cache=(1.0, 1.0))
+    assert expected == pytest.approx(both.candidates[0].scores.kld_mean, rel=CLOSE)
+
+
+def test_an_unknown_scheme_is_refused_before_anything_is_read(original):
+    with pytest.raises(UsageError, match="--activations fp8: choose one of declared, none, fp8_token"):
+        evaluated(original, original, activations="fp8")
+
+
+def test_a_baseline_with_other_activations_is_refused(original, tmp_path):
+    path, _ = quantized(tmp_path / "quantized", original, "fp8_token")
+    declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
+
+    with pytest.raises(UsageError, match="rounding of activations"):
+        quanterr.judge(declared, baseline=alone)
+
+
+class TestFindings:
+    @pytest.mark.parametrize(("ratio", "expected"), [(1.0, []), (1.2, ["info"]), (4.0, ["warning"])])
+    def test_scales_of_weights_that_runtimes_fuse_are_held_against_each_other(
+        self, original, tmp_path, ratio, expected
+    ):
+        path, values = quantized(tmp_path / "quantized", original, "nvfp4", None)
+        tensors = load_file(path / "model.safetensors")
+        shared = {}
+        for name in [name for name in tensors if name.endswith(".weight_global_scale")]:
+            key = name.removesuffix("_global_scale")
+            of_one = max(float(values[key].abs().max()), 1.2)  # one range for all, so that all have one scale
+            factor = torch.tensor([448 * 6 / of_one])
+            shared[key] = factor / (ratio if "layers.1.self_attn.k_proj" in key else 1)
+        for key, factor in shared.items():
+            parts, values[key] = with_factor(stored(original)[key], factor)
+            tensors |= {f"{key}{part}": value.contiguous() for part, value in parts.items()}
+        save_file(tensors, path / "model.safetensors", {"format": "pt"})
+        report = quanterr.compare(original, path)
+        found = [finding for finding in report.findings if finding.code == "sibling_scales"]
+
+        assert expected == [finding.severity for finding in found]
+        for finding in found:
+            (key, x) = (
+                "model.layers.1.self_attn.k_proj.weight",
+                stored(original)["model.layers.1.self_attn.k_proj.weight"],
+            )
+            fused = values[key].double() / ratio
+            snr_db = 10 * math.log10(float(x.double().square().sum() / (fused - x.double()).square().sum()))
+            assert [key] == finding.evidence["layers"]
+            assert snr_db == pytest.approx(finding.evidence["as_fused_db"], abs=1e-6)
+
+    def test_fp8_of_comfyui_without_a_scale_of_inputs_is_noted(self, tmp_path):
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        scale = x.abs().max() / 448
+        label = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
+        tensors = {"a.weight": (x / scale).to(E4M3), "a.weight_scale": scale, "a.comfy_quant": label}
+        save_file({"a.weight": x}, tmp_path / "x.safetensors")
+        for name, more in (("without", {}), ("with", {"a.input_scale": torch.tensor(0.1)})):
+            save_file(tensors | more, tmp_path / f"{name}.safetensors")
+        codes = [
+            [
+                found.code
+                for found in quanterr.compare(tmp_path / "x.safetensors", tmp_path / f"{name}.safetensors").findings
+            ]
+            for name in ("without", "with")
+        ]
+
+        assert [True, False] == ["no_input_scale" in found for found in codes]
+
+
+def with_factor(tensor, factor):
+    """NVFP4 with that factor, a divisor."""
+    blocks = tensor.reshape(len(tensor), -1, 16)
+    scale = (factor * blocks.abs().amax(-1, keepdim=True) / 6).clamp(max=448).to(E4M3)
+    values = nearest(blocks / (scale.float() / factor), LEVELS)
+    codes = (torch.bucketize(values.abs(), LEVELS) + 8 * (values < 0)).reshape(tensor.shape).to(torch.uint8)
+    parts = {
+        "_packed": codes[:, ::2] | codes[:, 1::2] << 4,
+        "_scale": scale.reshape(len(tensor), -1),
+        "_global_scale": factor,
+    }
+    return parts, (values * (scale.float() / factor)).reshape(tensor.shape)
