@@ -302,7 +302,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
 
     Attributes:
         text: a text file, read through the original's tokenizer.json; or
-        tokens: a safetensors file with one tensor of token ids.
+        tokens: a safetensors file with one tensor of token ids; or
+        inputs: recorded calls of a model of diffusers; see evaluation/calls.py.
         tasks: files of questions with choices; see evaluation/tasks.py.
         context: tokens of a chunk; predictions of its second half are scored.
         chunks: how many chunks at most; all of them where it is None.
@@ -325,6 +326,14 @@ class EvaluateOptions(ReadOptions, GateOptions):
     tokens: Annotated[
         Path | None,
         Option("Token ids instead: a safetensors file with one tensor of integers.", TEXT, "FILE"),
+    ] = None
+    inputs: Annotated[
+        Path | None,
+        Option(
+            "Recorded calls of a denoiser of diffusers instead: a safetensors file with tensors CALL/ARGUMENT.",
+            TEXT,
+            "FILE",
+        ),
     ] = None
     tasks: Annotated[
         Iterable[Path],
@@ -452,6 +461,7 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
 
     text: Path | None
     tokens: Path | None
+    inputs: Path | None
     tasks: Iterable[Path]
     context: int
     chunks: int | None

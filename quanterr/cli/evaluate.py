@@ -66,7 +66,15 @@ def evaluate(
     from quanterr.report.files import check_place
     from quanterr.report.gate_results import exit_status
 
-    inputs = [original, *(candidates or []), options.text, options.tokens, *options.tasks, options.baseline]
+    inputs = [
+        original,
+        *(candidates or []),
+        options.text,
+        options.tokens,
+        options.inputs,
+        *options.tasks,
+        options.baseline,
+    ]
     to = show.targets(inputs, OUTPUTS)
     rules = prepare(options, KINDS[SCHEMA])
     by_products = {

@@ -22,10 +22,12 @@ from math import isfinite
 from typing import NamedTuple, Unpack
 
 import torch
+from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.errors import UsageError
 from quanterr.evaluation import models, together
+from quanterr.evaluation.calls import Calls, read_calls
 from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
@@ -64,6 +66,7 @@ from quanterr.report.subjects import overall
 from quanterr.selection import Selection
 from quanterr.tensors.devices import described, pick_device
 from quanterr.util.company import Company, company_of_environment
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
@@ -195,27 +198,41 @@ def _write_by_products(
     if chosen.saliency_out is not None:
         for name, weight, product in lockstep.weights():
             saliency.add(name, weight, product)
-        saliency.write(os.fspath(chosen.saliency_out), original.path, prepared.text.source)
+        saliency.write(os.fspath(chosen.saliency_out), original.path, prepared.source)
     if chosen.importance_out is not None:
-        origin = Origin(prepared.text.source, chosen.context, len(prepared.chunks.given))
+        origin = Origin(prepared.source, chosen.context, len(prepared.given))
         write_importance(os.fspath(chosen.importance_out), lockstep.moments(), architecture_of(original), origin)
 
 
 class _Prepared(NamedTuple):
     """What is known before a weight is read."""
 
-    architecture: models.Architecture
-    text: Text
-    chunks: Chunks
+    architecture: models.Architecture | models.Denoiser
+    text: Text | None
+    chunks: Chunks | Calls
     tasks: list[Asked]
-    like: Likeness
+    like: Likeness | None
     vocabulary: int
     tokenizer: str | None  # fingerprint
 
     @property
     def doubts(self) -> list[str]:
         """Why numbers of this text say nothing."""
+        if self.like is None or isinstance(self.chunks, Calls):
+            return []
         return self.like.doubts(len(self.chunks.raw), self.vocabulary)
+
+    @property
+    def source(self) -> str:
+        """What both sides read."""
+        return self.chunks.source if isinstance(self.chunks, Calls) else self.text.source if self.text else ""
+
+    @property
+    def given(self) -> Tensor:
+        """Token ids as the model gets them."""
+        if isinstance(self.chunks, Calls):
+            raise UsageError("recorded calls hold no tokens: --sensitivity, --importance-out need a text")
+        return self.chunks.given
 
 
 def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
@@ -224,6 +241,9 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
         raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
     device = pick_device(chosen.device)
     with model_folder(original) as folder:
+        denoiser = models.denoiser_config(folder)
+        if denoiser is not None or chosen.inputs is not None:
+            return _of_calls(chosen, denoiser, dtype, device)
         config = models.read_config(folder)
         text = _text(chosen, folder)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
@@ -235,6 +255,24 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
         option = "--task" if tasks else "--sensitivity"
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     return _Prepared(architecture, text, chunks, tasks, likeness(text, chunks.raw), vocabulary, tokenizer)
+
+
+def _of_calls(
+    chosen: EvaluateOptions, config: JsonObject | None, dtype: torch.dtype, device: torch.device
+) -> "_Prepared":
+    """A model of diffusers, and the calls that it gets."""
+    if config is None:
+        raise UsageError("--inputs: for models of diffusers, whose config.json has a _class_name; others take --text")
+    if chosen.inputs is None or chosen.text is not None or chosen.tokens is not None:
+        name = display(str(config["_class_name"]))
+        raise UsageError(
+            f"{name} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
+        )
+    for option, given in (("--task", chosen.tasks), ("--sensitivity", chosen.sensitivity)):
+        if given:
+            raise UsageError(f"{option}: for models that continue a text")
+    calls = read_calls(os.fspath(chosen.inputs))
+    return _Prepared(models.Denoiser(config, dtype, device), None, calls, [], None, 0, None)
 
 
 def _saliency(chosen: EvaluateOptions) -> Saliency:
@@ -254,9 +292,9 @@ def _profiled(
     """Predictions by weight of each candidate, where the sensitivity is asked for."""
     if chosen.sensitivity is None:
         return [{} for _ in found]
-    given = prepared.chunks.given[: chosen.sensitivity_chunks]
+    given = prepared.given[: chosen.sensitivity_chunks]
     profiled = profile_of(prepared.architecture, sides, found, given)
-    write_sensitivity(os.fspath(chosen.sensitivity), profiled, sides.checkpoint.path, prepared.text.source, given)
+    write_sensitivity(os.fspath(chosen.sensitivity), profiled, sides.checkpoint.path, prepared.source, given)
     return profiled.predictions
 
 
@@ -305,6 +343,7 @@ def _evaluated(
         scores=outcome.scores,
         predicted_kld=sum(known) if known else None,
         embeddings=outcome.embeddings,
+        outputs=outcome.outputs,
         tasks=tasks,
         not_finite=outcome.not_finite,
         blocks=outcome.blocks,
@@ -336,9 +375,13 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> It
 
 def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
     scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
+    if isinstance(prepared.chunks, Calls) or prepared.like is None:
+        calls = prepared.chunks
+        assert isinstance(calls, Calls)  # noqa: S101 - what has no likeness is recorded calls
+        return Tokens(calls.source, calls.sha256, 0, len(calls.calls), 0)
     raw = prepared.chunks.raw
     return Tokens(
-        prepared.text.source,
+        prepared.source,
         fingerprint(raw),
         chosen.context,
         len(raw),

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, Interrupted
+from quanterr.evaluation.calls import Call, Calls, Measured
 from quanterr.evaluation.memory import keep_memory_for_activations
-from quanterr.evaluation.models import Architecture
+from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.rounding import RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
@@ -21,7 +22,7 @@ from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import Chunks
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import Measures
-from quanterr.report.evaluation.model import BlockError, Embeddings, WeightError
+from quanterr.report.evaluation.model import BlockError, Embeddings, Outputs, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
@@ -36,6 +37,7 @@ class Outcome:
 
     scores: ReportedScores | None = None
     embeddings: Embeddings | None = None
+    outputs: Outputs | None = None
     not_finite: str | None = None
     blocks: list[BlockError] = field(default_factory=list)
     weights: list[WeightError] = field(default_factory=list)
@@ -56,11 +58,28 @@ class Pace(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """A micro-batch: its number, and its chunks (n, context) as the model gets them and as they are in the text."""
+    """A micro-batch: its number, and its chunks (n, context) as the model gets them and as they are in the text.
+
+    Of recorded calls it is one call.
+    """
 
     number: int
-    given: Tensor
-    raw: Tensor
+    given: Any
+    raw: Any
+    tokens: int
+
+
+def _batches(chunks: Chunks | Calls, size: int) -> list[_Batch]:
+    if isinstance(chunks, Calls):
+        return [_Batch(n, call, call, _tokens_of(call)) for n, call in enumerate(chunks.calls)]
+    split = zip(*(torch.split(each, size) for each in chunks), strict=True)
+    return [_Batch(number, given, raw, given.numel()) for number, (given, raw) in enumerate(split)]
+
+
+def _tokens_of(call: Call) -> int:
+    """About as many vectors go through a model's weights."""
+    tensors = [value for value in call.arguments.values() if isinstance(value, Tensor) and value.dim()]
+    return max((value.numel() // max(value.shape[-1], 1) for value in tensors), default=1)
 
 
 @dataclass
@@ -79,6 +98,7 @@ class _Side:
         return {
             "scores": self.measures.scores.columns,
             "embedded": (embedded.of_x, embedded.of_y, _plain(embedded.error)),
+            "outputs": {number: tuple(row) for number, row in self.measures.outputs.calls.items()},
             "blocks": {name: _plain(error) for name, error in self.blocks.items()},
             "not_finite": list(self.not_finite),
         }
@@ -90,6 +110,7 @@ class _Side:
         embedded.of_x |= of_x
         embedded.of_y |= of_y
         embedded.error.parts |= _parts(error)
+        self.measures.outputs.calls |= {number: Measured(*row) for number, row in found["outputs"].items()}
         for name, parts in found["blocks"].items():
             self.blocks.setdefault(name, HiddenError()).parts |= _parts(parts)
         self.not_finite |= set(found["not_finite"])
@@ -110,10 +131,10 @@ class Lockstep:
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: Architecture | Denoiser,
         sides: Sides,
         candidates: Sequence[Candidate],
-        chunks: Chunks,
+        chunks: Chunks | Calls,
         pace: Pace,
     ) -> None:
         """Build a model for each side; no weight is read but those that are in no unit.
@@ -124,8 +145,9 @@ class Lockstep:
         keep_memory_for_activations()
         self._workload, self._pace = architecture.workload, pace
         self.model = architecture.build()
-        split = enumerate(zip(*(torch.split(each, pace.batch) for each in chunks), strict=True))
-        self._batches = [_Batch(number, *both) for number, both in split][pace.rank :: pace.world]
+        self._batches = _batches(chunks, pace.batch)[pace.rank :: pace.world]
+        if isinstance(chunks, Calls):
+            chunks.check(self.model)
         inputs = [self._workload.inputs(self.model, architecture.config, batch.given) for batch in self._batches]
         names = _complete(Names(self.model, sides.weights), sides)
         self._original = Stream(self.model, names, sides.get, inputs, architecture.device)
@@ -167,7 +189,7 @@ class Lockstep:
         unit.load(tensors)
         units = [side.stream.units[unit.name] for side in self._others]
         others = [_shared(side.stream.tensors(unit), tensors) for side in self._others]
-        tokens = sum(batch.given.numel() for batch in self._batches)
+        tokens = sum(batch.tokens for batch in self._batches)
         watching = OutputErrors(self._products, tokens, self._pace.with_moments)
         watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
@@ -209,8 +231,9 @@ class Lockstep:
             del other
             result = side.stream.result(batch)
             if base is not None and result is not None:
-                number, _, chunks = self._batches[batch]
-                if not self._workload.measure(base, result, chunks, number * self._pace.batch, side.measures):
+                own = self._batches[batch]
+                first = own.number * self._pace.batch
+                if not self._workload.measure(base, result, own.raw, first, side.measures):
                     side.not_finite.add(LOGITS)
 
     def _outcome(self, n: int) -> Outcome:
@@ -227,6 +250,8 @@ class Lockstep:
                 outcome.not_finite = "the perplexity"
         if not_finite is None and measures.embedded.chunks:
             outcome.embeddings = measures.embedded.result()
+        if not_finite is None and measures.outputs.calls:
+            outcome.outputs = measures.outputs.result()
         return outcome
 
     def _weights(self, n: int) -> list[WeightError]:

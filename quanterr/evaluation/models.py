@@ -11,10 +11,12 @@ from torch import nn
 
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.evaluation.folder import ModelFolder
-from quanterr.evaluation.workload import Workload, workload_of
+from quanterr.evaluation.workload import CALLS, Workload, workload_of
 from quanterr.tensors.devices import CPU
+from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display
 
+DIFFUSION = 'evaluate --inputs needs diffusers: pip install "quanterr[diffusion]"'
 EXTRA = 'evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"'
 
 
@@ -84,6 +86,57 @@ class Architecture:
             ) from error
         found: nn.Module = model.eval().requires_grad_(False)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Denoiser:
+    """A model of diffusers, as its config.json says: see :class:`Architecture`."""
+
+    config: JsonObject
+    dtype: torch.dtype
+    device: torch.device = CPU
+
+    @property
+    def workload(self) -> Workload:
+        """Recorded calls."""
+        return CALLS
+
+    def build(self) -> nn.Module:
+        """The model, its parameters on the meta device and its buffers real.
+
+        Raises:
+            UsageError: diffusers is not installed.
+            CheckpointError: diffusers cannot build it.
+        """
+        try:
+            import diffusers
+        except ImportError as error:
+            raise UsageError(DIFFUSION) from error
+        name = str(self.config.get("_class_name"))
+        kind = getattr(diffusers, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise CheckpointError(f"config.json: diffusers {diffusers.__version__} has no model {display(name)}")
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(self.dtype)
+            with _parameters_on_meta(), CPU:
+                model = kind.from_config(self.config)  # type: ignore[attr-defined] # of diffusers' ModelMixin
+            _move_buffers(model, self.device)
+        except Exception as error:
+            raise CheckpointError(f"config.json: diffusers cannot build {name}: {display(str(error), 500)}") from error
+        finally:
+            torch.set_default_dtype(before)
+        found: nn.Module = model.eval().requires_grad_(False)
+        return found
+
+
+def denoiser_config(folder: ModelFolder) -> JsonObject | None:
+    """The config.json of a model of diffusers; None where the folder holds none."""
+    try:
+        fields = as_object(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None  # what reads it for transformers says why
+    return fields if "_class_name" in fields else None
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -29,7 +29,8 @@ class Names:
             rename_source_key,
         )
 
-        mapping = get_model_conversion_mapping(model)
+        own = hasattr(model, "base_model_prefix")  # models of diffusers are stored under their own names
+        mapping = get_model_conversion_mapping(model) if own else []
         renamings = [row for row in mapping if isinstance(row, WeightRenaming)]
         converters = [row for row in mapping if isinstance(row, WeightConverter)]
         by_pattern = {pattern: row for row in converters for pattern in row.source_patterns}
@@ -39,7 +40,9 @@ class Names:
         self.made: dict[str, tuple[Any, list[tuple[str, str]]]] = {}  # first name → converter, (pattern, stored name)s
         self.unexpected: list[str] = []
         for key in sorted(stored, key=dot_natural_key):
-            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, self.known)
+            name, pattern = rename_source_key(
+                key, renamings, converters, getattr(model, "base_model_prefix", ""), self.known
+            )
             if name not in self.known and key in self.known:
                 name, pattern = key, None
             if name not in self.known:

@@ -6,7 +6,7 @@ from math import isfinite
 
 from torch import Tensor
 
-from quanterr.evaluation.models import Architecture
+from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.sensitivity import Profile, profile
 from quanterr.evaluation.sides import Candidate, Sides
@@ -34,7 +34,9 @@ class Profiled:
     predictions: list[dict[str, float]] = field(default_factory=list)
 
 
-def profile_of(architecture: Architecture, sides: Sides, candidates: Sequence[Candidate], given: Tensor) -> Profiled:
+def profile_of(
+    architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor
+) -> Profiled:
     """One pass through the original and back, with the errors of the candidates where each unit is loaded."""
     model = architecture.build()
     names = Names(model, sides.weights)

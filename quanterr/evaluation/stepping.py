@@ -66,11 +66,15 @@ def _moved(value: object, device: torch.device) -> object:
 
 
 def _told(error: BaseException, model: nn.Module) -> BaseException:
-    """What is said of an error of the model's own code, which wants other inputs than tokens, perhaps."""
+    """What is said of an error of the model's own code, which wants other inputs, perhaps."""
     if isinstance(error, QuanterrError | MemoryError) or is_out_of_memory(error):
         return error
     name = type(model).__name__
-    return CheckpointError(f"config.json: transformers' {name} cannot read tokens alone: {display(str(error), 300)}")
+    if hasattr(model, "base_model_prefix"):
+        return CheckpointError(
+            f"config.json: transformers' {name} cannot read tokens alone: {display(str(error), 300)}"
+        )
+    return UsageError(f"--inputs: {name} cannot take a call: {display(str(error), 300)}")
 
 
 class Stream:
@@ -124,8 +128,11 @@ class Stream:
     def run(self, batch: int) -> object:
         """Run the unit that a micro-batch waits for, whose weights are loaded; its output."""
         unit, args, kwargs = self.taken(batch)
-        with torch.inference_mode():
-            return unit.forward(*args, **kwargs)
+        try:
+            with torch.inference_mode():
+                return unit.forward(*args, **kwargs)
+        except Exception as error:
+            raise _told(error, self.model) from error
 
     def taken(self, batch: int) -> Asked:
         """The unit that a micro-batch waits for, and its arguments, which are then held by nobody else."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quanterr.errors import UsageError
 from quanterr.evaluation.folder import ModelFolder
-from quanterr.evaluation.models import Architecture
+from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Get, Names
 from quanterr.evaluation.rounding import Rounding, RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
@@ -107,7 +107,7 @@ def sequence(tokenizer: Any, context: str, continuation: str) -> Scored:
 
 
 def loglikelihoods(
-    architecture: Architecture,
+    architecture: Architecture | Denoiser,
     stored: Sequence[str],
     get: Get,
     sequences: Sequence[Scored],
@@ -171,7 +171,7 @@ def _of(logits: Tensor, of: Scored) -> Likelihood:
 
 
 def answered(
-    architecture: Architecture, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
+    architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
 ) -> list[list[Task]]:
     """Every task by every candidate, held against the original's answers."""
     sequences = [each for task in tasks for each in task.sequences]

@@ -13,13 +13,16 @@ import torch
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import Interrupted
+from quanterr.evaluation.calls import Calls
 from quanterr.evaluation.lockstep import Lockstep
 from quanterr.evaluation.tokens import Chunks, fingerprint
 from quanterr.util.company import LOOK, Company
 from quanterr.version import __version__
 
 
-def agree(company: Company | None, checkpoints: Sequence[Checkpoint], chunks: Chunks, *settings: object) -> None:
+def agree(
+    company: Company | None, checkpoints: Sequence[Checkpoint], chunks: Chunks | Calls, *settings: object
+) -> None:
     """See that all ranks evaluate the same.
 
     Raises:
@@ -30,7 +33,7 @@ def agree(company: Company | None, checkpoints: Sequence[Checkpoint], chunks: Ch
             {
                 "quanterr": __version__,
                 "inputs": [checkpoint.identity for checkpoint in checkpoints],
-                "tokens": [fingerprint(each) for each in chunks],
+                "tokens": [chunks.sha256] if isinstance(chunks, Calls) else [fingerprint(each) for each in chunks],
                 "settings": settings,
             }
         )

@@ -96,7 +96,8 @@ def _own(full: str, owner: nn.Module) -> Iterator[Slot]:
 
 def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
     """The units by their names, in the order of the model; their weights are on that device."""
-    whole = set(getattr(model, "_no_split_modules", None) or ())
+    kinds = ("_no_split_modules", "_repeated_blocks")  # of transformers and of diffusers
+    whole = {name for kind in kinds for name in getattr(model, kind, None) or ()}
     units: dict[str, Unit] = {}
     for name, module in model.named_modules():
         if not name or any(name.startswith(f"{unit}.") for unit in units):

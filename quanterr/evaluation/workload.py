@@ -11,10 +11,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from quanterr.evaluation.calls import Call, OutputMeasures, output_of
 from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.scores import Scores
 
-Kind = Literal["causal", "sequence to sequence", "encoder"]
+Kind = Literal["causal", "sequence to sequence", "encoder", "calls"]
 Inputs = dict[str, object]  # arguments of a model's forward
 
 
@@ -24,6 +25,7 @@ class Measures:
 
     scores: Scores = field(default_factory=Scores)
     embedded: Embedded = field(default_factory=Embedded)
+    outputs: OutputMeasures = field(default_factory=OutputMeasures)
 
 
 class Workload(Protocol):
@@ -92,7 +94,27 @@ class Encoder:
         return True
 
 
-CAUSAL, SEQUENCE, ENCODER = Causal(), SequenceToSequence(), Encoder()
+class Recorded:
+    """Gets recorded calls: its outputs are compared."""
+
+    kind: Kind = "calls"
+    loader = ""
+
+    def inputs(self, model: nn.Module, config: object, chunks: Any) -> Inputs:
+        """The arguments of a call, numbers in the dtype of the model."""
+        dtype = next(parameter.dtype for parameter in model.parameters())
+        given: Call = chunks
+        return {
+            key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            for key, value in given.arguments.items()
+        }
+
+    def measure(self, base: Any, other: Any, chunks: Any, first: int, to: Measures) -> bool:
+        """The output of a call."""
+        return to.outputs.add(first, chunks, output_of(base), output_of(other))
+
+
+CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Recorded()
 
 
 def workload_of(config: Any) -> Workload:

@@ -12,7 +12,7 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 from quanterr.util.text import display
 
-SCHEMA_VERSION = "1.2"  # 1.1 adds a checksum, findings, and what the text is like; 1.2 activations and kv
+SCHEMA_VERSION = "1.2"  # 1.1 adds a checksum, findings, and what the text is like; 1.2 activations, kv, outputs
 
 Number = FiniteFloat | None
 
@@ -106,6 +106,36 @@ class Embeddings:
 
 
 @dataclass(slots=True)
+class StepError:
+    """The error of calls of one step."""
+
+    step: int
+    output_error: Number
+    calls: int
+
+
+@dataclass(slots=True)
+class Outputs:
+    """How far the outputs of recorded calls are apart, both sides given the same."""
+
+    output_error: Annotated[
+        Number, Score("output error", "lower", "%", column=0), Field(description="mean over calls of ‖y - x‖² / ‖x‖²")
+    ]
+    output_error_se: Annotated[Number, Field(description="standard error over groups; null of one alone")]
+    output_snr_db: Annotated[
+        Number,
+        Score("output SNR", "higher", "dB", column=1),
+        Field(description="-10·log10 of that; null: no error [dB]"),
+    ]
+    output_cosine: Annotated[Number, Score("cosine", "higher", column=3), Field(description="mean over calls")]
+    output_error_worst: Annotated[Number, Score("worst call", "lower", "%", column=2), Field(description="of any call")]
+    worst_call: Annotated[str, Field(description="its name in the file")]
+    calls: int
+    groups: int
+    steps: Annotated[list[StepError], Field(description="by step, where calls say theirs")]
+
+
+@dataclass(slots=True)
 class Task:
     """Questions with choices, answered by log-likelihood."""
 
@@ -187,6 +217,7 @@ class Evaluated:
         default_factory=dict
     )
     kv: Annotated[str | None, Field(description="scheme by which keys and values were rounded; null: none")] = None
+    outputs: Annotated[Outputs | None, Field(description="of recorded calls; null of a model that reads tokens")] = None
 
     def value(self, metric: str) -> float | None:
         """A number of its scores or embeddings, predicted_kld, the least of its tasks; None where it has none."""
@@ -195,7 +226,7 @@ class Evaluated:
         if metric in OF_TASKS:
             values = [getattr(task, metric) for task in self.tasks]
             return None if None in values or not values else min(values)
-        for part in (self.scores, self.embeddings):
+        for part in (self.scores, self.embeddings, self.outputs):
             if part is not None and metric in part.__dataclass_fields__:
                 found: float | None = getattr(part, metric)
                 return found
@@ -224,7 +255,7 @@ class Evaluation(Document):
     original: str = Field(description="path")
     original_bytes: int
     model: str = Field(description="class of transformers")
-    kind: Literal["causal", "sequence to sequence", "encoder"]
+    kind: Literal["causal", "sequence to sequence", "encoder", "calls"]
     dtype: str = Field(description="in which both sides compute")
     tokens: Tokens
     candidates: list[Evaluated]
@@ -290,11 +321,12 @@ def _short(value: float | None) -> str:
 # Numbers that gates may ask for: those of scores and embeddings but counts, and the least of the tasks.
 METRICS = (
     *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in ("tokens", "chunks")),
+    *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error is that of weights
     "predicted_kld",
     *OF_TASKS,
 )
 
 
 OF_PREDICTIONS = scores_of(Scores)
-OF_EMBEDDINGS = scores_of(Embeddings)
-SCORES = OF_PREDICTIONS | scores_of(Evaluated) | OF_EMBEDDINGS | scores_of(Task)
+OF_EMBEDDINGS, OF_OUTPUTS = scores_of(Embeddings), scores_of(Outputs)
+SCORES = OF_PREDICTIONS | scores_of(Evaluated) | OF_EMBEDDINGS | OF_OUTPUTS | scores_of(Task)

@@ -1,6 +1,14 @@
 """Numbers of an evaluation as people read them, with their errors; the same in all outputs."""
 
-from quanterr.report.evaluation.model import OF_EMBEDDINGS, OF_PREDICTIONS, SCORES, Evaluated, Evaluation, Task
+from quanterr.report.evaluation.model import (
+    OF_EMBEDDINGS,
+    OF_OUTPUTS,
+    OF_PREDICTIONS,
+    SCORES,
+    Evaluated,
+    Evaluation,
+    Task,
+)
 from quanterr.report.formatting import in_units
 from quanterr.util.text import count
 
@@ -28,7 +36,7 @@ def inputs_line(candidate: Evaluated) -> str:
 
 def shown(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Titles and metrics of what is shown of it."""
-    kinds = OF_EMBEDDINGS if evaluation.kind == "encoder" else OF_PREDICTIONS
+    kinds = {"encoder": OF_EMBEDDINGS, "calls": OF_OUTPUTS}.get(evaluation.kind, OF_PREDICTIONS)
     own = {name: score for name, score in kinds.items() if score.column is not None}
     if any(candidate.predicted_kld is not None for candidate in evaluation.candidates):
         own["predicted_kld"] = SCORES["predicted_kld"]
@@ -54,6 +62,8 @@ def base_line(evaluation: Evaluation) -> str:
     scored = f", {tokens.scored:,} predictions scored" if tokens.scored else ""
     first = next((c.scores for c in evaluation.candidates if c.scores is not None), None)
     ppl = "" if first is None else f"; PPL {first.ppl_original:.5g} ± {first.ppl_original_se:.2g}"
+    if evaluation.kind == "calls":
+        return f"{evaluation.model} in {evaluation.dtype}: {count(tokens.chunks, 'call')}"
     chunks = count(tokens.chunks, "chunk")
     return f"{evaluation.model} in {evaluation.dtype}: {chunks} of {tokens.context:,} tokens{scored}{ppl}"
 
