@@ -383,7 +383,9 @@ class TestSweep:
         assert ["a.up_proj.weight"] == [layer.layer_name for layer in found.layers]
 
         some = quanterr.sweep(path, ["int4_g32"], device="cpu").candidates[0]
-        assert ["nonstandard_file"] == [finding.code for finding in some.findings]
+        assert ["left_unquantized"] == [finding.code for finding in some.findings]
+        planned = quanterr.plan(path, to=["int4_g32", "int4_g8"], bits=6)
+        assert "int4_g32: 1 weight cannot be stored and stays: a.up_proj.weight" in planned.notes[-1]
         assert (
             "1 weight cannot be stored and stays: a.up_proj.weight (int4_g32: its 40 columns"
             in some.findings[0].message

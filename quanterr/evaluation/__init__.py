@@ -52,6 +52,7 @@ from quanterr.evaluation.tokens import (
 from quanterr.evaluation.workload import CAUSAL
 from quanterr.findings import finding
 from quanterr.findings.configs import of_configs
+from quanterr.findings.files import RECIPE, of_notes
 from quanterr.gates import Prepared, prepare
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
@@ -364,6 +365,8 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> It
         yield finding("identical", "warning", None, message, "check that it is the quantized one")
     yield from of_configs(candidate.sides.checkpoint, candidate.checkpoint)
     yield from of_rounding(candidate.rounding)
+    if candidate.checkpoint.kind == RECIPE:
+        yield from of_notes(candidate.checkpoint)
     if candidate.checkpoint.gguf is not None:  # which has its own: a tokenizer.json beside it is another model's
         return
     with model_folder(candidate.checkpoint) as folder:

@@ -15,7 +15,8 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.memory import room_for_weight
-from quanterr.evaluation.rounding import NONE, Rounding
+from quanterr.evaluation.rounding import DECLARED, NONE, Rounding
+from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
@@ -81,7 +82,9 @@ class Candidate:
         self.plan: Plan = choose_alternatives(
             pair(sides.checkpoint, quantized, Selection([]), sides._recognized), undo=False
         )
-        self.rounding = Rounding(self.plan, quantized.entries, activations, kv, sides.device)
+        virtual = quantized.kind == RECIPE  # its files are none, and declare nothing
+        inputs, cache = (NONE if virtual and way == DECLARED else way for way in (activations, kv))
+        self.rounding = Rounding(self.plan, quantized.entries, inputs, cache, sides.device)
         self.found = {each.name: (each.quantized, self._back(each)) for each in self.plan.pairs}
         self.unfolded = self._unfolded()
         left = [item for item in self.plan.leftovers if item.bucket not in NOT_NEEDED]

@@ -60,7 +60,7 @@ def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     if found is None or found.excess_db >= NEAR_DB or not _shows_all(pair, done, found):
         return False
     part = _told(pair, found, method)
-    return part is None or _severity_of_part(pair, part, method) == "info"
+    return part is None or _severity_of_part(pair, found, part, method) == "info"
 
 
 def is_usual(pair: Pair, done: ComparedWeight, method: Method) -> bool:
@@ -129,7 +129,7 @@ def of_attainable(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[
     rounded = _rounding(done, found)
     severity, part = _severity(pair, found, method, rounded), _told(pair, found, method)
     if part and severity in (None, "info"):
-        yield _of_part(pair, part, method)
+        yield _of_part(pair, found, part, method)
     elif severity:
         yield _of_weight(pair, found, severity, part, rounded)
     if _clips(pair, found):
@@ -191,10 +191,10 @@ def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None, 
     )
 
 
-def _of_part(pair: Pair, part: Part, method: Method) -> Finding:
+def _of_part(pair: Pair, found: Attainable, part: Part, method: Method) -> Finding:
     return finding(
         KINDS[part.kind],
-        _severity_of_part(pair, part, method),
+        _severity_of_part(pair, found, part, method),
         pair.name,
         f"{display(pair.name)}: {_described(part)}",
         "compare them with what the quantizer wrote",
@@ -202,11 +202,12 @@ def _of_part(pair: Pair, part: Part, method: Method) -> Finding:
     )
 
 
-def _severity_of_part(pair: Pair, part: Part, method: Method) -> str:
+def _severity_of_part(pair: Pair, found: Attainable, part: Part, method: Method) -> str:
     """A warning from some size on, but for what a format or a method leaves in parts.
 
     That are scales or a branch that were rounded after the codes; columns in which errors were piled up, and no factor
-    explains them; and those of factors that were undone, which are known as well as codes of few bits show them.
+    explains them; those of factors that were undone, which are known as well as codes of few bits show them; and what
+    is so small that its scale has few bits left.
     """
     scaled = part.apart
     rounded = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts)
@@ -214,7 +215,16 @@ def _severity_of_part(pair: Pair, part: Part, method: Method) -> str:
     piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
     undone = method.folded and part.snr_db > UNDONE_DB
     small = _lost_db(part) < (SCALED_DB if scaled else PART_DB)
-    return "info" if small or afterwards or piled_up or undone else "warning"
+    return "info" if small or afterwards or piled_up or undone or _is_of_least_scales(pair, found, part) else "warning"
+
+
+def _is_of_least_scales(pair: Pair, found: Attainable, part: Part) -> bool:
+    """Whether an error is no larger than what half of the least scale that can be stored makes of the codes."""
+    least, levels = least_scale(pair), pair.quantized.levels
+    if part.kind != "tile" or not least or levels is None:
+        return False
+    squared_error = 10 ** (part.louder_db / 10) * found.e_sq / max(found.n, 1)
+    return sqrt(squared_error) <= least * (levels.highest - levels.lowest) / 2
 
 
 def _lost_db(part: Part) -> float:
@@ -252,7 +262,7 @@ def _told(pair: Pair, found: Attainable, method: Method) -> Part | None:
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_codes(part))]
 
     def order(part: Part) -> tuple[bool, bool, int]:
-        small = _severity_of_part(pair, part, method) == "info"
+        small = _severity_of_part(pair, found, part, method) == "info"
         return small, part.kind == "tile" or not part.apart, part.number * part.size
 
     return min(parts, key=order, default=None)
@@ -332,10 +342,14 @@ def _clipping(pair: Pair, found: Attainable) -> Finding:
     )
 
 
+def least_scale(pair: Pair) -> float:
+    """The least that the format's scales can be, where that is known; 0 of others."""
+    return min((row.least_scale for row in rows_of(pair.quantized.format)), default=0.0)
+
+
 def underflows(pair: Pair, sums: Sums) -> bool:
     """Whether the original's values are too small for the scales of its format, which are float16 in GGUF."""
-    least = min((row.least_scale for row in rows_of(pair.quantized.format)), default=0.0)
-    levels = pair.quantized.levels
+    least, levels = least_scale(pair), pair.quantized.levels
     if not sums.n or not sums.x_sq:
         return False
     return sqrt(as_float(sums.x_sq) / sums.n) < least * (levels.highest - levels.lowest if levels else 1)

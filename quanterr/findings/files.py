@@ -11,6 +11,7 @@ from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
+LEFT, RECIPE = "left_unquantized", "recipe"  # a kind of checkpoint
 UNREAD = "unread_weights"
 MAX_NOTES = 20
 
@@ -21,9 +22,10 @@ LOADED = {"load_in_4bit": 4, "load_in_8bit": 8}
 
 
 def of_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What was noted when the files were opened."""
+    """What was noted when the files were opened, or what a recipe cannot store."""
+    code = LEFT if checkpoint.kind == RECIPE else NOTE
     for note in checkpoint.notes[:MAX_NOTES]:
-        yield finding(NOTE, "warning", None, note)
+        yield finding(code, "warning", None, note)
     if more := checkpoint.notes[MAX_NOTES:]:
         yield finding(NOTE, "warning", None, f"{display(checkpoint.path)}: {count(len(more), 'more note')}")
 

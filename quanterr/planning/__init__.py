@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple, Unpack
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
+from quanterr.findings.files import LEFT
 from quanterr.knapsack import Choice, path, solve
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
@@ -162,6 +163,7 @@ def _planned(
     first = next(iter(reports.values()))
     curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
+    notes += [found.message for report in reports.values() for found in report.findings if found.code == LEFT]
     if left_out:
         notes.append(
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, which stay: {listed(left_out, 3)}"

@@ -355,7 +355,7 @@ CODES = {
     "sibling_scales": Code(
         ("info", "warning"),
         "weights that runtimes fuse have global scales of their own, of which a runtime takes one; a warning from a "
-        "ratio of 2 on",
+        "ratio of 4 on",
         "runtimes fuse 12 groups of weights whose global scales differ, by up to 2.14 times: "
         "model.layers.0.self_attn.k_proj.weight, model.layers.1.self_attn.k_proj.weight and 10 more; "
         "model.layers.7.self_attn.k_proj.weight has 20.6 dB as stored and 5.5 dB as fused",
@@ -367,6 +367,13 @@ CODES = {
         "57 layers in FP8 without input_scale: blocks.0.mlp.up_proj.weight and 56 more; ComfyUI takes a scale of 1 and "
         "clamps inputs at 448",
         "Calibrate an input_scale, or set full_precision_matrix_mult in the layer's label.",
+    ),
+    "left_unquantized": Code(
+        ("warning",),
+        "weights that a recipe cannot store and leaves as they are: numbers are those of the rest",
+        "gguf_q4_k: 180 weights cannot be stored and stay: model.layers.0.self_attn.q_proj.weight and 179 more "
+        "(gguf_q4_k: its 576 columns are not a multiple of 256)",
+        "Take a recipe that stores them, or read the numbers as those of the few weights that are quantized.",
     ),
     "nothing_excluded": Code(
         ("info",),

@@ -47,7 +47,7 @@ def judged(value: float | None, limit: float | None = None) -> str:
     return UNDEFINED if value is None else decisive(value, limit)
 
 
-DOUBTS = ("identical", "swapped_sides", "lossless_codes", "another_source", "config_mismatch")
+DOUBTS = ("identical", "swapped_sides", "lossless_codes", "another_source", "config_mismatch", "left_unquantized")
 
 
 def doubts(verdict: str, findings: Iterable[Finding]) -> list[str]:
