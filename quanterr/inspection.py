@@ -1,6 +1,7 @@
 """What one checkpoint stores: formats, sizes, bits per weight, problems. Reads headers and labels only."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
@@ -9,6 +10,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.findings import finding
 from quanterr.findings.files import of_config, of_notes, of_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.pairing.inputs import declared_cache, inputs_of
 from quanterr.pairing.side import Side
 from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
@@ -18,6 +20,7 @@ from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display, listed, unicode
 from quanterr.version import __version__
 
+UNKNOWN = "unknown"  # a scheme of inputs that is none of recipes/inputs.py
 UNREAD = "unread"  # what no format claims
 PLAIN = ("dense", "verbatim")
 USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")  # of config.json
@@ -70,6 +73,8 @@ def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None) -> Ins
         total=_tally(weights),
         formats=_tallies(formats),
         groups={role: _tallies(groups[role]) for role in sorted(groups)},
+        activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
+        kv="fp8" if declared_cache(side.labels.config, checkpoint.entries)[0] else None,
         decode=None if machine is None else _decode(*machine, weights, checkpoint),
         findings=[*_of_layers(weights, warnings), *_on_the_whole(side, weights)],
         weights=weights,
@@ -129,6 +134,7 @@ def _stored(side: Side, name: str, weight: Weight | None, reason: str | None) ->
     codes = side.codes[name]
     entries = [codes, *side.siblings.get(name, ())]
     shape = weight.shape if weight else codes.shape
+    inputs = inputs_of(weight, side.labels, side.checkpoint.entries) if weight else None
     n, n_bytes = prod(shape), sum(entry.nbytes for entry in entries)
     return StoredWeight(
         name=name,
@@ -147,6 +153,7 @@ def _stored(side: Side, name: str, weight: Weight | None, reason: str | None) ->
         comfy_format=weight.comfy_format if weight else None,
         evidence=list(weight.evidence) if weight else [],
         reason=reason,
+        activations=None if inputs is None else inputs.scheme or UNKNOWN,
     )
 
 

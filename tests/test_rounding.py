@@ -284,6 +284,15 @@ def test_a_baseline_with_other_activations_is_refused(original, tmp_path):
         quanterr.judge(declared, baseline=alone)
 
 
+def test_an_inspection_says_what_is_declared(original, tmp_path):
+    path, _ = quantized(tmp_path / "quantized", original, "nvfp4", cache=True)
+    found = quanterr.inspect(path)
+
+    assert ({"nvfp4": 14}, "fp8") == (found.activations, found.kv)
+    assert {"nvfp4"} == {weight.activations for weight in found.weights if "proj" in weight.name}
+    assert {None} == {weight.activations for weight in found.weights if "proj" not in weight.name}
+
+
 class TestFindings:
     @pytest.mark.parametrize(("ratio", "expected"), [(1.0, []), (1.2, ["info"]), (4.0, ["warning"])])
     def test_scales_of_weights_that_runtimes_fuse_are_held_against_each_other(

@@ -74,7 +74,7 @@ class Rounding:
         elif activations != NONE:
             coded = [pair for pair in plan.pairs if pair.quantized.has_codes and pair.quantized.matrix[0] > 1]
             self.inputs = {pair.name: Rounded(INPUT_SCHEMES[activations], Stored()) for pair in coded}
-        declared, scales = declared_cache(plan, entries)
+        declared, scales = declared_cache(plan.labels["quantized"].config, entries)
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
         self._cache = {name: self._number(entry) for name, entry in scales.items()} if self.rounds_cache else {}
         self.cached = 0  # how often keys and values were rounded

@@ -47,26 +47,25 @@ Declared = Inputs | None
 
 def declared_inputs(plan: Plan, entries: Stored) -> dict[str, Inputs]:
     """Of each quantized weight whose inputs are rounded, by the original's name. ``entries`` are the checkpoint's."""
-    labels, found = plan.labels["quantized"], {}
-    for pair in plan.pairs:
-        if not pair.quantized.has_codes or pair.quantized.matrix[0] < 2:
-            continue
-        module = _module(pair.quantized)
-        own = of_module(module, labels, entries)
-        if own is not None:
-            factors = entries.get(f"{module}.pre_quant_scale")
-            if any(label.rotated for label in labels.of(pair.quantized.name)):
-                own = Inputs(why_not="inputs are rotated first")
-            found[pair.name] = own._replace(factors=factors)
-    return found
+    labels = plan.labels["quantized"]
+    found = {pair.name: inputs_of(pair.quantized, labels, entries) for pair in plan.pairs}
+    return {name: inputs for name, inputs in found.items() if inputs is not None}
 
 
-def _module(weight: Weight) -> str:
-    return weight.name.removesuffix(WEIGHT)
+def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
+    """How the inputs of a weight are rounded; None where they are not, or it is not quantized."""
+    if not weight.has_codes or weight.matrix[0] < 2:
+        return None
+    module = weight.name.removesuffix(WEIGHT)
+    own = _of_module(module, labels, entries)
+    if own is None:
+        return None
+    if any(label.rotated for label in labels.of(weight.name)):
+        return Inputs(why_not="inputs are rotated first")
+    return own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
 
 
-def of_module(module: str, labels: Labels, entries: Stored) -> Declared:
-    """How the inputs of a module are rounded; None where they are not."""
+def _of_module(module: str, labels: Labels, entries: Stored) -> Declared:
     if comfy := labels.of(module + WEIGHT):
         return _of_comfy(module, comfy[0], entries)
     config = labels.config
@@ -242,9 +241,8 @@ def _fits(module: str, pattern: str) -> bool:
     return module == pattern or module.endswith(f".{pattern}") or fnmatchcase(module, pattern)
 
 
-def declared_cache(plan: Plan, entries: Stored) -> tuple[bool, dict[str, Entry]]:
-    """Whether keys and values are stored as FP8, and their scales by their stored names."""
-    config = plan.labels["quantized"].config
+def declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict[str, Entry]]:
+    """Whether a quantization_config says that keys and values are stored as FP8; their scales by their stored names."""
     scheme = as_object(config.get("kv_cache_scheme"))
     algorithm = str(config.get("kv_cache_quant_algo", "")).upper()
     declared = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) or algorithm == "FP8"

@@ -9,7 +9,7 @@ from quanterr.report.base import Finding, Model, Tool, dumps
 from quanterr.report.model import StoredFile
 
 SCHEMA = "quanterr.inspection"
-SCHEMA_VERSION = "1.1"  # 1.1 adds decode
+SCHEMA_VERSION = "1.2"  # 1.1 adds decode; 1.2 activations and kv
 
 
 @dataclass(slots=True)
@@ -32,6 +32,10 @@ class StoredWeight:
     comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
     evidence: Annotated[list[str], Field(description="the evidence for the format")]
     reason: Annotated[str | None, Field(description="why it is not read")]
+    activations: Annotated[
+        str | None,
+        Field(description="scheme by which its inputs are rounded, as declared; `unknown`: none that evaluate has"),
+    ] = None
 
 
 @dataclass(slots=True)
@@ -72,6 +76,8 @@ class Inspection(Model):
     total: Tally
     formats: dict[str, Tally] = Field(description="the largest first; `unread` is what no format claims")
     groups: dict[str, dict[str, Tally]] = Field(description="role → format")
+    activations: dict[str, int] = Field({}, description="scheme by which inputs are rounded, as declared → weights")
+    kv: str | None = Field(None, description="scheme by which keys and values are stored, as declared; null: none")
     decode: DecodeBound | None = Field(None, description="with --hardware")
     findings: list[Finding]
     weights: list[StoredWeight]

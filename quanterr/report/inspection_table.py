@@ -23,6 +23,7 @@ WEIGHT_COLUMNS = (
     Column("group", 3, right=False),
     Column("bits", 5),
     Column("bits/w", 1),
+    Column("activations", 6, right=False),
 )
 
 
@@ -73,6 +74,11 @@ def _head(inspection: Inspection) -> Text:
         parts.append(display(inspection.architecture))
     if inspection.quant_method:
         parts.append(f"config says {display(inspection.quant_method)}")
+    runs = [f"{name} in {count(n, 'weight')}" for name, n in inspection.activations.items()]
+    if runs:
+        parts.append(f"activations: {', '.join(runs)}")
+    if inspection.kv:
+        parts.append(f"KV cache: {inspection.kv}")
     return Text("; ".join(parts))
 
 
@@ -94,6 +100,7 @@ def _weight_cells(weight: StoredWeight) -> list[str]:
         _group(weight.block_size),
         str(weight.code_bits or "-"),
         _bits(weight.bits_per_weight),
+        weight.activations or "-",
     ]
 
 
