@@ -354,11 +354,12 @@ def test_a_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
     assert f"columns {WIDEST + 64} to {WIDEST + 127}" in told(report)["excess_error"].message
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("Q8_0", "info"), ("Q5_1", None)])
-def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, kind, expected):
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])
+@pytest.mark.parametrize("name", ["sizes of rows", "sizes of columns"])
+def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, name, kind):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     kind = gguf.GGMLQuantizationType[kind]
-    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, 2, 64)[:, None]
+    x = unusual.KINDS[name]()
     save_file({"model.layers.0.mlp.up_proj.weight": x}, tmp_path / "x.safetensors")
     writer = gguf.GGUFWriter(str(tmp_path / "q.gguf"), "llama")
     writer.add_tensor("blk.0.ffn_up.weight", gguf.quantize(x.numpy(), kind), raw_dtype=kind)
@@ -368,5 +369,4 @@ def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, ki
     writer.close()
     found = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "q.gguf").findings
 
-    assert expected == next((one.severity for one in found if one.code == "excess_blocks"), None)
     assert not [one for one in found if one.severity != "info"]

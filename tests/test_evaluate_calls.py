@@ -1,6 +1,8 @@
 """Denoisers on recorded calls, against diffusers' own forward with the same dequantized weights."""
 
 import json
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,3 +209,21 @@ def test_every_output_says_how_far_the_outputs_are_apart(tmp_path):
     assert "output SNR" in (tmp_path / "e.md").read_text()
     assert "output_snr_db &gt;= 20" in (tmp_path / "e.xml").read_text()
     assert "pass" == found.verdict
+
+
+def test_what_the_example_records_is_what_the_model_was_called_with(tmp_path):
+    name = "QwenImageTransformer2DModel"
+    model = saved(name, tmp_path / "original")
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "capture_inputs.py"))
+    with example["Recorder"](model, every=2) as recorder, torch.no_grad():
+        for group in ("a", "b"):
+            with recorder.group(group):
+                for seed in range(3):
+                    own, plain = inputs_of(name, seed)
+                    model(own.pop("hidden_states"), **own, **plain)
+    recorder.save(tmp_path / "calls.safetensors")
+    found = quanterr.evaluate(tmp_path / "original", inputs=tmp_path / "calls.safetensors", against=["int8_row"])
+    outputs = found.candidates[0].outputs
+
+    assert (4, 2, [0, 2]) == (outputs.calls, outputs.groups, [step.step for step in outputs.steps])
+    assert 0 < outputs.output_error < 0.1

@@ -221,7 +221,7 @@ def _severity_of_part(pair: Pair, found: Attainable, part: Part, method: Method)
 def _is_of_least_scales(pair: Pair, found: Attainable, part: Part) -> bool:
     """Whether an error is no larger than what half of the least scale that can be stored makes of the codes."""
     least, levels = least_scale(pair), pair.quantized.levels
-    if part.kind != "tile" or not least or levels is None:
+    if not least or levels is None:
         return False
     squared_error = 10 ** (part.louder_db / 10) * found.e_sq / max(found.n, 1)
     return sqrt(squared_error) <= least * (levels.highest - levels.lowest) / 2

@@ -1,0 +1,62 @@
+"""Record the calls of a denoiser in a diffusers pipeline, for quanterr evaluate --inputs.
+
+    with Recorder(pipe.transformer) as recorder:      # or pipe.unet
+        for seed in (1, 2):
+            with recorder.group(f"a fox, {seed}"):
+                pipe("a fox", generator=torch.Generator().manual_seed(seed))
+    recorder.save("calls.safetensors")
+
+``every`` keeps one call of so many: those of all steps are seldom needed, and each is some megabytes.
+"""
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from safetensors.torch import save_file
+
+
+class Recorder:
+    """Keeps what the forward of a model is called with; groups are what is drawn at random: a prompt and a seed."""
+
+    def __init__(self, model: torch.nn.Module, every: int = 1) -> None:
+        """Nothing is kept yet."""
+        self._model, self._every, self._names = model, every, list(inspect.signature(model.forward).parameters)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._calls: dict[str, dict[str, Any]] = {}
+        self._group, self._step = "all", 0
+
+    def __enter__(self) -> Self:
+        self._hook = self._model.register_forward_pre_hook(self._record, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    @contextmanager
+    def group(self, name: str) -> Iterator[None]:
+        """Calls of one prompt and seed."""
+        self._group, self._step = name, 0
+        yield
+
+    def _record(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        step, self._step = self._step, self._step + 1
+        if step % self._every:
+            return
+        given = dict(zip(self._names, args, strict=False)) | kwargs
+        call = f"{len(self._calls):04}"
+        plain = {
+            key: value for key, value in given.items() if not isinstance(value, torch.Tensor) and value is not None
+        }
+        self._calls[call] = {"group": self._group, "step": step, "arguments": plain}
+        for key, value in given.items():
+            if isinstance(value, torch.Tensor):
+                self._tensors[f"{call}/{key}"] = value.detach().cpu().clone().contiguous()
+
+    def save(self, path: str) -> None:
+        """Write them."""
+        said = {"version": 1, "class": type(self._model).__name__, "calls": self._calls}
+        save_file(self._tensors, path, {"quanterr.inputs": json.dumps(said)})
