@@ -249,11 +249,7 @@ def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Stat
 app.command(cls=Command, help=rank.HELP, rich_help_panel=FILES)(rank.rank)
 app.command(cls=Command, help=sweep.HELP, rich_help_panel=ORIGINAL)(sweep.sweep)
 app.command(cls=Command, help=plan.HELP, rich_help_panel=ORIGINAL)(plan.plan)
-app.command("bench-formats", cls=Command, help=bench_formats.HELP, rich_help_panel=ADVANCED)(
-    bench_formats.bench_formats
-)
 app.command(cls=Command, help=evaluate.HELP, rich_help_panel=RUNS)(evaluate.evaluate)
-app.command(cls=Command, help=ppl.HELP, rich_help_panel=ADVANCED)(ppl.ppl)
 
 
 RENDER_HELP = help_of("""Write other outputs of a stored report, ranking, evaluation or plan, without the models.
@@ -347,7 +343,7 @@ def _evaluation_of(path: str, report: "Document", to: "list[Target]") -> "Evalua
     return evaluation
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, rich_help_panel=FILES)
 @with_options
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
@@ -382,7 +378,7 @@ def inspect(
         raise typer.Exit(Status.INCONCLUSIVE)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, rich_help_panel=HELP)
 @with_options
 def formats(
     show: Annotated[Display, OF_TABLES],
@@ -449,6 +445,10 @@ app.command(cls=Command, help=gate.HELP, rich_help_panel=STORED)(gate.gate)
 app.command(cls=Command, help=diff.HELP, rich_help_panel=STORED)(diff.diff)
 app.command(cls=Command, rich_help_panel=HELP)(guide.guide)
 app.command(cls=Command, rich_help_panel=HELP)(guide.explain)
+app.command(cls=Command, help=ppl.HELP, rich_help_panel=ADVANCED)(ppl.ppl)
+app.command("bench-formats", cls=Command, help=bench_formats.HELP, rich_help_panel=ADVANCED)(
+    bench_formats.bench_formats
+)
 
 
 @app.command(cls=Command, rich_help_panel=HELP)

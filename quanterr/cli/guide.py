@@ -28,11 +28,12 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            help="A finding, a metric, a format, a function of rules or an exit status.", autocompletion=names
+            help="A finding, metric, format, recipe, preset, verdict, function of rules or exit status.",
+            autocompletion=names,
         ),
     ],
 ) -> None:
-    """Explain one finding, metric, format, function of rules or exit status."""
+    """Explain one finding, metric, format, recipe, preset, verdict, function of rules or exit status."""
     from quanterr import guide as pages
 
     _show(pages.explain(name), paged=False)
