@@ -6,7 +6,7 @@
                 pipe("a fox", generator=torch.Generator().manual_seed(seed))
     recorder.save("calls.safetensors")
 
-``every`` keeps one call of so many: those of all steps are seldom needed, and each is some megabytes.
+Each call takes some megabytes, and few runs need those of all steps: ``every=4`` keeps every fourth.
 """
 
 import inspect

@@ -15,9 +15,9 @@ from quanterr.findings import (
     of_plan,
     of_sensitivity,
 )
+from quanterr.findings.activations import no_input_scale
 from quanterr.findings.configs import of_configs
 from quanterr.findings.files import of_config, of_notes, of_unread
-from quanterr.findings.siblings import no_input_scale
 from quanterr.findings.structure import of_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
@@ -25,7 +25,7 @@ from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
-from quanterr.pairing.inputs import declared_inputs
+from quanterr.pairing.inputs import clamped_inputs
 from quanterr.pairing.plan import Bucket, ComparedWeight, Leftover, Pair, Plan
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.model import (
@@ -250,7 +250,7 @@ class ReportBuilder:
             *of_structure(quantized, self._plan),
             *of_plan(self._plan),
             *of_activations(self._plan),
-            *no_input_scale(declared_inputs(self._plan, quantized.entries)),
+            *no_input_scale(clamped_inputs(self._plan, quantized.entries)),
             *of_folding(self._plan.folded),
             *of_importance(self._plan),
             *of_sensitivity(self._plan, self._alphas),

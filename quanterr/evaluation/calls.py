@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log10, sqrt
+from statistics import stdev
 from typing import Any, NamedTuple
 
 import torch
@@ -46,11 +47,6 @@ class Calls:
     sha256: str
     model: str | None  # class that they are for
     calls: Sequence[Call]
-
-    @property
-    def groups(self) -> int:
-        """How many groups there are."""
-        return len({call.group for call in self.calls})
 
     def check(self, model: nn.Module) -> None:
         """Refuse calls of another model.
@@ -194,8 +190,4 @@ class OutputMeasures:
 
 def _standard_error(means: Sequence[float]) -> float | None:
     """Of the mean over groups, which are what is drawn at random; None of one alone."""
-    n = len(means)
-    if n < 2:
-        return None
-    center = sum(means) / n
-    return sqrt(sum((mean - center) ** 2 for mean in means) / (n - 1) / n)
+    return stdev(means) / sqrt(len(means)) if len(means) > 1 else None

@@ -1,7 +1,7 @@
 """A model built from its config.json, without memory for its weights."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +31,7 @@ def read_config(folder: ModelFolder) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise UsageError(EXTRA) from error
-    shown = folder.named("config.json")
-    try:
-        fields = json.loads((folder.path / "config.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{shown}: {error.strerror}; the folder of a model is needed, with its config") from error
-    except ValueError as error:
-        raise CheckpointError(f"{shown}: not JSON") from error
+    shown, fields = folder.named("config.json"), _fields(folder)
     if fields.get("quantization_config"):
         raise CheckpointError(f"{shown}: says that this is a quantized model; the original is needed first")
     try:
@@ -48,6 +42,21 @@ def read_config(folder: ModelFolder) -> Any:
             f"{shown}: transformers has no model {name}; a newer version may "
             "(models with code of their own are not run)"
         ) from error
+
+
+def _fields(folder: ModelFolder) -> JsonObject:
+    """What its config.json says.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    shown = folder.named("config.json")
+    try:
+        return as_object(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
+    except OSError as error:
+        raise CheckpointError(f"{shown}: {error.strerror}; the folder of a model is needed, with its config") from error
+    except ValueError as error:
+        raise CheckpointError(f"{shown}: not JSON") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +83,7 @@ class Architecture:
 
         auto = getattr(transformers, self.workload.loader)
         self.config._experts_implementation = "eager"  # one product for each expert, so that each weight is seen
-        try:
-            with _parameters_on_meta(), CPU:
-                model = auto.from_config(self.config, dtype=self.dtype)
-            _move_buffers(model, self.device)
-        except MemoryError as error:
-            raise ResourceError("too little memory to build the model") from error
-        except Exception as error:
-            raise CheckpointError(
-                f"config.json: transformers cannot build this model: {display(str(error), 500)}"
-            ) from error
-        found: nn.Module = model.eval().requires_grad_(False)
-        return found
+        return _built(lambda: auto.from_config(self.config, dtype=self.dtype), "transformers", self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +117,30 @@ class Denoiser:
         before = torch.get_default_dtype()
         try:
             torch.set_default_dtype(self.dtype)
-            with _parameters_on_meta(), CPU:
-                model = kind.from_config(self.config)  # type: ignore[attr-defined] # of diffusers' ModelMixin
-            _move_buffers(model, self.device)
-        except Exception as error:
-            raise CheckpointError(f"config.json: diffusers cannot build {name}: {display(str(error), 500)}") from error
+            return _built(lambda: kind.from_config(self.config), "diffusers", self.device)  # type: ignore[attr-defined]
         finally:
             torch.set_default_dtype(before)
-        found: nn.Module = model.eval().requires_grad_(False)
-        return found
+
+
+def _built(make: Callable[[], Any], program: str, device: torch.device) -> nn.Module:
+    """A model without memory for its parameters, made by a program that may not be able to."""
+    try:
+        with _parameters_on_meta(), CPU:
+            model = make()
+        _move_buffers(model, device)
+    except MemoryError as error:
+        raise ResourceError("too little memory to build the model") from error
+    except Exception as error:
+        raise CheckpointError(f"config.json: {program} cannot build this model: {display(str(error), 500)}") from error
+    found: nn.Module = model.eval().requires_grad_(False)
+    return found
 
 
 def denoiser_config(folder: ModelFolder) -> JsonObject | None:
     """The config.json of a model of diffusers; None where the folder holds none."""
     try:
-        fields = as_object(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        fields = _fields(folder)
+    except CheckpointError:
         return None  # what reads it for transformers says why
     return fields if "_class_name" in fields else None
 

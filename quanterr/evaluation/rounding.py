@@ -3,6 +3,7 @@
 Fake quantization: what codes stand for, computed in float32, goes into the products; all else stays.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from quanterr.evaluation.names import Names
 from quanterr.evaluation.states import products_of, storage_of
 from quanterr.evaluation.units import Unit
 from quanterr.findings import finding
-from quanterr.findings.siblings import no_input_scale
+from quanterr.findings.activations import no_input_scale
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.pairing.inputs import Inputs, declared_cache, declared_inputs
 from quanterr.pairing.plan import Plan
@@ -66,10 +67,9 @@ class Rounding:
         """Read the stored scales."""
         self._device, self._workspace = device, Workspace(torch.device("cpu"))
         self.inputs, self.why_not = dict[str, Rounded](), dict[str, str]()
-        self.declared: Mapping[str, Inputs] = {}
+        self.clamped: list[str] = []  # weights whose inputs have no stored scale
         if activations == DECLARED:
-            self.declared = declared_inputs(plan, entries)
-            for name, found in self.declared.items():
+            for name, found in declared_inputs(plan, entries).items():
                 self._add(name, found)
         elif activations != NONE:
             coded = [pair for pair in plan.pairs if pair.quantized.has_codes and pair.quantized.matrix[0] > 1]
@@ -88,6 +88,7 @@ class Rounding:
             scale = 1 / scale
         if found.clamps:
             scale = torch.ones((), device=self._device)
+            self.clamped.append(name)
         zero = None if found.zero_point is None else self._tensor(found.zero_point)
         factors = None if found.factors is None else self._tensor(found.factors)
         self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], Stored(scale, zero, found.bound), factors)
@@ -118,10 +119,7 @@ class Rounding:
     @property
     def schemes(self) -> dict[str, int]:
         """How many weights each scheme has."""
-        counts: dict[str, int] = {}
-        for one in self.inputs.values():
-            counts[one.scheme.name] = counts.get(one.scheme.name, 0) + 1
-        return counts
+        return dict(Counter(one.scheme.name for one in self.inputs.values()))
 
     def of_unit(self, unit: Unit, names: Names) -> "RoundingMode":
         """The mode in which a unit of the candidate runs; its weights are loaded."""
@@ -216,4 +214,4 @@ def of_rounding(rounding: Rounding) -> Iterator[Finding]:
         yield finding(
             "not_emulated", "warning", None, why, "evaluate with --activations none --kv none, or in the runtime"
         )
-    yield from no_input_scale(rounding.declared)
+    yield from no_input_scale(rounding.clamped)

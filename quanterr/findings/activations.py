@@ -37,6 +37,17 @@ def of_activations(plan: Plan) -> Iterator[Finding]:
     yield from _of_sizes(plan)
 
 
+def no_input_scale(names: list[str]) -> Iterator[Finding]:
+    """FP8 layers of ComfyUI without a scale of their inputs."""
+    if names:
+        message = (
+            f"{count(len(names), 'layer')} in FP8 without input_scale: {listed(names, 3)}; ComfyUI takes a scale of 1 "
+            "and clamps inputs at 448"
+        )
+        remedy = "calibrate an input_scale, or set full_precision_matrix_mult"
+        yield finding("no_input_scale", "info", None, message, remedy, layers=names)
+
+
 def _of_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
     """Tables such as rope_freqs, which no weight depends on and each runtime reads."""
     workspace = Workspace(torch.device("cpu"))

@@ -4,7 +4,7 @@ Each weight is right as it is stored, and wrong by the ratio of the scales as it
 and 54974: up to 10 times).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import log10
 
 from quanterr.checkpoints import Entry
@@ -12,7 +12,6 @@ from quanterr.findings.codes import finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
 from quanterr.formats.shared.scale_grid import chunks_of_scale
-from quanterr.pairing.inputs import Inputs
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
@@ -75,15 +74,3 @@ def _scaled_db(figures: Figures, ratio: float) -> float:
     scaled = ratio * figures.factor
     noise = figures.cosine**2 * (scaled**2 - 2 * scaled) + 1
     return min(-10 * log10(noise), EXACT_DB) if noise > 0 else EXACT_DB
-
-
-def no_input_scale(declared: Mapping[str, Inputs]) -> Iterator[Finding]:
-    """FP8 layers of ComfyUI without a scale of their inputs."""
-    names = [name for name, inputs in declared.items() if inputs.clamps]
-    if names:
-        message = (
-            f"{count(len(names), 'layer')} in FP8 without input_scale: {listed(names, 3)}; ComfyUI takes a scale of 1 "
-            "and clamps inputs at 448"
-        )
-        remedy = "calibrate an input_scale, or set full_precision_matrix_mult"
-        yield finding("no_input_scale", "info", None, message, remedy, layers=names)

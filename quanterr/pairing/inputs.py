@@ -52,6 +52,14 @@ def declared_inputs(plan: Plan, entries: Stored) -> dict[str, Inputs]:
     return {name: inputs for name, inputs in found.items() if inputs is not None}
 
 
+def clamped_inputs(plan: Plan, entries: Stored) -> list[str]:
+    """Names of weights whose inputs ComfyUI clamps, for want of a scale: its labels say which are FP8."""
+    labels = plan.labels["quantized"]
+    labelled = (pair for pair in plan.pairs if labels.of(pair.quantized.name))
+    found = ((pair.name, inputs_of(pair.quantized, labels, entries)) for pair in labelled)
+    return [name for name, inputs in found if inputs is not None and inputs.clamps]
+
+
 def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
     """How the inputs of a weight are rounded; None where they are not, or it is not quantized."""
     if not weight.has_codes or weight.matrix[0] < 2:

@@ -36,10 +36,15 @@ def cosine(value: float | None) -> str:
 def in_units(score: Score, value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
     """``0.01234 ± 0.0005``; shares in per cent, bytes in those of 1024."""
     if score.unit == "B":
-        return ("-" if value < 0 else sign) + size(abs(value))
+        return signed_size(value, sign)
     scale, unit = (100, " %") if score.unit == "%" else (1, " dB" if score.unit == "dB" else "")
     margin = "" if error is None else f" ± {scale * error:.2g}"
     return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
+
+
+def signed_size(n_bytes: float, plus: str = "+") -> str:
+    """``-64.50 KiB``: a change of a size."""
+    return ("-" if n_bytes < 0 else plus) + size(abs(n_bytes))
 
 
 def judged(value: float | None, limit: float | None = None) -> str:

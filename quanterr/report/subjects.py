@@ -14,7 +14,7 @@ from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.report.base import Score
 from quanterr.report.gate_results import Verdict, Word
-from quanterr.util.strict_json import JsonFields
+from quanterr.util.strict_json import JsonFields, JsonObject
 from quanterr.util.text import display
 
 WIDTH = 1.96  # standard errors from a value to an end of its interval of 95 %
@@ -142,6 +142,13 @@ def overall(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, lis
     return verdict, [
         f"{name}: {reason}" for name, one in candidates.items() if one.verdict == verdict for reason in one.reasons
     ]
+
+
+def whole_of(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:
+    """The fields of a document whose candidates were judged."""
+    verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
+    gated = any(found.gates for found in verdicts)
+    return {"candidates": list(candidates), "verdict": verdict, "reasons": reasons, "gated": gated}
 
 
 def reasons_of_its_own(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:

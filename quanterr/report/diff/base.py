@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import IO, Any, cast
 
+from quanterr.errors import UsageError
 from quanterr.report import notebook
 from quanterr.report.document import Declared
 from quanterr.report.sections import Table
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import size
+from quanterr.util.text import display, size
 
 
 class Difference(Declared):
@@ -44,6 +45,17 @@ class Difference(Declared):
             )
             for one in tables
         )
+
+
+def refuse(names: tuple[str, str], why: str | None, force: bool) -> None:
+    """Refuse to compare what does not belong together.
+
+    Raises:
+        UsageError: there is a reason, and it is not forced.
+    """
+    if why and not force:
+        old, new = map(display, names)
+        raise UsageError(f"{old} cannot be compared with {new}: {why}; --force compares them")
 
 
 def answer(difference: str | None, changed: str) -> str:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import hypot, inf, log
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from quanterr.errors import UsageError
-from quanterr.report.diff.base import Difference
+from quanterr.report.diff.base import Difference, refuse
 from quanterr.report.document import Document
 from quanterr.report.documents import Kind
 from quanterr.report.evaluation.model import difference as of_evaluations
@@ -126,10 +125,7 @@ def candidates_of(kind: Kind, old: Document, new: Document, names: tuple[str, st
     """
     document = kind.name.lower()
     why = CHANGES[document].difference(old, new)
-    if why and not force:
-        raise UsageError(
-            f"{display(names[0])} cannot be compared with {display(names[1])}: {why}; --force compares them"
-        )
+    refuse(names, why, force)
     before, after = (_sides(kind, one) for one in (old, new))
     pairs = _pairs(before, after)
     paired = [was.name for was, _ in pairs], [now.name for _, now in pairs]
@@ -222,10 +218,8 @@ def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     old, new = was.values, now.values
     if old["recipe"] == new["recipe"]:
         return None
-    found = RecipeChange(
-        now.name, old["recipe"], new["recipe"], old["bytes"], new["bytes"], old["cost"], new["cost"]
-    )  # fmt: skip
-    return new["cost"] - old["cost"], found
+    pairs = (side[key] for key in ("recipe", "bytes", "cost") for side in (old, new))
+    return new["cost"] - old["cost"], RecipeChange(now.name, *pairs)
 
 
 def _of_rankings(old: Ranking, new: Ranking) -> str | None:

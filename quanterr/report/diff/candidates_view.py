@@ -14,7 +14,7 @@ from quanterr.report.diff.candidates import (
     WeightChange,
 )
 from quanterr.report.documents import KINDS
-from quanterr.report.formatting import in_units
+from quanterr.report.formatting import in_units, signed_size
 from quanterr.report.sections import Cells, Column, Lines, Name, Part, Section, Table, View
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
@@ -130,8 +130,7 @@ def _cells(item: ItemChange) -> Sequence[str]:
     if isinstance(item, LayerChange):
         levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
         return [*levels, "-" if item.change_db is None else f"{item.change_db:+.4g}"]
-    by = item.new_bytes - item.old_bytes
-    stored = f"{'-' if by < 0 else '+'}{size(abs(by))}"
+    stored = signed_size(item.new_bytes - item.old_bytes)
     return [item.old_recipe, item.new_recipe, stored, f"{item.new_cost - item.old_cost:+.3g}"]
 
 

@@ -4,14 +4,13 @@ from math import inf, isfinite
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from quanterr.errors import UsageError
 from quanterr.report import NORM
+from quanterr.report.diff.base import refuse
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
 from quanterr.report.reading import Extract, extract, read_extract
 from quanterr.report.same_original import difference
 from quanterr.report.subjects import Item, change
 from quanterr.report.values import ReportValues
-from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.model import Report
@@ -39,10 +38,7 @@ def difference_of(old: Extract, new: Extract, paths: tuple[str, str], force: boo
         UsageError: they are of different originals, selections or settings, and it is not forced.
     """
     why = difference(old, new)
-    if why and not force:
-        raise UsageError(
-            f"{display(paths[0])} cannot be compared with {display(paths[1])}: {why}; --force compares them"
-        )
+    refuse(paths, why, force)
     before, after = ({item.name: item for item in ReportValues(report).items} for report in (old, new))
     both = [(before[name], weight) for name, weight in after.items() if name in before]
     found = Diff(

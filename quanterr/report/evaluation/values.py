@@ -12,7 +12,7 @@ from typing import Self
 from quanterr.errors import UsageError
 from quanterr.report.evaluation.model import METRICS, OF_TASKS, SCORES, Evaluated, Evaluation, difference
 from quanterr.report.gate_results import Verdict
-from quanterr.report.subjects import Item, Subject, Vocabulary, overall, reasons_of_its_own
+from quanterr.report.subjects import Item, Subject, Vocabulary, reasons_of_its_own, whole_of
 
 LEAST_CHUNKS = 8
 ANOTHER_MODEL = ("identical", "config_mismatch")  # findings: not the quantized model that will run was evaluated
@@ -65,15 +65,7 @@ def with_verdicts(evaluation: Evaluation, judged: Sequence[Subject], verdicts: S
         Evaluated(**{name: getattr(candidate, name) for name in own} | found._asdict())
         for candidate, found in zip(evaluation.candidates, verdicts, strict=True)
     ]
-    verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
-    return evaluation.model_copy(
-        update={
-            "candidates": candidates,
-            "verdict": verdict,
-            "reasons": reasons,
-            "gated": any(found.gates for found in verdicts),
-        }
-    )
+    return evaluation.model_copy(update=whole_of(judged, candidates, verdicts))
 
 
 def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from quanterr.report.base import scores_of
 from quanterr.report.gate_results import Verdict
 from quanterr.report.ranking.model import Candidate, Ranking
-from quanterr.report.subjects import Item, Subject, Vocabulary, overall, reasons_of_its_own
+from quanterr.report.subjects import Item, Subject, Vocabulary, reasons_of_its_own, whole_of
 
 OF_CANDIDATES = (
     *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),
@@ -33,15 +33,7 @@ def with_verdicts(ranking: Ranking, judged: Sequence[Subject], verdicts: Sequenc
     candidates = [
         replace(candidate, **found._asdict()) for candidate, found in zip(ranking.candidates, verdicts, strict=True)
     ]
-    verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
-    return ranking.model_copy(
-        update={
-            "candidates": candidates,
-            "verdict": verdict,
-            "reasons": reasons,
-            "gated": any(found.gates for found in verdicts),
-        }
-    )
+    return ranking.model_copy(update=whole_of(judged, candidates, verdicts))
 
 
 def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
