@@ -197,6 +197,18 @@ def test_a_model_that_diffusers_lacks_is_named(tmp_path):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=inputs)
 
 
+def test_an_original_that_gives_zeros_has_no_error_to_be_measured(tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    path = next((tmp_path / "original").glob("*.safetensors"))
+    tensors = load_file(path)
+    save_file(tensors, tmp_path / "other.safetensors")
+    save_file(tensors | {key: torch.zeros_like(tensors[key]) for key in ("proj_out.weight", "proj_out.bias")}, path)
+    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1)
+
+    with pytest.raises(CheckpointError, match="call 0000: the original's output is zero"):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "other.safetensors"], inputs=inputs)
+
+
 def test_every_output_says_how_far_the_outputs_are_apart(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 2)

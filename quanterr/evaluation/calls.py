@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, log10, sqrt
+from math import log10, sqrt
 from statistics import stdev
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from quanterr.errors import UsageError
+from quanterr.errors import CheckpointError, UsageError
 from quanterr.report.evaluation.model import Outputs, StepError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
@@ -154,11 +154,18 @@ class OutputMeasures:
     calls: dict[int, Measured] = field(default_factory=dict)
 
     def add(self, number: int, call: Call, x: Tensor, y: Tensor) -> bool:
-        """What both models gave; whether it is finite."""
+        """What both models gave; whether it is finite.
+
+        Raises:
+            CheckpointError: the original gave zeros, and the other did not.
+        """
         x, y = x.double().flatten(), y.double().flatten()
         signal, other = float(x.square().sum()), float(y.square().sum())
         error = float((y - x).square().sum())
-        relative = error / signal if signal else (inf if error else 0.0)
+        if error and not signal:
+            where = f"call {display(call.name)}"
+            raise CheckpointError(f"{where}: the original's output is zero, beside which no error is known")
+        relative = error / signal if signal else 0.0
         cosine = float(x @ y) / sqrt(signal * other) if signal and other else 0.0
         self.calls[number] = Measured(call.name, call.group, call.step, relative, cosine)
         return bool(torch.isfinite(y).all())
