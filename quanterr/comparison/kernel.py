@@ -128,11 +128,18 @@ def _are_whole(chunks: Sequence[Chunk], cols: int) -> bool:
 
 
 def windows_of(values: Tensor) -> Tensor:
-    """The largest of each window of columns of magnitudes, (n, r, c): (n, r, windows)."""
+    """The largest of each window of columns of magnitudes, (n, r, c) float32: (n, r, windows)."""
     n, rows, cols = values.shape
     whole = cols // WINDOW * WINDOW
-    found = values[:, :, :whole].reshape(n, rows, -1, WINDOW).amax(3)
-    return found if whole == cols else torch.cat((found, values[:, :, whole:].amax(2, keepdim=True)), 2)
+    bits = _bits(values)
+    found = bits[:, :, :whole].reshape(n, rows, -1, WINDOW).amax(3)
+    found = found if whole == cols else torch.cat((found, bits[:, :, whole:].amax(2, keepdim=True)), 2)
+    return found.view(torch.float32)
+
+
+def _bits(magnitudes: Tensor) -> Tensor:
+    """The bit patterns of float32 magnitudes: they have the same order, and are compared in half the time."""
+    return magnitudes.view(torch.int32)
 
 
 class _RowBuffers(NamedTuple):
@@ -211,8 +218,8 @@ def _add_chunk(
     torch.sum(sides.both, 2, out=room.sums)
     torch.sum(sides.both.abs_(), 2, out=room.magnitudes)
     if windows is None:
-        torch.amax(x, 1, out=room.x_max)
-        torch.amax(e, 1, out=room.e_max)
+        torch.amax(_bits(x), 1, out=_bits(room.x_max))
+        torch.amax(_bits(e), 1, out=_bits(room.e_max))
     else:
         windows.append(windows_of(sides.both))
         torch.amax(windows[-1][0], 1, out=room.x_max)
@@ -220,7 +227,7 @@ def _add_chunk(
     largest = float(room.e_max.amax())
     if not isfinite(largest):
         return False
-    torch.amin(e, 1, out=room.e_min)
+    torch.amin(_bits(e), 1, out=_bits(room.e_min))
     workspace.buffer("bins", tuple(e.shape), torch.bfloat16).copy_(e)
     histogram = Histogram.of_bits(workspace.buffer("bins", (e.numel(),), torch.int16))
     if sums.histogram is None:
