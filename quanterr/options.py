@@ -131,6 +131,7 @@ class ComparisonOptions(ReadOptions):
 
     Attributes:
         layers: patterns as for ``--layers-to-compare``; without any, all.
+        exclude: patterns of what is left out: ``exclude="norm"`` is ``layers="!norm"``.
         outlier_threshold: an element with a larger ``|e|`` is an outlier.
         importance: an importance matrix of llama.cpp; gives weighted_nmse and weighted_snr_db.
         sensitivity: a file of ``evaluate --sensitivity``; gives predicted_kld.
@@ -148,6 +149,10 @@ class ComparisonOptions(ReadOptions):
             "PATTERN",
             "--layers-to-compare -l",
         ),
+    ] = ()
+    exclude: Annotated[
+        Iterable[str],
+        Option("Leave these out: the same patterns without !, which shells would read.", SELECTION, "PATTERN"),
     ] = ()
     outlier_threshold: Annotated[
         float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", least=0)
@@ -415,6 +420,7 @@ class ComparisonKeywords(ReadKeywords, total=False):
     """The fields of :class:`ComparisonOptions`."""
 
     layers: Iterable[str]
+    exclude: Iterable[str]
     outlier_threshold: float
     importance: Path | None
     sensitivity: Path | None

@@ -23,14 +23,18 @@ NAMED = {role for role, _ in ROLES} | {OTHER}
 class Selection:
     """The layers that patterns take in."""
 
-    def __init__(self, patterns: Iterable[str] = ()) -> None:
-        """Compile the patterns; a string may hold several, separated by commas (a ``re:`` may not).
+    def __init__(self, patterns: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
+        """Compile the patterns, and those in ``exclude`` as if ``!`` stood before each.
+
+        A string may hold several, separated by commas (a ``re:`` may not).
 
         Raises:
-            UsageError: an empty pattern or a regular expression that does not compile.
+            UsageError: an empty pattern or a regular expression that does not compile; ``!`` in ``exclude``.
         """
-        given = (patterns,) if isinstance(patterns, str) else patterns
-        self.patterns = tuple(word for pattern in given for word in _words(pattern))
+        excluded = _split(exclude)
+        if twice := [word for word in excluded if word.startswith("!")]:
+            raise UsageError(f'"{display(twice[0])}" in --exclude: leave out the !, or use --layers-to-compare')
+        self.patterns = (*_split(patterns), *(f"!{word}" for word in excluded))
         self._taken = [(word, _matcher(word)) for word in self.patterns if not word.startswith("!")]
         self._left = [(word, _matcher(word[1:])) for word in self.patterns if word.startswith("!")]
 
@@ -69,6 +73,11 @@ class Selection:
         """What to say of patterns that leave out none of these names."""
         names = list(names)
         return [_matches_none(word, names) for word, matches in self._left if not any(map(matches, names))]
+
+
+def _split(patterns: Iterable[str]) -> list[str]:
+    given = (patterns,) if isinstance(patterns, str) else patterns
+    return [word for pattern in given for word in _words(pattern)]
 
 
 def _words(pattern: str) -> list[str]:

@@ -233,6 +233,16 @@ def test_the_patterns_are_kept_one_by_one_for_the_report():
     assert ("attn", "!norm", "re:a,b") == Selection(["attn, !norm", "re:a,b"]).patterns
 
 
+def test_what_is_excluded_is_left_out_as_by_an_exclamation_mark():
+    assert ("mlp", "!norm", "!re:a,b") == Selection(["mlp"], ["norm", "re:a,b"]).patterns
+    assert Selection("!norm,!head").patterns == Selection((), "norm,head").patterns
+
+
+def test_an_exclamation_mark_in_what_is_excluded_is_refused():
+    with pytest.raises(UsageError, match='"!norm" in --exclude: leave out the !'):
+        Selection((), ["head,!norm"])
+
+
 @pytest.mark.parametrize(
     ("pattern", "says"),
     [

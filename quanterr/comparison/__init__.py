@@ -103,7 +103,7 @@ def _compare_each(
     started, clock, choice = datetime.now(UTC), time.monotonic(), chosen()
     alphas = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
-        selection = Selection(options.layers)
+        selection = Selection(options.layers, options.exclude)
         before = entered(stack, original, options.lenient, options.cache)
         means = None if options.importance is None else read_importance(options.importance)
         weigh = _weighing(before, means)
@@ -249,7 +249,7 @@ def with_studies(
         checkpoint = entered(stack, original, options.lenient, options.cache)
         means = None if options.importance is None else read_importance(options.importance)
         weigh = _weighing(checkpoint, means)
-        found = studied(checkpoint, recipes, Selection(options.layers), options.stop, weigh)
+        found = studied(checkpoint, recipes, Selection(options.layers, options.exclude), options.stop, weigh)
         checkpoint.check_unchanged()
     return ranking.model_copy(update={"studies": found})
 

@@ -29,7 +29,7 @@ def with_bounds(
     found = {}
     with ExitStack() as stack:
         checkpoint = entered(stack, original, options.lenient, options.cache)
-        for virtual in quantized_by(recipes, checkpoint, Selection(options.layers)):
+        for virtual in quantized_by(recipes, checkpoint, Selection(options.layers, options.exclude)):
             decode = inspect(virtual, hardware=hardware).decode
             found[virtual.path] = None if decode is None else decode.tokens_per_second
     for candidate in ranking.candidates:

@@ -52,7 +52,7 @@ def estimate(
     """
     _check(options)
     started, clock = datetime.now(UTC), time.monotonic()
-    selection = Selection(options.layers)
+    selection = Selection(options.layers, options.exclude)
     with ExitStack() as stack:
         checkpoint = entered(stack, original, options.lenient, options.cache)
         selection.check(checkpoint.entries)

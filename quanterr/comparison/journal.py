@@ -25,6 +25,7 @@ from quanterr.errors import ResourceError, UsageError
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.plan import ComparedWeight, Plan
+from quanterr.selection import Selection
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.version import __version__
@@ -57,7 +58,7 @@ def identity(
         "inputs": [checkpoint.identity for checkpoint in checkpoints],
         "contents": [file.digest() for checkpoint in checkpoints for file in checkpoint.files],
         "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
-        "layers": list(options.layers),
+        "layers": list(Selection(options.layers, options.exclude).patterns),
         "outlier_threshold": options.outlier_threshold,
         "importance": _digest_of(options.importance),
         "plan": [_digest("\n".join(_described(plan))) for plan in plans],
