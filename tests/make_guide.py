@@ -128,6 +128,17 @@ def findings() -> str:
     return "\n\n".join(sections)
 
 
+def findings_index() -> str:
+    """One row for each row of CODES, with a link to its section."""
+    from quanterr.report.finding_codes import CODES
+
+    rows = ["| finding | severity | what it says |", "|---|---|---|"]
+    lines = (
+        f"| [{name}](#{name}) | {', '.join(row.severities)} | {_cell(row.meaning)} |" for name, row in CODES.items()
+    )
+    return "\n".join([*rows, *lines])
+
+
 def recipes() -> str:
     """One row for each recipe."""
     from quanterr.recipes import listing
@@ -192,6 +203,7 @@ def steps() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "adding-a-format": steps,
+    "findings-index": findings_index,
     "session": first_session,
     "gate-session": lambda: sessions()["gate-session"],
     "diff-session": lambda: sessions()["diff-session"],

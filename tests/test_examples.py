@@ -142,6 +142,45 @@ class TestJobs:
         assert Status.OK != done.returncode
         assert not (folder / "harmed").exists()
 
+    def comment(self, folder, old):
+        """Run the step that comments, with a gh that lists ``old`` comments and keeps what it is asked for."""
+        steps = yaml.safe_load((EXAMPLES / "ci/action.yml").read_text())["runs"]["steps"]
+        step = next(step for step in steps if step.get("id") == "comment")
+        assert "inputs.comment == 'true' && github.event_name == 'pull_request'" in step["if"]
+        (folder / "old.json").write_text(json.dumps(old))
+        gh = folder / "bin/gh"
+        gh.write_text(
+            '#!/bin/sh\necho "$@" >> asked\n'
+            'case "$*" in *--jq*) for word; do filter=$word; done; jq -r "$filter" old.json;; esac\n'
+        )
+        gh.chmod(0o755)
+        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        env = PLAIN | {"PATH": path, "COMMENTS": "repos/o/r/issues/7/comments", "EDITED": "repos/o/r/issues/comments"}
+        env["BASELINE"] = "ci/baseline.json"
+        script = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
+        done = subprocess.run(script, cwd=folder, env=env, capture_output=True, text=True)
+        assert Status.OK == done.returncode, done.stderr
+        return (folder / "asked").read_text().splitlines()[-1]
+
+    @pytest.mark.skipif(shutil.which("jq") is None, reason="the filter of the step is one of jq")
+    def test_the_action_keeps_one_comment_up_to_date(self, folder):
+        self.action(folder, original="original", quantized="quantized")
+        others = [
+            {"id": 1, "body": "<!-- quanterr:begin -->\nnot mine", "user": {"type": "User"}},
+            {"id": 2, "body": "LGTM", "user": {"type": "Bot"}},
+        ]
+        mine = {"id": 3, "body": "<!-- quanterr:begin -->\nold", "user": {"type": "Bot"}}
+
+        new = "api --method POST repos/o/r/issues/7/comments --field body=@comment.md"
+        assert new == self.comment(folder, others)
+        edited = "api --method PATCH repos/o/r/issues/comments/3 --field body=@comment.md"
+        assert edited == self.comment(folder, [*others, mine])
+        headings = [
+            line for line in (folder / "comment.md").read_text().splitlines() if line.startswith(("<!--", "## "))
+        ]
+        assert ["<!-- quanterr:begin -->", "## Weight fidelity"] == headings[:2]
+        assert "## What changed" in headings
+
     def test_the_hook_of_pre_commit_judges_the_committed_report(self, folder):
         (hook,) = yaml.safe_load((make_guide.ROOT / ".pre-commit-hooks.yaml").read_text())
         words = [*shlex.split(hook["entry"])[1:], "ci/baseline.json", "--thresholds", "ci/thresholds.toml"]

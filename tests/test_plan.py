@@ -1,7 +1,9 @@
 """Plans: what they choose, what they say, how they are handed to quantizers and held against what these made."""
 
+import ast
 import json
 import re
+import shlex
 from itertools import product
 
 import pytest
@@ -16,7 +18,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import ReportError, UsageError
 from quanterr.gates.planned import judged_by_plan, read_plan
 from quanterr.planning import plan
-from quanterr.planning.exports import exported
+from quanterr.planning.exports import CONSUMERS, consumers_of, exported, usage
 from quanterr.recipes import recipe_named
 from quanterr.recipes.candidate import mixed
 from quanterr.recipes.tensors import fake_quantize
@@ -174,9 +176,35 @@ class TestExports:
     def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
         found = exported(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
 
-        assert 6 == len(found.splitlines())
-        assert all(line.startswith(r"--tensor-type '^blk\.") for line in found.splitlines())
+        program, *words = shlex.split(found.replace("\\\n", ""))
+        *options, source, made, base = words
+        given = list(zip(options[::2], options[1::2], strict=True))
+
+        assert ("llama-quantize", "original.gguf", "planned.gguf") == (program, source, made)
+        assert base in ("Q4_0", "Q8_0")
+        assert [("--token-embedding-type", "bf16"), ("--output-tensor-type", "bf16")] == given[:2]
+        assert {"--tensor-type"} == {name for name, _ in given[2:]}
+        assert 6 == len(given[2:])
+        assert all(value.startswith(r"^blk\.") for _, value in given[2:])
         assert r"^blk\.0\.ffn_up\.weight$=" in found
+
+    @pytest.mark.parametrize("name", ["model", "a model's", 'x"; $(touch harmed) `id`!\\'])
+    def test_the_command_that_hands_a_plan_over_takes_any_name_for_a_name(self, original, name):
+        found = plan(original, bits=9, to=["int8_row"], device="cpu").model_copy(update={"original": name})
+        for consumer, row in CONSUMERS.items():
+            words = shlex.split(usage(found, consumer))
+            if row.python:
+                tree = ast.parse(words[2])
+                constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+                assert ["python", "-c"] == words[:2]
+                assert {name, row.file} <= set(constants)
+            else:
+                assert not row.command or {name, row.file} <= set(words)
+
+    def test_a_plan_names_the_programs_that_write_all_its_recipes(self, original):
+        found = plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu")
+
+        assert ["llama-quantize"] == consumers_of(found)
 
     def test_transformers_takes_the_one_for_bitsandbytes(self, original):
         transformers = pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')

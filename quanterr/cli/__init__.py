@@ -35,6 +35,7 @@ from quanterr.cli.common import (
     warn,
     watching,
 )
+from quanterr.cli.next_steps import after_compare
 from quanterr.cli.options import Only, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.options import GATES, CompareOptions, ReadOptions
@@ -180,6 +181,7 @@ def compare(
     from quanterr.gates.fail_fast import first_violation
     from quanterr.gates.planned import judged_by_plan, read_plan
     from quanterr.report import OUTPUTS
+    from quanterr.report.formatting import doubts
 
     if not isfinite(options.outlier_threshold):
         raise UsageError(f"--outlier-threshold {options.outlier_threshold}: must be a finite number")
@@ -198,10 +200,11 @@ def compare(
             report = rules.judge(report)
             report = report if plan is None else judged_by_plan(report, plan)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _deliver(gate.not_judged(report, error), to, show, Status.USAGE)
+            _deliver(gate.not_judged(report, error), to, show, Status.USAGE, "")
             raise
         status = _status(report, show.allow_partial, interrupt)
-        _deliver(report, to, show, status)
+        sure = report.verdict != "inconclusive" and not doubts(report.verdict, report.findings)
+        _deliver(report, to, show, status, after_compare(*sides, command_line(), to) if sure else "")
         gate.report_verdict(report)
     raise typer.Exit(status)
 
@@ -226,12 +229,13 @@ def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "
         return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
 
 
-def _deliver(report: "Report", to: "list[Target]", display: Display, status: Status) -> None:
+def _deliver(report: "Report", to: "list[Target]", display: Display, status: Status, next_step: str) -> None:
     from quanterr.report.as_table import answer, show
 
     def table(console: "Console", wrote: list[str]) -> None:
         ending = answer(report, status, wrote)
-        show(report, console, display.top_layers, display.sort_by, display.verbose, not display.no_plot, ending)
+        plot = not display.no_plot
+        show(report, console, display.top_layers, display.sort_by, display.verbose, plot, ending, next_step)
 
     deliver(report, to, display, status, table)
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 ROOM = 256 * 2**20  # bytes: what a small comparison takes above torch
+LOADING = 60  # seconds of processor time that loading torch may take; it takes 2 to 4
 
 
 def help_of(text: str) -> str:
@@ -229,8 +230,14 @@ def require_memory() -> None:
 
 
 def _load_torch_and_leave() -> NoReturn:
-    """End this process: with 0 if torch can be loaded and leaves room to work in."""
+    """End this process: with 0 if torch can be loaded and leaves room to work in.
+
+    Its processor time is limited: an import that runs out of memory has been seen to go round in circles.
+    """
     try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (LOADING, LOADING))
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         importlib.import_module("torch")
         mmap.mmap(-1, ROOM).close()
@@ -339,10 +346,12 @@ def deliver(
     display: Display,
     status: int | None = None,
     show: "Callable[[Console, list[str]], None] | None" = None,
+    next_step: str = "",
 ) -> None:
     """A document to where it was asked for: files, tables that end with the exit ``status``, standard output.
 
-    ``show(console, files that were written)`` prints it in another way than its view.
+    ``show(console, files that were written)`` prints it in another way than its view; ``next_step`` is the command
+    that is proposed.
 
     Files first: no reader that leaves the table early costs a result, and no full disk costs the table. Standard output
     carries one thing: the document, if one is to go there.
@@ -358,7 +367,7 @@ def deliver(
                     write_output(found, target)
                     wrote.append(str(target.path))
         finally:
-            _tell(found, display, status, bool(documents), wrote, show)
+            _tell(found, display, status, bool(documents), wrote, show, next_step)
         for target in documents:
             write_output(found, target)
         if display.as_json and not documents:
@@ -373,6 +382,7 @@ def _tell(
     to_stderr: bool,
     wrote: list[str],
     show: "Callable[[Console, list[str]], None] | None",
+    next_step: str,
 ) -> None:
     from quanterr.report import terminal
 
@@ -382,7 +392,7 @@ def _tell(
         stream = sys.stderr if to_stderr else sys.stdout
         console = terminal.console(stream, display.colors)
         if show is None:
-            terminal.show(found.view(display.top_layers), console, status, wrote)
+            terminal.show(found.view(display.top_layers), console, status, wrote, next_step)
         else:
             show(console, wrote)
         stream.flush()

@@ -1,5 +1,6 @@
 """``quanterr plan``: which recipe each layer should have under a budget."""
 
+import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,8 +18,10 @@ from quanterr.cli.common import (
     require_memory,
     watching,
 )
+from quanterr.cli.next_steps import after_plan
 from quanterr.cli.options import But, with_options
 from quanterr.options import OUTPUT, PlanOptions
+from quanterr.util.text import display
 
 HELP = help_of("""Choose a recipe for each layer: the least error within a budget, measured on the real weights.
 
@@ -55,6 +58,7 @@ def plan(
 ) -> None:
     """Which recipe should each layer have?"""
     from quanterr.report.files import write_output
+    from quanterr.report.formatting import LONG
     from quanterr.report.plan import OUTPUTS
 
     to = show.targets([original, options.importance, options.sensitivity], OUTPUTS)
@@ -62,7 +66,7 @@ def plan(
     with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.planning import plan_layers
-        from quanterr.planning.exports import check_consumer, exported
+        from quanterr.planning.exports import CONSUMERS, check_consumer, exported, usage
 
         check_consumer(export)
         with watching(show.quiet or export is not None) as on_progress:
@@ -76,5 +80,7 @@ def plan(
                 write_output(found, target)
             with printing():
                 print(text, end="", flush=True)
+            if not show.quiet and (how := usage(found, export)):
+                print(f"quanterr: as {CONSUMERS[export].file}, for: {display(how, LONG)}", file=sys.stderr)
             return
-        deliver(found, to, show)
+        deliver(found, to, show, next_step=after_plan(found, command))

@@ -20,6 +20,7 @@ from quanterr.cli.common import (
     watching,
 )
 from quanterr.cli.gate import report_verdict
+from quanterr.cli.next_steps import after_rank
 from quanterr.cli.options import with_options
 from quanterr.options import CompareOptions, RankOptions
 
@@ -90,7 +91,7 @@ def run(
             )
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _status(ranking, show.allow_partial, interrupt.signal)
-        deliver(ranking, to, show, status)
+        deliver(ranking, to, show, status, next_step=after_rank(ranking, paths))
         for candidate in ranking.candidates:
             report_verdict(candidate, candidate.name)
     raise typer.Exit(status)

@@ -1,6 +1,6 @@
 """A plan in the words of programs that quantize.
 
-    llama-quantize    options --tensor-type NAME=TYPE, for types of ggml
+    llama-quantize    its command, with --tensor-type NAME=TYPE for each tensor, for types of ggml
     llmcompressor     a recipe as JSON, which is YAML: config groups of targets, and what to ignore (compressed-tensors)
     torchao           an FqnToConfig as JSON, for torchao.core.config.config_from_dict
     bitsandbytes      the arguments of transformers' BitsAndBytesConfig as JSON
@@ -8,19 +8,22 @@
     convert_to_quant  patterns of names and their formats as JSON, for --layer-config of silveroxides/convert_to_quant
     mlx               bits and group size by module as JSON, what a quant_predicate returns
 
-What a program cannot write is an error, not left out: a plan is handed over whole or not at all.
+What a program cannot write is an error, not left out: a plan is handed over whole or not at all. :func:`usage` is the
+command that hands it over, of programs that read it from a file.
 """
 
 import json
 import re
-from collections import defaultdict
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.pairing.gguf import llama_name
 from quanterr.pairing.names import canonical
 from quanterr.recipes.names import MLX
-from quanterr.report.plan.model import ORIGINAL, Plan
+from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
 
@@ -44,11 +47,14 @@ CONVERT_TO_QUANT: dict[str, JsonObject] = {
     "int8_row": {"format": "int8_tensorwise", "scaling_mode": "row"},
     "int8_block128": {"format": "int8_blockwise", "scaling_mode": "block", "block_size": 128},
 }
+# Types that llama-quantize knows by another name as the base of a file.
+BASE_TYPES = {"mxfp4": "MXFP4_MOE"}
+SPECIAL = re.compile(r'[$`"\\!]')  # what a shell reads within double quotes
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
 
 def exported(plan: Plan, consumer: str) -> str:
-    """The plan in the words of one of :data:`EXPORTS`.
+    """The plan in the words of one of :data:`CONSUMERS`.
 
     Raises:
         UsageError: no such program, or one that does not write a recipe of the plan.
@@ -56,24 +62,55 @@ def exported(plan: Plan, consumer: str) -> str:
     check_consumer(consumer)
     modules: dict[str, list[str]] = defaultdict(list)
     for layer in plan.layers:
-        modules[layer.recipe.partition(":scales")[0]].append(layer.layer_name.removesuffix(".weight"))
-    refused = [recipe for recipe in modules if recipe != ORIGINAL and not KNOWN[consumer](recipe)]
-    if refused:
+        modules[_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
+    if refused := _refused(plan, consumer):
         raise UsageError(f"--export {consumer}: it does not write {listed(refused, 5)}; plan with others: --to")
-    return EXPORTS[consumer](plan, modules)
+    return CONSUMERS[consumer].export(plan, modules)
+
+
+def usage(plan: Plan, consumer: str) -> str:
+    """The command, for a shell, that quantizes by what :func:`exported` gives, in the file that it names; empty where
+    that is the command itself.
+    """
+    found = CONSUMERS[consumer]
+    name = plan.original.removeprefix("hf://")
+    command = found.command.format(original=shlex.quote(name), file=found.file)
+    if found.python:
+        code = found.python.format(original=repr(name), file=repr(found.file))
+        command = "python -c " + (shlex.quote(code) if SPECIAL.search(code) else f'"{code}"')
+    return command
+
+
+def consumers_of(plan: Plan) -> list[str]:
+    """The programs that write all recipes of a plan."""
+    return [consumer for consumer in CONSUMERS if not _refused(plan, consumer)]
 
 
 def check_consumer(consumer: str | None) -> None:
     """Refuse a program that is not known, before anything is computed.
 
     Raises:
-        UsageError: it is none of :data:`EXPORTS`.
+        UsageError: it is none of :data:`CONSUMERS`.
     """
-    if consumer is not None and consumer not in EXPORTS:
-        raise UsageError(f"--export {display(consumer)}: choose one of {', '.join(EXPORTS)}")
+    if consumer is not None and consumer not in CONSUMERS:
+        raise UsageError(f"--export {display(consumer)}: choose one of {', '.join(CONSUMERS)}")
+
+
+def _recipe(layer: PlannedLayer) -> str:
+    return layer.recipe.partition(":scales")[0]
+
+
+def _refused(plan: Plan, consumer: str) -> list[str]:
+    """Recipes of the plan that a program does not write."""
+    recipes = dict.fromkeys(map(_recipe, plan.layers))
+    return [recipe for recipe in recipes if recipe != ORIGINAL and not CONSUMERS[consumer].writes(recipe)]
 
 
 def _llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    """The embedding and the head, where they are not planned, stay as they are: the base type would quantize them.
+
+    Of two patterns that fit a tensor versions of llama-quantize differ in which decides: no tensor has two here.
+    """
     lines: dict[str, str] = {}
     for recipe, names in modules.items():
         kind = "bf16" if recipe == ORIGINAL else recipe.removeprefix("gguf_")
@@ -81,7 +118,14 @@ def _llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
             own = re.sub(r"\.\d+$", "", llama_name(plan.architecture, canonical(f"{name}.weight")[0]))
             if lines.setdefault(own, kind) != kind:
                 raise UsageError(f"--export llama-quantize: {display(own)} is one tensor there, but has two recipes")
-    return "".join(f"--tensor-type '^{re.escape(name)}\\.weight$={kind}'\n" for name, kind in lines.items())
+    ends = {"--token-embedding-type": "token_embd", "--output-tensor-type": "output"}
+    words = [f"{option} {lines.pop(name, 'bf16')}" for option, name in ends.items()]
+    words += [f"--tensor-type '^{re.escape(name)}\\.weight$={kind}'" for name, kind in lines.items()]
+    quantized = Counter(kind for kind in lines.values() if kind != "bf16")
+    base = quantized.most_common(1)[0][0] if quantized else "bf16"
+    source = plan.original if plan.original.endswith(".gguf") else "original.gguf"
+    words.append(f"{shlex.quote(source)} planned.gguf {BASE_TYPES.get(base, base.upper())}")
+    return " \\\n  ".join(["llama-quantize", *words]) + "\n"
 
 
 def _llmcompressor(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
@@ -208,22 +252,65 @@ def _is_ct(recipe: str) -> bool:
     return bool(INTEGER.fullmatch(recipe)) or recipe in ("fp8_row", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8")
 
 
-# What each program writes, and how it is told.
-KNOWN: dict[str, Callable[[str], bool]] = {
-    "llama-quantize": lambda recipe: recipe.startswith("gguf_"),
-    "llmcompressor": _is_ct,
-    "torchao": lambda recipe: recipe == "fp8_row" or bool(INTEGER.fullmatch(recipe)),
-    "modelopt": _is_modelopt,
-    "bitsandbytes": lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
-    "convert_to_quant": lambda recipe: recipe in CONVERT_TO_QUANT,
-    "mlx": lambda recipe: bool(MLX.fullmatch(recipe)),
-}
-EXPORTS: dict[str, Callable[[Plan, Mapping[str, Sequence[str]]], str]] = {
-    "llama-quantize": _llama_quantize,
-    "llmcompressor": _llmcompressor,
-    "torchao": _torchao,
-    "modelopt": _modelopt,
-    "bitsandbytes": _bitsandbytes,
-    "convert_to_quant": _convert_to_quant,
-    "mlx": _mlx,
+class Consumer(NamedTuple):
+    """A program that quantizes: which recipes it writes, and how it takes a plan."""
+
+    writes: Callable[[str], bool]
+    export: Callable[[Plan, Mapping[str, Sequence[str]]], str]
+    file: str = ""  # in which the command looks for it
+    command: str = ""  # with {original} and {file}
+    python: str = ""  # the same, of a library
+
+
+CONSUMERS = {
+    "llama-quantize": Consumer(lambda recipe: recipe.startswith("gguf_"), _llama_quantize),
+    "llmcompressor": Consumer(
+        _is_ct,
+        _llmcompressor,
+        "recipe.yaml",
+        python="from llmcompressor import oneshot; oneshot(model={original}, recipe={file}, output_dir='quantized')",
+    ),
+    "torchao": Consumer(
+        lambda recipe: recipe == "fp8_row" or bool(INTEGER.fullmatch(recipe)),
+        _torchao,
+        "torchao.json",
+        python="import json; from torchao.core.config import config_from_dict; "
+        "from transformers import AutoModelForCausalLM, TorchAoConfig; "
+        "config = TorchAoConfig(config_from_dict(json.load(open({file})))); "
+        "AutoModelForCausalLM.from_pretrained({original}, dtype='auto', quantization_config=config)"
+        ".save_pretrained('quantized')",
+    ),
+    "modelopt": Consumer(
+        _is_modelopt,
+        _modelopt,
+        "modelopt.yaml",
+        python="from modelopt.torch import export, quantization; "
+        "from modelopt.torch.opt.config_loader import load_config; "
+        "from transformers import AutoModelForCausalLM; "
+        "model = AutoModelForCausalLM.from_pretrained({original}, dtype='auto'); "
+        "quantization.quantize(model, load_config({file})); "
+        "export.export_hf_checkpoint(model, export_dir='quantized')",
+    ),
+    "bitsandbytes": Consumer(
+        lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
+        _bitsandbytes,
+        "bitsandbytes.json",
+        python="import json; from transformers import AutoModelForCausalLM, BitsAndBytesConfig; "
+        "config = BitsAndBytesConfig(**json.load(open({file}))); "
+        "AutoModelForCausalLM.from_pretrained({original}, dtype='auto', quantization_config=config)"
+        ".save_pretrained('quantized')",
+    ),
+    "convert_to_quant": Consumer(
+        lambda recipe: recipe in CONVERT_TO_QUANT,
+        _convert_to_quant,
+        "layers.json",
+        "convert_to_quant -i {original} --layer-config {file} --comfy_quant -o quantized.safetensors",
+    ),
+    "mlx": Consumer(
+        lambda recipe: bool(MLX.fullmatch(recipe)),
+        _mlx,
+        "mlx.json",
+        python="import json; from mlx_lm import convert; plan = json.load(open({file})); "
+        "convert({original}, 'quantized', quantize=True, quant_predicate=lambda name, module: plan.get(name, False))",
+    ),
 }

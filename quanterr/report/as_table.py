@@ -14,7 +14,17 @@ from quanterr.report.formatting import cosine, db, doubts, number, percent, sent
 from quanterr.report.layers import SORTS, compared_line, coverage_line, of_scales, word_of, worst_layers
 from quanterr.report.model import Aggregate, Layer, Report
 from quanterr.report.sections import Column
-from quanterr.report.terminal import bare_table, ended, fitted, hidden, is_plain, print_findings, style_of, written
+from quanterr.report.terminal import (
+    bare_table,
+    ended,
+    fitted,
+    hidden,
+    is_plain,
+    print_findings,
+    print_next,
+    style_of,
+    written,
+)
 from quanterr.util.text import count, display, size
 
 BAR = 12  # characters
@@ -30,8 +40,11 @@ def show(
     verbose: bool = False,
     plot: bool = True,
     ending: str = "",
+    next_step: str = "",
 ) -> None:
-    """Print the whole report; maps and curves only in a terminal. ``ending`` is the last line: see :func:`answer`."""
+    """Print the whole report; maps and curves only in a terminal. ``ending`` is the last line: see :func:`answer`;
+    ``next_step`` the command that is proposed.
+    """
     unicode = "utf" in (to.encoding or "").lower()
     plain = is_plain(to)
     to.print(Text(coverage_line(report)), soft_wrap=not to.is_terminal)
@@ -54,6 +67,7 @@ def show(
     print_findings(_worst_first(report), to, verbose)
     to.print()
     _print_reasons(report, to)
+    print_next(next_step, to)
     style = style_of(word_of(report), doubts(report.verdict, report.findings))
     to.print(Text(ending or answer(report), style=style), soft_wrap=not to.is_terminal)
 

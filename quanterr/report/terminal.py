@@ -44,8 +44,11 @@ def console(file: IO[str], color: str = "auto") -> Console:
     )
 
 
-def show(view: View, to: Console, status: int | None = None, wrote: Sequence[str] = ()) -> None:
-    """Print it; the last line is the answer, with the exit ``status`` and the files that were written."""
+def show(view: View, to: Console, status: int | None = None, wrote: Sequence[str] = (), next_step: str = "") -> None:
+    """Print it; the last line is the answer, with the exit ``status`` and the files that were written.
+
+    ``next_step`` is the command that is proposed.
+    """
     wrap = not to.is_terminal
     to.print(Text("; ".join(_facts(view))), soft_wrap=wrap)
     for section in view.sections:
@@ -59,9 +62,16 @@ def show(view: View, to: Console, status: int | None = None, wrote: Sequence[str
     to.print(Text(view.about, style="dim"), soft_wrap=wrap)
     for reason in _reasons(view):
         to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
+    print_next(next_step, to)
     words = view.conclusion + written(wrote)
     answer = words if view.word is None else ended(view.word, status, words, view.doubts)
     to.print(Text(answer, style=style_of(view.word, view.doubts)), soft_wrap=wrap)
+
+
+def print_next(command: str, to: Console) -> None:
+    """The proposed command, on a line that a shell takes as it is."""
+    if command:
+        to.print(Text(f"next: {display(command, LONG)}", style="dim"), soft_wrap=True)
 
 
 def _reasons(view: View) -> Iterator[str]:

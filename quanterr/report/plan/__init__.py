@@ -1,6 +1,6 @@
 """Which recipe each layer should have under a budget, and how that is shown and handed to quantizers.
 
-To add an export: a function in exports.py, and its row in EXPORTS.
+To add an export: a function in exports.py, and its row in CONSUMERS.
 """
 
 from quanterr.report import Output

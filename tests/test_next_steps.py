@@ -1,0 +1,54 @@
+"""The command that is proposed: it can be pasted, and names what is there."""
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+
+from quanterr.cli.next_steps import after_compare, after_rank
+
+COMMAND = ("quanterr", "compare", "a b", "q")
+
+
+@pytest.mark.parametrize(
+    ("config", "asked"),
+    [
+        ('{"model_type": "llama"}', ["--text", "text.txt"]),
+        ('{"_class_name": "FluxTransformer2DModel"}', ["--inputs", "calls.safetensors"]),
+    ],
+)
+def test_a_model_is_evaluated_next_by_what_it_takes(config, asked, tmp_path):
+    original = tmp_path / "it's"
+    original.mkdir()
+    (original / "config.json").write_text(config)
+
+    found = after_compare(str(original), "q", COMMAND, [])
+    assert ["quanterr", "evaluate", str(original), "q", *asked] == shlex.split(found)
+
+
+@pytest.mark.parametrize("config", [None, "{", "[]", '"text"'])
+def test_without_a_model_the_page_is_next_unless_files_were_written(config, tmp_path):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+
+    assert [*COMMAND, "-o", "report.html"] == shlex.split(after_compare(str(tmp_path), "q", COMMAND, []))
+    assert "" == after_compare(str(tmp_path), "q", COMMAND, ["report.html"])
+
+
+def candidate(path, rank, bits):
+    return SimpleNamespace(path=path, name=path, rank=rank, bits_per_weight=bits)
+
+
+def test_the_best_file_is_compared_next():
+    ranking = SimpleNamespace(candidates=[candidate("int8", None, 8), candidate("b b", 1, 8), candidate("c", 2, 4)])
+
+    found = after_rank(ranking, ["original", "int8", "c", "b b"])
+    assert ["quanterr", "compare", "original", "b b", "-o", "report.html"] == shlex.split(found)
+
+
+def test_recipes_are_planned_next_between_the_sizes_that_they_have():
+    ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.5), candidate("int4_g64", 2, 4.25)])
+
+    found = after_rank(ranking, ["original"])
+    assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,int4_g64"] == shlex.split(found)
+    assert "" == after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"])
