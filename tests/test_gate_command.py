@@ -436,12 +436,28 @@ class TestGitHub:
         bad = call("compare", x, write(tmp_path / "less.safetensors", {"other": torch.ones(2, 2)}), *words, env=env)
         first, reason = path.read_text().split("### quanterr: inconclusive\n\n")
 
-        assert "### quanterr: pass\n\n" == first
+        assert first.startswith("### quanterr: pass\n\n## Weight fidelity\n")
+        assert "| SNR, pooled |" in first
+        assert "<!--" not in first
         assert reason.startswith("- ")
         assert "| gate |" not in reason
         assert (Status.OK, Status.INCONCLUSIVE) == (good.returncode, bad.returncode)
         assert "::error" not in good.stderr
         assert 1 == bad.stderr.count("::error title=quanterr::inconclusive: ")
+
+    def test_the_summary_has_the_numbers_and_what_changed_since_the_baseline(self, stored, tmp_path):
+        path = tmp_path / "summary.md"
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        baseline = tmp_path / "baseline.json"
+        baseline.write_bytes(stored.read_bytes())
+        done = gate(stored, "--require", "delta(snr_db) >= -0.5", "--baseline", baseline, env=env)
+        text = path.read_text()
+
+        assert Status.OK == done.returncode, done.stderr
+        assert "| gate | holds |" in text
+        assert "Since the baseline: 0 layers worse, 0 better" in text
+        assert "| SNR, pooled |" in text
+        assert "Worst layers:" in text
 
     def test_a_summary_that_cannot_be_written_is_told_and_changes_nothing(self, stored, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
@@ -472,8 +488,10 @@ class TestGitHub:
         assert "%0A" not in done.stderr.replace("%250A", "").replace("- %0A", "").replace("worst %0A", "")
         text = path.read_text()
         assert text.replace("\n", "").isprintable()
-        assert all(line[0] in "#|`-<" for line in text.splitlines() if line)
-        assert {line.count("|") for line in text.splitlines() if line[:1] == "|"} == {7}
+        of_gates, numbers = text.split("\n## Weight fidelity\n")
+        assert all(line[0] in "#|`-<" for line in of_gates.splitlines() if line)
+        assert {line.count("|") for line in of_gates.splitlines() if line[:1] == "|"} == {7}
+        assert all(line[0] in "*-|WM" or line == "and 1 more" for line in numbers.splitlines() if line)
 
     def test_a_reason_is_no_command_either(self, hostile, tmp_path):
         fields = json.loads(hostile.read_text())

@@ -206,6 +206,7 @@ def compare(
         sure = report.verdict != "inconclusive" and not doubts(report.verdict, report.findings)
         _deliver(report, to, show, status, after_compare(*sides, command_line(), to) if sure else "")
         gate.report_verdict(report)
+        gate.summarize(report, options.baseline)
     raise typer.Exit(status)
 
 

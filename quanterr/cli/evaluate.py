@@ -19,7 +19,7 @@ from quanterr.cli.common import (
     require_memory,
     stepping,
 )
-from quanterr.cli.gate import annotate
+from quanterr.cli.gate import annotate, summarize
 from quanterr.cli.options import Only, with_options
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display
@@ -101,4 +101,5 @@ def evaluate(
         deliver(evaluation, to, show, status)
         for candidate in evaluation.candidates:
             annotate(candidate, candidate.name)
+        summarize(evaluation, options.baseline)
     raise typer.Exit(status)

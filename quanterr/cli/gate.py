@@ -1,7 +1,9 @@
 """``quanterr gate``: judge a stored document again, without the models; and what other commands say of gates."""
 
+import io
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +21,7 @@ from quanterr.util.text import display, no_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quanterr.report.document import Document
     from quanterr.report.files import Target
     from quanterr.report.gate_results import Judged, Verdict
     from quanterr.report.model import Report
@@ -70,10 +73,10 @@ def gate(
 ) -> None:
     """Judge a stored document."""
 
-    from quanterr.gates import read_subjects, verdicts_of
+    from quanterr.gates import github, read_subjects, verdicts_of, with_verdicts
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.rules import check_baseline_use, read_rules
-    from quanterr.report.documents import kind_of
+    from quanterr.report.documents import kind_of, read_document
     from quanterr.report.gate_results import Verdict, exit_status
     from quanterr.report.subjects import counterpart, overall
 
@@ -101,6 +104,8 @@ def gate(
     word, reasons = overall(by_name) if by_name else verdicts[0][:2]
     whole = Verdict(word, reasons, [gate for verdict in verdicts for gate in verdict.gates])
     _tell_verdict(whole, show.quiet, colored)
+    if github.has_summary():
+        summarize(with_verdicts(read_document(report), subjects, verdicts), baseline)
     if show.as_json:
         _print_json(_fields(whole, subjects, verdicts))
     if to or update_baseline:
@@ -168,6 +173,26 @@ def annotate(judged: "Judged", candidate: str | None = None) -> None:
     for line in github.annotations(judged, candidate):
         print(line, file=sys.stderr)
     if problem := github.write_summary(judged, candidate):
+        print(f"quanterr: {problem}", file=sys.stderr)
+
+
+def summarize(document: "Document", baseline: str | os.PathLike[str] | None = None) -> None:
+    """On GitHub: its numbers in the job's summary, below the verdict, and what changed since the ``baseline``."""
+    from quanterr.gates import github
+
+    if not github.has_summary():
+        return
+    from quanterr.report.diff.making import diff
+    from quanterr.report.documents import KINDS
+    from quanterr.report.files import output_named
+
+    kind = next(kind for kind in KINDS.values() if kind.name == type(document).__name__)
+    section, change = io.StringIO(), ""
+    output_named("md", kind.outputs).write(document, section)
+    with suppress(UsageError):  # of something else, which the gates have said
+        if baseline is not None:
+            change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"
+    if problem := github.write_numbers(section.getvalue(), change):
         print(f"quanterr: {problem}", file=sys.stderr)
 
 

@@ -19,7 +19,7 @@ from quanterr.cli.common import (
     warn,
     watching,
 )
-from quanterr.cli.gate import report_verdict
+from quanterr.cli.gate import report_verdict, summarize
 from quanterr.cli.next_steps import after_rank
 from quanterr.cli.options import with_options
 from quanterr.options import CompareOptions, RankOptions
@@ -94,6 +94,7 @@ def run(
         deliver(ranking, to, show, status, next_step=after_rank(ranking, paths))
         for candidate in ranking.candidates:
             report_verdict(candidate, candidate.name)
+        summarize(ranking, options.baseline)
     raise typer.Exit(status)
 
 

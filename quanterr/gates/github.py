@@ -5,13 +5,14 @@ checkpoint can be neither Markdown nor a workflow command.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from quanterr.report.formatting import LONG, sentence, violation_line
 from quanterr.report.gate_results import Gate, Judged
 from quanterr.report.markdown import code
 from quanterr.util.text import decisive, no_command, unrounded
 
+SUMMARY = "GITHUB_STEP_SUMMARY"
 MAX_SUMMARY = 900 << 10  # bytes, with what other commands of the step have written
 MAX_ANNOTATIONS = 10
 MOST_LAYERS = 20  # of a gate, the worst
@@ -41,16 +42,32 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
+def has_summary() -> bool:
+    """Whether the job takes a summary."""
+    return here() and bool(os.environ.get(SUMMARY))
+
+
 def write_summary(judged: Judged, candidate: str | None = None) -> str | None:
     """Append the verdict to ``$GITHUB_STEP_SUMMARY``, where it is set; why it could not be written, or None."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    return _append(lambda room: summary(judged, room, candidate))
+
+
+def write_numbers(section: str, change: str) -> str | None:
+    """Append the section of a document, Markdown, and what changed since the baseline; as :func:`write_summary`."""
+    numbers = "".join(line for line in section.splitlines(keepends=True) if not line.startswith("<!-- quanterr:"))
+    text = f"{_code(change)}\n\n{numbers}\n" if change else f"{numbers}\n"
+    return _append(lambda room: text if len(text.encode()) <= room - len(LEFT_OUT) else LEFT_OUT)
+
+
+def _append(make: Callable[[int], str]) -> str | None:
+    path = os.environ.get(SUMMARY)
     if not path:
         return None
     try:
         with open(path, "ab") as file:
-            file.write(summary(judged, MAX_SUMMARY - file.tell(), candidate).encode())
+            file.write(make(MAX_SUMMARY - file.tell()).encode())
     except (OSError, ValueError) as error:
-        return f"$GITHUB_STEP_SUMMARY: {getattr(error, 'strerror', None) or error}"
+        return f"${SUMMARY}: {getattr(error, 'strerror', None) or error}"
     return None
 
 
