@@ -11,7 +11,9 @@ from small_models import auto_of, ids, saved, stored
 from torch.nn import functional
 
 import quanterr
+from quanterr.checkpoints.labels import Label
 from quanterr.errors import UsageError
+from quanterr.pairing.inputs import _of_comfy
 from quanterr.recipes.inputs import INPUT_SCHEMES, Stored
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -326,6 +328,23 @@ class TestFindings:
             snr_db = 10 * math.log10(float(x.double().square().sum() / (fused - x.double()).square().sum()))
             assert [key] == finding.evidence["layers"]
             assert snr_db == pytest.approx(finding.evidence["as_fused_db"], abs=1e-6)
+
+    @pytest.mark.parametrize(
+        ("form", "rounded"),
+        [
+            ("svdquant_w4a4", True),
+            ("convrot_w4a4", True),
+            ("int4_tensorwise", True),
+            ("hybrid_mxfp8", True),
+            ("awq_w4a16", False),
+            ("bnb_nf4", False),
+        ],
+    )
+    def test_a_label_of_comfyui_that_is_not_emulated_is_no_label_of_weights_alone(self, form, rounded):
+        found = _of_comfy("a", Label("tensor", {"format": form}), {})
+
+        assert rounded == (found is not None)
+        assert found is None or (found.scheme == "" and form in found.why_not)
 
     def test_fp8_of_comfyui_without_a_scale_of_inputs_is_noted(self, tmp_path):
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))

@@ -24,6 +24,7 @@ from quanterr.checkpoints.labels import Label, Labels
 from quanterr.formats import Weight
 from quanterr.pairing.plan import Plan
 from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import display
 
 WEIGHT = ".weight"
 
@@ -97,7 +98,9 @@ def _of_comfy(module: str, label: Label, entries: Stored) -> Declared:
         return Inputs(why_not="ComfyUI rounds the scales of MXFP8 up, which is not emulated")
     if form.startswith("int8"):
         return Inputs("int8_token")
-    return None
+    if not form or form.endswith("a16") or form.startswith("bnb_"):
+        return None  # weights alone
+    return Inputs(why_not=f"how ComfyUI rounds the inputs of {display(form)} is not emulated")
 
 
 def _of_compressed_tensors(module: str, config: JsonFields, entries: Stored) -> Declared:

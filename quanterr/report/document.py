@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from os import PathLike, fspath
 from types import ModuleType
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
 from quanterr.report import checksum
 from quanterr.report.base import Model, dumps
 from quanterr.report.sections import Cells, Suite, View
 from quanterr.util.strict_json import JsonObject
 
+Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -69,6 +70,14 @@ class Document(Model, Declared):
     def suites(self) -> Sequence[Suite]:
         """What JUnit has of it."""
         return self.declared().suites(self)  # type: ignore[no-any-return]
+
+    def plot(self) -> Figure:
+        """A picture, as a matplotlib Figure: where the error is, or what a size buys.
+
+        Raises:
+            UsageError: matplotlib is not installed, or there is nothing to draw.
+        """
+        return import_module("quanterr.report.plot").plot(self)
 
     def write_json(self, file: IO[str]) -> None:
         """Write it as strict, ASCII JSON."""

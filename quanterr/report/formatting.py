@@ -25,6 +25,11 @@ def percent(value: float | None) -> str:
     return UNDEFINED if value is None else f"{100 * value:.3g} %"
 
 
+def percent_of(value: float) -> str:
+    """A change in per cent: two digits, of more than 100 all."""
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
+
+
 def cosine(value: float | None) -> str:
     """Enough digits to distinguish it from 1."""
     if value is None:

@@ -29,6 +29,7 @@ UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
 LAYERS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
+TIMES = 3  # from which on a change is said as a factor
 CURVE = 8  # points
 METRICS = {
     "share": Metric("Share of the cost", "lower", "%", log=True, column="Share %"),
@@ -136,7 +137,9 @@ def conclusion(plan: Plan) -> str:
     best = min((one for one in plan.uniform if one.fits), key=lambda one: one.cost, default=None)
     beside = ""
     if best is not None and best.cost > 0:
-        beside = f", {100 * (plan.cost / best.cost - 1):+.3g} % against {best.recipe} for all"
+        factor = plan.cost / best.cost
+        change = f"{factor:.3g} times that of" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
+        beside = f", {change} {best.recipe} for all"
     return (
         f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight, {plan.measure} "
         f"{plan.cost:.4g}{beside}; {bound}"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data, notebook
-from quanterr.report.formatting import LONG, db, doubts, number, sentence, stated
+from quanterr.report.formatting import LONG, db, doubts, number, percent_of, sentence, stated
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
 from quanterr.report.keeping import FEW
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
@@ -189,7 +189,7 @@ def _better_kept(kept: Swaps, own: Candidate) -> str:
     else:
         gain = f"{'give' if several else 'gives'} {kept.snr_db - own.snr_db:.2f} dB more"
     share = 100 * kept.bytes_change / (own.bytes or 1)
-    return f"kept {where}, {len(kept.layers):,} of its layers {gain} for {share:.2g} % more bytes"
+    return f"kept {where}, {len(kept.layers):,} of its layers {gain} for {percent_of(share)} % more bytes"
 
 
 def _best(ranking: Ranking) -> str:
@@ -208,7 +208,7 @@ def _cost(best: Candidate, second: Candidate) -> str:
     share = 100 * ((best.bytes or 0) / (second.bytes or 1) - 1)
     if abs(share) < SAME_SIZE:
         return "in as many bytes"
-    return f"for {share:.2g} % more bytes" if share > 0 else f"in {-share:.2g} % fewer bytes"
+    return f"for {percent_of(share)} % more bytes" if share > 0 else f"in {percent_of(-share)} % fewer bytes"
 
 
 def brief(ranking: Ranking) -> str:

@@ -1,0 +1,181 @@
+"""Pictures of documents for notebooks, drawn by matplotlib: where the error is, what a size buys."""
+
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quanterr.errors import UsageError
+from quanterr.report.document import Document, Figure
+from quanterr.roles import place_of
+from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.report.evaluation.model import Evaluated, Evaluation
+    from quanterr.report.model import Report
+    from quanterr.report.plan.model import Plan
+    from quanterr.report.ranking.model import Ranking
+
+MIB = 2**20
+BINS = 24
+LONGEST = 48  # characters of a name
+DPI = 110
+
+
+def plot(document: Document) -> Figure:
+    """A matplotlib Figure, which a notebook shows and ``savefig`` writes.
+
+    Raises:
+        UsageError: matplotlib is not installed, or there is nothing to draw.
+    """
+    return PLOTS[document.noun](document)
+
+
+def _figure(panels: int) -> tuple[Figure, list[Any]]:
+    try:
+        figures = import_module("matplotlib.figure")
+    except ImportError as error:
+        raise UsageError('plot() needs matplotlib: pip install "quanterr[plot]"') from error
+    figure = figures.Figure(figsize=(6.4 * panels, 4.2), dpi=DPI, layout="constrained")
+    figure._repr_png_ = partial(_png, figure)
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def _plain(name: str) -> str:
+    """A name, which matplotlib is not to take for a formula, on what room there is."""
+    return display(name, LONGEST).replace("$", r"\$")
+
+
+def _of_report(report: "Report") -> Figure:
+    """The SNR of each module in each block, and of how many layers."""
+    levels = [layer.snr_db for layer in report.layers if layer.snr_db is not None]
+    if not levels:
+        raise UsageError("plot(): no layer has an SNR: nothing differs")
+    figure, (where, how_many) = _figure(2)
+    _draw_map(report, figure, where)
+    how_many.hist(levels, bins=BINS, log=True)  # few layers that are bad are what matters
+    how_many.set(title="Layers by SNR", xlabel="SNR [dB]", ylabel="layers")
+    return figure
+
+
+def _draw_map(report: "Report", figure: Figure, axes: Any) -> None:
+    """The worst weight of each module in each block; layers outside of blocks are left out."""
+    found = [(place_of(layer.layer_name), layer.snr_db) for layer in report.layers]
+    placed = [(place, level) for place, level in found if place and level is not None]
+    several = len({place.stack for place, _ in placed}) > 1
+    worst: dict[tuple[str, int], float] = {}
+    for place, level in placed:
+        key = f"{place.stack}.{place.module}" if several else place.module, place.block
+        worst[key] = min(worst.get(key, level), level)
+    modules = list(dict.fromkeys(module for module, _ in worst))
+    if not modules:
+        axes.text(0.5, 0.5, "no layer is in a block", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
+    blocks = 1 + max(block for _, block in worst)
+    rows = [[worst.get((module, block), nan) for block in range(blocks)] for module in modules]
+    image = axes.imshow(rows, aspect="auto", cmap="viridis", interpolation="nearest")
+    axes.set(title="SNR by block", xlabel="block")
+    axes.set_yticks(range(len(modules)), [_plain(module) for module in modules])
+    figure.colorbar(image, ax=axes, label="SNR [dB]")
+
+
+class _Dot(NamedTuple):
+    """A candidate: its size, its number, and the standard error of that."""
+
+    name: str
+    bytes: int
+    value: float
+    error: float = 0.0
+    is_best: bool = False  # no other is as good in as few bytes
+
+
+def _draw_dots(axes: Any, dots: Sequence[_Dot], title: str, label: str) -> None:
+    if not dots:
+        raise UsageError("plot(): no candidate has a number to draw")
+    front = sorted((dot for dot in dots if dot.is_best), key=lambda dot: dot.bytes)
+    axes.plot([dot.bytes / MIB for dot in front], [dot.value for dot in front], "--", lw=1, label="Pareto-optimal")
+    for dot in dots:
+        axes.errorbar(dot.bytes / MIB, dot.value, yerr=dot.error or None, fmt="o", capsize=3)
+        axes.annotate(_plain(dot.name), (dot.bytes / MIB, dot.value), textcoords="offset points", xytext=(6, 4))
+    axes.set(title=title, xlabel="size [MiB]", ylabel=label)
+    axes.margins(0.15)
+    if len(front) > 1:
+        axes.legend()
+
+
+def _of_ranking(ranking: "Ranking") -> Figure:
+    """SNR against size."""
+    dots = [
+        _Dot(one.name, one.bytes, one.snr_db, is_best=one.on_front)
+        for one in ranking.candidates
+        if one.bytes is not None and one.snr_db is not None
+    ]
+    figure, (axes,) = _figure(1)
+    _draw_dots(axes, dots, "Error against size", "SNR [dB]")
+    return figure
+
+
+def _of_evaluation(evaluation: "Evaluation") -> Figure:
+    """What the model loses against size: divergence, the error of its outputs, or what an encoder's vectors lose."""
+    found = [(one, *_lost(one)) for one in evaluation.candidates]
+    values = [(one, value, error) for one, _, value, error in found if isfinite(value)]
+    dots = [
+        _Dot(one.name, one.bytes, value, error, not any(_is_better(other, (one, value)) for other in values))
+        for one, value, error in values
+    ]
+    figure, (axes,) = _figure(1)
+    _draw_dots(axes, dots, "What the model loses, against size", found[0][1])
+    if all(dot.value > 0 for dot in dots):
+        axes.set_yscale("log")
+    return figure
+
+
+def _is_better(other: "tuple[Evaluated, float, float]", one: "tuple[Evaluated, float]") -> bool:
+    (a, lost, _), (b, own) = other, one
+    return a is not b and a.bytes <= b.bytes and lost <= own and (a.bytes, lost) != (b.bytes, own)
+
+
+def _lost(one: "Evaluated") -> tuple[str, float, float]:
+    """What is drawn of a candidate: its name, its value and its standard error."""
+    if one.scores is not None:
+        error = one.scores.kld_mean_chunk_se
+        return "KLD [nat]", one.scores.kld_mean, one.scores.kld_mean_se if error is None else error
+    if one.outputs is not None:
+        value = one.outputs.output_error
+        return "relative error of the output", nan if value is None else value, one.outputs.output_error_se or 0.0
+    if one.embeddings is not None and one.embeddings.cosine_mean is not None:
+        return "1 - cosine of the embeddings", 1 - one.embeddings.cosine_mean, 0.0
+    return "", nan, 0.0
+
+
+def _of_plan(plan: "Plan") -> Figure:
+    """The least cost of each size, the plan, and one recipe for all."""
+    figure, (axes,) = _figure(1)
+    points = sorted((point.bytes / MIB, point.cost) for point in plan.curve)
+    axes.plot([size for size, _ in points], [cost for _, cost in points], lw=1, label="the best mix")
+    axes.plot(plan.bytes / MIB, plan.cost, "o", label="this plan")
+    for one in plan.uniform:
+        axes.plot(one.bytes / MIB, one.cost, "x", color="gray")
+        axes.annotate(
+            _plain(one.recipe), (one.bytes / MIB, one.cost), textcoords="offset points", xytext=(6, 4), color="gray"
+        )
+    axes.set(title="Cost by size", xlabel="size [MiB]", ylabel=plan.measure)
+    axes.legend()
+    return figure
+
+
+PLOTS: dict[str, Callable[[Any], Figure]] = {
+    "report": _of_report,
+    "ranking": _of_ranking,
+    "evaluation": _of_evaluation,
+    "plan": _of_plan,
+}
