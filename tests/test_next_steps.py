@@ -52,3 +52,10 @@ def test_recipes_are_planned_next_between_the_sizes_that_they_have():
     found = after_rank(ranking, ["original"])
     assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,int4_g64"] == shlex.split(found)
     assert "" == after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"])
+
+
+def test_credentials_are_not_repeated(tmp_path):
+    found = after_compare("https://user:secret@host/x", "q", ["quanterr", "compare", "https://host/x", "q"], [])
+    assert "secret" not in found
+    ranking = SimpleNamespace(candidates=[candidate("https://u:secret@host/q", 1, 8), candidate("c", 2, 4)])
+    assert "secret" not in after_rank(ranking, ["https://u:secret@host/x", "https://u:secret@host/q", "c"])

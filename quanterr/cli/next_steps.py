@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from quanterr.util.addresses import without_credentials
 from quanterr.util.text import unicode
 
 if TYPE_CHECKING:
@@ -57,4 +58,4 @@ def _inputs_of(original: str) -> list[str]:
 
 
 def _line(words: Sequence[str]) -> str:
-    return shlex.join(map(unicode, words))
+    return shlex.join(unicode(without_credentials(word)) for word in words)
