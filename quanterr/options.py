@@ -313,7 +313,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         context: tokens of a chunk; predictions of its second half are scored.
         chunks: how many chunks at most; all of them where it is None.
         sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
-        sensitivity_chunks: how many chunks that is measured on.
+        sensitivity_chunks: how many chunks that is measured on, all of them in memory.
         importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
         saliency: how many of them, in per cent.
@@ -361,7 +361,15 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "FILE",
         ),
     ] = None
-    sensitivity_chunks: int = 1
+    sensitivity_chunks: Annotated[
+        int,
+        Option(
+            "Number of chunks that the sensitivity is measured on; their activations are kept in memory.",
+            TEXT,
+            "N",
+            least=1,
+        ),
+    ] = 4
     importance_out: Annotated[
         Path | None,
         Option("Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).", OUTPUT, "FILE"),

@@ -15,7 +15,7 @@ from quanterr.errors import UsageError
 from quanterr.evaluation import models
 from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.names import Names
-from quanterr.evaluation.sensitivity import SEED, profile
+from quanterr.evaluation.sensitivity import SEED, Curvature, profile
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.pairing.importance import read_importance
@@ -38,11 +38,12 @@ def streamed(folder, chunks):
 
 
 def plain(name, folder, chunks):
-    """The same with everything in memory: squares of inputs and of output gradients of each linear layer."""
+    """The same with everything in memory: squares of inputs and of output gradients of each linear layer, and over
+    tokens the sum of the products of both."""
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(SEED)
-    inputs, gradients = {}, {}
+    inputs, gradients, products = {}, {}, {}
 
     def watch(path):
         def hook(_, args, output):
@@ -52,8 +53,9 @@ def plain(name, folder, chunks):
                 output.requires_grad_(True)
 
             def add(gradient):
-                squares = gradient.reshape(-1, gradient.shape[-1]).square().sum(0, dtype=torch.float64)
-                gradients[path] = gradients.get(path, 0) + squares
+                squares = gradient.reshape(-1, gradient.shape[-1]).square()
+                gradients[path] = gradients.get(path, 0) + squares.sum(0)
+                products[path] = products.get(path, 0) + float((squares.sum(1) * flat.square().sum(1)).sum())
 
             output.register_hook(add)
 
@@ -66,7 +68,7 @@ def plain(name, folder, chunks):
         logits = model(input_ids=chunk[None], use_cache=False).logits[0, CONTEXT // 2 : -1]
         labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
         torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
-    return inputs, gradients
+    return inputs, gradients, products
 
 
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3"])
@@ -74,7 +76,7 @@ def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
     folder = saved(name, tmp_path / "original")
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
     found = streamed(folder, chunks)
-    inputs, gradients = plain(name, folder, chunks)
+    inputs, gradients, products = plain(name, folder, chunks)
     both = [path for path in gradients if path in found.found]
 
     assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
@@ -82,6 +84,13 @@ def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
     for path in both:
         assert torch.allclose(inputs[path], found.found[path].inputs, rtol=FLOAT64, atol=0)
         assert torch.allclose(gradients[path], found.found[path].gradients, rtol=FLOAT64, atol=0), path
+        curvature = found.found[path]
+        n = curvature.shape[0] * curvature.shape[1]
+        want = 0.5 * products[path] / found.scored * curvature.energy / n
+        assert curvature.alpha(found.scored) == pytest.approx(want, rel=FLOAT64), path
+        even = torch.full(curvature.shape, 0.1, dtype=torch.float64)  # an even error costs what alpha says
+        nmse = n * 0.1**2 / curvature.energy
+        assert curvature.predicted(even, found.scored) == pytest.approx(want * nmse, rel=FLOAT64), path
 
 
 def test_a_weight_that_is_stored_turned_has_its_vectors_the_right_way_round(tmp_path):
@@ -92,10 +101,20 @@ def test_a_weight_that_is_stored_turned_has_its_vectors_the_right_way_round(tmp_
     curvature = found.found["transformer.h.0.mlp.c_fc.weight"]
     error = torch.zeros(curvature.shape)
     error[3] = 1.0
-    want = 0.5 * float(curvature.inputs[3] * curvature.gradients.sum()) / curvature.tokens / found.scored
+    over_tokens = float(torch.cat(curvature.products).sum())
+    want = 0.5 * over_tokens * float(curvature.inputs[3] / curvature.inputs.sum()) / found.scored
 
     assert (32, 128) == curvature.shape == (len(curvature.inputs), len(curvature.gradients))
     assert pytest.approx(want) == curvature.predicted(error, found.scored)
+
+
+def test_a_huge_input_without_gradient_costs_nothing():
+    """Massive activations: a product of sums over tokens would give half of 1e6."""
+    inputs, gradients = torch.tensor([1e6, 1.0]), torch.tensor([0.0, 1.0])
+    sums = inputs.sum().view(1), gradients.sum().view(1)
+    curvature = Curvature(*sums, [inputs * gradients], energy=1.0, shape=(1, 1))
+
+    assert curvature.alpha(1) == 0.5 == curvature.predicted(torch.ones(1, 1), 1)
 
 
 class TestEvaluation:
@@ -145,7 +164,8 @@ class TestEvaluation:
     def test_standard_errors_fall_with_the_root_of_the_chunks(self, made, tmp_path):
         original = saved("llama", tmp_path / "original")
         tokens = ids(tmp_path, 320)
-        quanterr.evaluate(original, [original], tokens=tokens, context=CONTEXT, sensitivity=tmp_path / "s.json")
+        asked = {"tokens": tokens, "context": CONTEXT, "sensitivity": tmp_path / "s.json", "sensitivity_chunks": 1}
+        quanterr.evaluate(original, [original], **asked)
         of_one, of_ten = (
             {row["layer_name"]: row["alpha_se"] / row["alpha"] for row in document["weights"]}
             for document in (json.loads((tmp_path / "s.json").read_text()), made[1])

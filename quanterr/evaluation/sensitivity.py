@@ -2,10 +2,17 @@
 
 At labels that are drawn from the model's own distribution, the divergence that an error e of a weight makes is
 
-    KLD ≈ ½ Σ_ij G_i A_j e_ij² / (tokens · scored)
+    KLD ≈ ½ Σ_t Σ_ij g_ti² x_tj² e_ij² / scored
 
-G_i: Σ over tokens of the squares of output i's gradient; A_j: of input j. Only these two vectors are kept. It is a
-ranking first: as a prediction it holds up to about 0.1 nat, and is too low beyond.
+g_ti: the gradient of output i at token t; x_tj: input j. Of an error that is spread evenly, ‖W‖² · NMSE / n for each of
+n elements, that is alpha · NMSE with
+
+    alpha = ½ Σ_t ‖g_t‖² ‖x_t‖² / scored · ‖W‖² / n
+
+The sum has to be over tokens: a model may have one token in a chunk with a huge input and hardly any gradient (massive
+activations), and Σ_t ‖g_t‖² · Σ_t ‖x_t‖² / tokens would then be tens of times too large. Where elements are told apart,
+each is weighed by G_i A_j, the sums over tokens of g_ti² and x_tj², scaled so that an even error costs what alpha says.
+It is a ranking first: as a prediction it holds up to about 0.1 nat.
 
 The forward pass keeps the inputs of each unit; the backward pass loads each unit again, in reverse, and recomputes it.
 """
@@ -33,9 +40,7 @@ class Curvature:
 
     inputs: Tensor | None = None  # A (columns,) float64; of an embedding how often each row was read
     gradients: Tensor | None = None  # G (rows,) float64; of an embedding by columns
-    input_norms: list[Tensor] = field(default_factory=list)  # ‖x‖² of each token; of a table none
-    gradient_norms: list[Tensor] = field(default_factory=list)  # ‖g‖² of each token
-    tokens: int = 0
+    products: list[Tensor] = field(default_factory=list)  # ‖g_t‖² ‖x_t‖² of each token; of a table ‖x_t‖ is 1
     transposed: bool = False  # the weight is stored [in, out]
     is_table: bool = False  # an embedding, whose rows are chosen
     energy: float = 0.0  # ‖W‖²
@@ -48,30 +53,26 @@ class Curvature:
         rows, cols = (
             (self.inputs, self.gradients) if self.is_table or self.transposed else (self.gradients, self.inputs)
         )
-        weighed = torch.einsum("ij,i,j->", error.double().square(), rows, cols)
-        return 0.5 * float(weighed) / (max(self.tokens, 1) * scored)
+        even = float(rows.sum() * cols.sum())
+        weighed = float(torch.einsum("ij,i,j->", error.double().square(), rows, cols))
+        return 0.5 * self._over_tokens() / scored * weighed / even if even else 0.0
 
     def alpha(self, scored: int) -> float:
         """KLD ≈ alpha · NMSE of an error that is spread evenly."""
         if self.gradients is None or self.inputs is None:
             return float("nan")
         n = self.inputs.numel() * self.gradients.numel()
-        total = float(self.inputs.sum() * self.gradients.sum())
-        return 0.5 * total / (max(self.tokens, 1) * scored) * self.energy / n
+        return 0.5 * self._over_tokens() / scored * self.energy / n
 
     def alpha_se(self, scored: int) -> float:
         """The standard error of alpha over tokens, as if these were independent."""
-        variances = [_relative_variance(norms) for norms in (self.input_norms, self.gradient_norms) if norms]
-        return self.alpha(scored) * sqrt(sum(variances))
+        values = torch.cat(self.products).double() if self.products else torch.zeros(0)
+        if len(values) < 2 or not values.any():
+            return float("nan")
+        return self.alpha(scored) * sqrt(len(values) * float(values.var())) / float(values.sum())
 
-
-def _relative_variance(of_tokens: Sequence[Tensor]) -> float:
-    """The variance of a sum over tokens, relative to its square."""
-    values = torch.cat(list(of_tokens)).double()
-    total = float(values.sum())
-    if not total or len(values) < 2:
-        return float("nan")
-    return len(values) * float(values.var()) / total**2
+    def _over_tokens(self) -> float:
+        return sum(float(products.sum(dtype=torch.float64)) for products in self.products)
 
 
 @dataclass
@@ -211,18 +212,17 @@ class _Recorder(TorchFunctionMode):
         curvature.is_table = not values.is_floating_point()
         if curvature.is_table:
             squares = torch.bincount(values.flatten(), minlength=weight.shape[0]).double()
-            curvature.tokens += values.numel()
+            norms = torch.ones(values.numel(), device=values.device)
         else:
             flat = values.detach().reshape(-1, values.shape[-1])
             squares = flat.square().sum(0, dtype=torch.float64)
-            curvature.tokens += len(flat)
-            curvature.input_norms.append(flat.square().sum(1))
+            norms = flat.square().sum(1)
         curvature.inputs = squares if curvature.inputs is None else curvature.inputs + squares
 
         def add(gradient: Tensor) -> None:
             squares = gradient.detach().reshape(-1, gradient.shape[-1]).square()
             found = squares.sum(0, dtype=torch.float64)
-            curvature.gradient_norms.append(squares.sum(1))
+            curvature.products.append(squares.sum(1) * norms)
             curvature.gradients = found if curvature.gradients is None else curvature.gradients + found
 
         output.register_hook(add)
