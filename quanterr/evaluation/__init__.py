@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from math import isfinite
+from math import isfinite, prod
 from typing import NamedTuple, Unpack
 
 import torch
@@ -54,14 +54,16 @@ from quanterr.findings import finding
 from quanterr.findings.configs import of_configs
 from quanterr.findings.files import RECIPE, of_notes
 from quanterr.gates import Prepared, prepare
+from quanterr.gates.planned import read_plan
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
-from quanterr.recipes import recipes_named
-from quanterr.recipes.candidate import quantized_by
+from quanterr.recipes import recipe_named, recipes_named
+from quanterr.recipes.candidate import mixed, quantized_by
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
+from quanterr.report.plan.model import ORIGINAL
 from quanterr.report.ranking.making import short_names
 from quanterr.report.subjects import overall
 from quanterr.selection import Selection
@@ -74,6 +76,7 @@ from quanterr.version import __version__
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
+PLAN = ".json"  # how the name of a plan ends
 NOTHING_TO_DO = "no candidate is given: evaluate needs one, or --sensitivity, --importance-out or --saliency-out alone"
 
 
@@ -86,8 +89,9 @@ def evaluate(
 ) -> Evaluation:
     """Are quantized checkpoints still good models? Runs the original's architecture with the weights of each side.
 
-    ``original`` is a folder with config.json, here or in a store; ``against`` are recipes such as ``"fp8_row"``, by
-    which it is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
+    ``original`` is a folder with config.json, here or in a store; ``against`` are recipes such as ``"fp8_row"`` and
+    files of plans, ``"plan.json"``, by which it is quantized on the fly; ``options`` are the fields of
+    :class:`quanterr.options.EvaluateOptions`, by name.
 
     Raises:
         UsageError: transformers is missing, no text or too little of it, a rule that is none.
@@ -108,9 +112,10 @@ def evaluate_candidates(
 ) -> Evaluation:
     """The same with rules that were read before."""
     started = datetime.now(UTC)
-    recipes = recipes_named(against) if against else []
+    plans, words = _plans_and_recipes(against)
+    recipes = recipes_named(words) if words else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
-    paths += [recipe.name for recipe in recipes]
+    paths += [*(recipe.name for recipe in recipes), *plans]
     check_rounding(chosen.activations, chosen.kv)
     if not paths:
         raise UsageError(NOTHING_TO_DO)
@@ -123,6 +128,7 @@ def evaluate_candidates(
             opened,
             *(entered(stack, side, chosen.lenient, chosen.cache) for side in candidates),
             *quantized_by(recipes, opened, Selection(())),
+            *(_quantized_as_planned(path, opened) for path in plans),
         ]
         sides = Sides(opened, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv) for checkpoint in every[1:]]
@@ -280,6 +286,36 @@ def _saliency(chosen: EvaluateOptions) -> Saliency:
     if not 0 < chosen.saliency <= 100:
         raise UsageError(f"--saliency {chosen.saliency:g}: per cent, above 0 and up to 100")
     return Saliency(chosen.saliency)
+
+
+def _plans_and_recipes(against: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Files of plans, and names of recipes."""
+    given = [against] if isinstance(against, str) else list(against)
+    words = [word for one in given for word in one.split(",")] if any(PLAN in one for one in given) else given
+    return [word for word in words if word.endswith(PLAN)], [word for word in words if not word.endswith(PLAN)]
+
+
+def _quantized_as_planned(path: str, original: Checkpoint) -> Checkpoint:
+    """The original with each layer as the plan in a file says.
+
+    Raises:
+        ReportError: it is no plan.
+        UsageError: it is one of another original.
+    """
+    plan = read_plan(path)
+    for layer in plan.layers:
+        entry = original.entries.get(layer.layer_name)
+        if entry is None or prod(entry.shape) != layer.elements:
+            found = "is not there" if entry is None else f"has the shape {list(entry.shape)}"
+            raise UsageError(
+                f"--against {display(path)}: it is of another original: {layer.display_name} {found}, where "
+                f"{layer.elements:,} elements are planned; plan again, from this one"
+            )
+    recipes = {one.layer_name: recipe_named(one.recipe) for one in plan.layers if one.recipe != ORIGINAL}
+    made, left = mixed(original, recipes, path)
+    if left:
+        raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored so: {left[0].reason}")
+    return made
 
 
 def _pace(chosen: EvaluateOptions, stop: threading.Event, company: Company | None) -> Pace:
