@@ -147,9 +147,11 @@ class Sampler:
             return found._replace(parts=tuple(self._parts(found)))
         return found
 
-    def worse_rows(self, weight: Attainable) -> tuple[Part, ...]:
-        """The rows taken in that are far worse than their scales allow; ``weight`` is the whole sample."""
-        part = _standing_out("row", self._rows, weight)
+    def worse_parts(self, weight: Attainable) -> tuple[Part, ...]:
+        """Of rows taken in, those that are far worse than their scales allow; where none is, such tiles: an outlier
+        beside a tile may make most of the energy of its row. ``weight`` is the whole sample.
+        """
+        part = _standing_out("row", self._rows, weight) or _standing_out("tile", self._tiles, weight)
         return (part,) if part else ()
 
     def _parts(self, whole: Attainable) -> list[Part]:

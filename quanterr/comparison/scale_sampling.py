@@ -18,8 +18,9 @@ PART = 64  # columns of a part of a group
 PART_DB = 5.0  # that the scale of a group loses: it stands out
 WIDE, NARROW = 2.2, 0.7  # stored / good scale: between these no scale is wrong, as searches and roundings choose them
 CLIPPED_DB = 12.0  # that no search pays for smaller steps in the rest of a group
-FINE = 200  # levels: of so many none gain by clipping,
-CLIPPED_FINE = 1.05  # and a scale is too small by what the rounding of zero points explains, at most
+# Good scale / stored one, at most, by the number of levels: none of 8 bits gains by clipping, and a scale is too small
+# by what the rounding of zero points explains; of 6 bits llama.cpp's search leaves out 0.9 of 32 steps.
+CLIPPED = {200: 1.05, 64: 1.12, 0: 1 / NARROW}
 # Of the worst error, half a step of each: below it values are few, and codes exact. Rounding leaves a third of it, of
 # few levels and of floats, whose steps differ, less.
 LUCKY, LUCKY_FINE = 0.08, 0.2
@@ -112,7 +113,7 @@ class ScaleSampler:
         """
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
-        if x.numel() <= ENOUGH or not self.rows_apart:
+        if x.numel() <= ENOUGH or not (self.rows_apart or self._has_one_scale):
             self._take(rows, col, x, e, scales, y)
             return
         found = _Rows.every_few(rows, col, x, e, scales, y)
@@ -278,7 +279,8 @@ class ScaleSampler:
         """The groups whose scales are far worse than good ones; apart those for which no scale is small enough."""
         found: dict[Kind, dict[tuple[int, int], _Group]] = {"group": {}, "underflow": {}}
         levels = self._weight.levels
-        most = 1 / NARROW if levels and levels.number < FINE else CLIPPED_FINE
+        number = levels.number if levels and not levels.mantissa else 0
+        most = next(most for least, most in CLIPPED.items() if number >= least)
         for one in sampled:
             lost = 10 * (one.losses.stored_sq / _good_sq(one.losses, self._lucky)).log10()
             clips = one.losses.needed > 1

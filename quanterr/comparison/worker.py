@@ -292,7 +292,7 @@ class Worker:
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
             values = self._values(pair, chunk, place)
             self._add_nearest(weight, chunk, *values, None if row in known else sampler, to)
-        return sampler.worse_rows(sample), of_scales
+        return sampler.worse_parts(sample), of_scales
 
     def _plain(
         self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler

@@ -21,6 +21,7 @@ NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
 MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # levels, at most → by how much more is noted and warned of
 PART_WARNED_DB = 6.0  # of groups, of which sound ones lose up to 4
 UPDATED = 4.0  # stored / good scale, at most: of groups whose values made up for the errors of others before
+SAME_RANGE = 0.02  # from 1 a ratio of scales: their zero points are others, which stay within the range of the values
 FEWER = 0.8  # stored / good scale of most groups: it is others that are wrong
 MANY_UNDERFLOW = 0.05  # of the elements of a sample
 REMEDY = "make scales of the original's largest values: of each group the largest over the largest code"
@@ -67,11 +68,20 @@ def _severity(pair: Pair, found: Attainable) -> str | None:
     loss = found.scale_loss_db - max(margins, default=0.0)
     if loss > BROKEN_DB:
         return "error"
+    if _is_of_zeros(found.scale_ratio) and loss > NOTED_DB and found.snr_db > 0:
+        return "info"
     return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None
+
+
+def _is_of_zeros(ratio: float) -> bool:
+    """Whether scales of this ratio are right, so that it is zero points, or luck, that make good ones better."""
+    return abs(ratio - 1) < SAME_RANGE
 
 
 def _words(pair: Pair, ratio: float) -> str:
     """What is wrong with scales that are this many times the right ones."""
+    if _is_of_zeros(ratio):
+        return "scales are right, but other zero points would leave less error"
     if not ratio:
         return "scales are zero: all values are lost"
     if ratio < 1:
@@ -89,7 +99,7 @@ def _of_groups(pair: Pair, part: Part, method: Method) -> Finding:
     warned = BROKEN_DB if updated else PART_WARNED_DB
     return finding(
         "scale_loss",
-        "warning" if lost > warned else "info",
+        "warning" if lost > warned and not _is_of_zeros(part.factor) else "info",
         pair.name,
         f"{display(pair.name)}: {_where(part)}: {_words(pair, part.factor)}: they allow {part.snr_db:.1f} dB, good "
         f"ones {part.attainable_db:.1f} dB",

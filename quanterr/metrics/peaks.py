@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-WINDOW = 128  # columns
+WINDOW = 64  # columns
 
 
 class Cells(NamedTuple):

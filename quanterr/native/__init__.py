@@ -18,7 +18,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # as quanterr_instructions counts them
-VERSION = 6
+VERSION = 7
 RECORD = Path(__file__).parent / "kernel.txt"  # how the kernel was compiled, or why it could not be
 ROOM = 1 << 15  # bins of a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")

@@ -41,11 +41,12 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 6
+#define VERSION 7
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane that are added in float32 */
-#define WINDOW (RUN * LANES) /* columns whose largest |x| and |e| are kept: metrics/peaks.py WINDOW */
+#define FLUSHED (RUN * LANES)
+#define WINDOW 64 /* columns whose largest |x| and |e| are kept: metrics/peaks.py WINDOW */
 #define WINDOWS (SEGMENT / WINDOW)
 #define KEPT 5   /* rows with the lowest SNR: metrics/sums.py KEPT_ROWS */
 #define STRIP 16384
@@ -251,21 +252,23 @@ typedef struct { /* of a segment, by lane */
 /* Lanes from `lane` on: what fits into registers. A lane is float32 for RUN elements, float64 beyond. */
 APART void add_products(const float *x, const float *y, int n, int lane, Lanes *t) {
     double sums[7][WIDTH] = {{0}};
-    for (int begin = lane, window = 0; begin < n; begin += WINDOW, window++) {
+    for (int begin = lane; begin < n; begin += FLUSHED) {
         floats x_sum = {0}, e_sum = {0}, x_abs = {0}, e_abs = {0}, x_sq = {0}, e_sq = {0}, xe = {0};
-        ints e_max = {0}, x_max = {0};
-        for (int i = begin; i < n && i < begin + WINDOW; i += LANES) {
-            floats a = load(x + i), e = load(y + i) - a;
-            ints xi = (ints)a & MAGNITUDE, ei = (ints)e & MAGNITUDE;
-            x_sum += a; e_sum += e; x_abs += (floats)xi; e_abs += (floats)ei;
-            x_sq += a * a; e_sq += e * e; xe += a * e;
-            e_max = larger(ei, e_max);
-            x_max = larger(xi, x_max);
+        for (int at = begin; at < n && at < begin + FLUSHED; at += WINDOW) {
+            ints e_max = {0}, x_max = {0};
+            for (int i = at; i < n && i < at + WINDOW; i += LANES) {
+                floats a = load(x + i), e = load(y + i) - a;
+                ints xi = (ints)a & MAGNITUDE, ei = (ints)e & MAGNITUDE;
+                x_sum += a; e_sum += e; x_abs += (floats)xi; e_abs += (floats)ei;
+                x_sq += a * a; e_sq += e * e; xe += a * e;
+                e_max = larger(ei, e_max);
+                x_max = larger(xi, x_max);
+            }
+            memcpy(t->e_max[at / WINDOW] + lane, &e_max, sizeof e_max);
+            memcpy(t->x_max[at / WINDOW] + lane, &x_max, sizeof x_max);
         }
         FLUSH(sums[0], x_sum); FLUSH(sums[1], e_sum); FLUSH(sums[2], x_abs); FLUSH(sums[3], e_abs);
         FLUSH(sums[4], x_sq); FLUSH(sums[5], e_sq); FLUSH(sums[6], xe);
-        memcpy(t->e_max[window] + lane, &e_max, sizeof e_max);
-        memcpy(t->x_max[window] + lane, &x_max, sizeof x_max);
     }
     double *to[7] = {t->x, t->e, t->x_abs, t->e_abs, t->x_sq, t->e_sq, t->xe};
     for (int i = 0; i < 7; i++) memcpy(to[i] + lane, sums[i], sizeof sums[i]);
@@ -289,9 +292,9 @@ INLINE void count(const float *x, const float *y, int n, int lane, const Run *ru
     ints x_zero = {0}, y_zero = {0}, zero_reference = {0}, outliers = {0}, relative_outliers = {0};
     double total[WIDTH] = {0};
     not_e_min += INT32_MIN; /* ~MAGNITUDE */
-    for (int begin = lane; begin < n; begin += WINDOW) {
+    for (int begin = lane; begin < n; begin += FLUSHED) {
         floats relative = {0};
-        for (int i = begin; i < n && i < begin + WINDOW; i += LANES) {
+        for (int i = begin; i < n && i < begin + FLUSHED; i += LANES) {
             floats a = load(x + i), b = load(y + i), e = b - a;
             ints xi = (ints)a & MAGNITUDE, ei = (ints)e & MAGNITUDE;
             ints x0 = xi == 0, y0 = b == 0;

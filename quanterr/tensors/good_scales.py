@@ -39,6 +39,13 @@ class Groups(NamedTuple):
         """The largest of each group, (groups down, groups across)."""
         return self._split(values).amax(3).amax(1)
 
+    def most_of_units(self, unit: Tensor, shape: torch.Size) -> Tensor:
+        """The same of numbers that rows, or columns, of a matrix have in common, (1 or r, 1 or c)."""
+        if unit.shape[1] > 1:
+            return self.most(unit.expand(shape))
+        down, across = shape[0] // self.rows, shape[1] // self.cols
+        return unit.expand(shape[0], 1).reshape(down, self.rows).amax(1, keepdim=True).expand(down, across)
+
     def least(self, values: Tensor) -> Tensor:
         """The smallest of each group."""
         return self._split(values).amin(3).amin(1)
@@ -90,7 +97,7 @@ def losses(
     one zero point; None: as these groups show it.
     """
     unit, shift = scales
-    none, stored = unit == 0, groups.most(unit.abs().expand(x.shape))
+    none, stored = unit == 0, groups.most_of_units(unit.abs(), x.shape)
     lost = groups.least(none.float().expand(x.shape)) > 0 if bool(none.any()) else None
     if lost is not None:
         x, e = _without_codes(x, none, groups), None
@@ -109,7 +116,7 @@ def losses(
     live = needed > 0
     needed = (needed / _share_used(levels, needed[live])).masked_fill(~live, 1.0)
     x_sq = groups.total(x.square())
-    size = groups.most(unit.abs().expand(x.shape))
+    size = groups.most_of_units(unit.abs(), x.shape)
     good, moved = needed * size, (levels.lowest - start - (levels.lowest - first) * needed) * size
     lowest = moved.abs() if zeros is None else ((start + (levels.lowest - first) * needed - zeros) * size).abs()
     of_groups = [numbers.double() for numbers in (needed, used, stored, good, moved.abs(), lowest)]

