@@ -16,8 +16,9 @@ from quanterr.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from quanterr.checkpoints import open_checkpoint
-    from quanterr.comparison import compare, rank, sweep
+    from quanterr.comparison import compare
     from quanterr.comparison.measure import measure
+    from quanterr.comparison.ranking import rank, sweep
     from quanterr.errors import QuanterrError
     from quanterr.evaluation import evaluate
     from quanterr.formats import FORMATS
@@ -48,8 +49,8 @@ _HOMES = {
     "judge": "quanterr.gates",
     "measure": "quanterr.comparison.measure",
     "plan": "quanterr.planning",
-    "rank": "quanterr.comparison",
-    "sweep": "quanterr.comparison",
+    "rank": "quanterr.comparison.ranking",
+    "sweep": "quanterr.comparison.ranking",
     "calibrate": "quanterr.recipes.tensors",
     "error_within_bounds": "quanterr.recipes.tensors",
     "fake_quantize": "quanterr.recipes.tensors",

@@ -18,6 +18,9 @@ SameIn = Literal["fused", "block", "role"]
 INPUTS, SELECTION, METRICS, RECIPES = "Inputs", "Selection", "Metrics", "Recipes"
 GATES, TEXT, GOAL, OUTPUT, PERFORMANCE = "Gates", "Text", "Goal (one of them)", "Output", "Performance"
 RUNTIME = "What runs"
+# Options that several commands have in these words.
+READ_TEXT = "A text, UTF-8, read through the original's tokenizer.json."
+CONTEXT, CHUNKS = "Tokens of a chunk; predictions of its second half are scored.", "Number of chunks at most."
 PANELS = (INPUTS, TEXT, RUNTIME, RECIPES, GOAL, SELECTION, METRICS, GATES, OUTPUT, PERFORMANCE)  # as help shows them
 
 
@@ -286,6 +289,11 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
         bits: per weight of the planned layers at most, scales included.
         max_kld: the smallest size whose predicted KLD is no larger; needs ``sensitivity`` [nat].
         min_snr: the smallest size whose SNR over the planned layers is no lower [dB].
+        verify: measure the plan on ``text``, quantized on the fly; with ``max_kld`` it is then the measured divergence
+            that is no larger. Needs transformers.
+        text: a text file, read through the original's tokenizer.json.
+        context: tokens of a chunk of it; predictions of its second half are scored.
+        chunks: how many chunks at most; all of them where it is None.
     """
 
     same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES)] = "fused"
@@ -299,6 +307,12 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
     min_snr: Annotated[
         float | None, Option("The smallest size whose SNR over the planned layers is no lower.", GOAL, "dB")
     ] = None
+    verify: Annotated[
+        bool, Option("Measure the plan on --text; with --max-kld the measured KLD is no larger.", TEXT)
+    ] = False
+    text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
+    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2)] = 512
+    chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,9 +339,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         on_progress: called with (units done, units, micro-batches done, micro-batches).
     """
 
-    text: Annotated[Path | None, Option("A text, UTF-8, read through the original's tokenizer.json.", TEXT, "FILE")] = (
-        None
-    )
+    text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
     tokens: Annotated[
         Path | None,
         Option("Token ids instead: a safetensors file with one tensor of integers.", TEXT, "FILE"),
@@ -349,10 +361,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "--task",
         ),
     ] = ()
-    context: Annotated[
-        int, Option("Tokens of a chunk; predictions of its second half are scored.", TEXT, "N", least=2)
-    ] = 512
-    chunks: Annotated[int | None, Option("Number of chunks at most.", TEXT, "N", least=1)] = None
+    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2)] = 512
+    chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
     sensitivity: Annotated[
         Path | None,
         Option(
@@ -468,6 +478,10 @@ class PlanKeywords(ComparisonKeywords, total=False):
     bits: float | None
     max_kld: float | None
     min_snr: float | None
+    verify: bool
+    text: Path | None
+    context: int
+    chunks: int | None
 
 
 class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):

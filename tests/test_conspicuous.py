@@ -145,3 +145,19 @@ def test_a_row_with_a_factor_that_costs_little_is_none(tmp_path, original):
     stored[f"{NAME}_scale"][ROW] *= 1.05
 
     assert {} == told(tmp_path, original, stored)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_damaged_group_is_found_beside_an_outlier_that_makes_most_of_its_row(tmp_path, monkeypatch, original, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+    x = original.copy()
+    x[ROW, 30] = 40 * np.abs(x[ROW]).max()
+
+    def change(scales):
+        scales[ROW, 3] *= 1.4
+
+    stored = by_group(x)
+    scales = by_group(x, change)[f"{NAME}_scale"]
+    found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes are those of the scales before
+
+    assert [[ROW, 64]] == found["excess_blocks"].evidence["places"]

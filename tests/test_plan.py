@@ -23,6 +23,7 @@ from quanterr.recipes import recipe_named
 from quanterr.recipes.candidate import mixed
 from quanterr.recipes.tensors import fake_quantize
 from quanterr.report.plan.model import ORIGINAL, Plan
+from quanterr.report.plan.view import conclusion
 
 LAYERS = [
     f"model.layers.{n}.{module}.weight"
@@ -107,6 +108,9 @@ class TestChoice:
         by_kld = plan(original, max_kld=0.001, to=TO, sensitivity=path, device="cpu")
         below = plan(original, size=by_kld.bytes - 1, to=TO, sensitivity=path, device="cpu")
         assert by_kld.cost <= 0.001 < below.cost
+        fitting = [one for one in by_kld.uniform if one.cost <= 0.001]
+        assert fitting == [one for one in by_kld.uniform if one.fits]
+        assert f"% of bytes against {min(fitting, key=lambda one: one.bytes).recipe} for all" in conclusion(by_kld)
 
     def test_the_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):
         found = plan(original, bits=6, to=TO, device="cpu")

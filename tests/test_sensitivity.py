@@ -156,7 +156,7 @@ class TestEvaluation:
         _, document = made
         alphas = [row["alpha"] for row in document["weights"]]
 
-        assert ("quanterr.sensitivity", "1.1") == (document["schema"], document["schema_version"])
+        assert ("quanterr.sensitivity", "1.2") == (document["schema"], document["schema_version"])
         assert alphas == sorted(alphas, reverse=True)
         assert {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= {r["layer_name"] for r in document["weights"]}
         assert "a ranking first" in document["note"]

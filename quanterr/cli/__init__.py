@@ -47,11 +47,12 @@ from quanterr.util.text import display, harmless
 from quanterr.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
     from quanterr.formats.base import Format
+    from quanterr.gates import Prepared
     from quanterr.report.document import Document
     from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
@@ -179,7 +180,6 @@ def compare(
     """Compare two checkpoints."""
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import first_violation
-    from quanterr.gates.planned import judged_by_plan, read_plan
     from quanterr.report import OUTPUTS
     from quanterr.report.formatting import doubts
 
@@ -189,7 +189,7 @@ def compare(
     to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned], OUTPUTS)
     rules = prepare(options)
     violated = first_violation(rules.rules, next(iter(rules.before), None)) if fail_fast else None
-    plan = None if planned is None else read_plan(planned)
+    judge = _judge(rules, planned)
     announce(sides, show.quiet)
     with Interrupt() as interrupt, ended_by(interrupt):
         on_layer = interrupt.at(violated) if violated else None
@@ -197,8 +197,7 @@ def compare(
         report = _compared(sides, asked, show.quiet)
         warn(report.findings)
         try:
-            report = rules.judge(report)
-            report = report if plan is None else judged_by_plan(report, plan)
+            report = judge(report)
         except UsageError as error:  # a baseline of something else; the comparison is not lost
             _deliver(gate.not_judged(report, error), to, show, Status.USAGE, "")
             raise
@@ -220,6 +219,16 @@ def _sides(*given: str | None) -> tuple[str, str]:
     if sides[0] is None or sides[1] is None:
         raise UsageError("two checkpoints are needed: quanterr compare ORIGINAL QUANTIZED (see --help)")
     return sides[0], sides[1]
+
+
+def _judge(rules: "Prepared", planned: str | None) -> "Callable[[Report], Report]":
+    """What judges a report: by rules, and by a plan, which is read now."""
+    if planned is None:
+        return rules.judge
+    from quanterr.gates.planned import judged_by_plan, read_plan
+
+    plan = read_plan(planned)
+    return lambda report: judged_by_plan(rules.judge(report), plan)
 
 
 def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":

@@ -28,11 +28,11 @@ HELP = help_of("""Choose a recipe for each layer: the least error within a budge
 \b
 [bold]quanterr plan original/ --size 6GiB --sensitivity s.json[/bold]
 [bold]quanterr plan original/ --bits 4.5 --to gguf_q4_k,gguf_q6_k,gguf_q8_0 --export llama-quantize[/bold]
-[bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json -o plan.json[/bold]
+[bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json --verify --text heldout.txt -o plan.json[/bold]
 [bold]quanterr compare original/ produced/ --plan plan.json[/bold]
 
 Layers that runtimes fuse (q k v; gate up; the experts of a block) have one recipe. The answer says by how much another
-plan could be better. Without --sensitivity, which quanterr evaluate --sensitivity writes, all squared errors count
+plan could be better. --verify measures what it does to the model. Without --sensitivity, which quanterr evaluate --sensitivity writes, all squared errors count
 the same: a guess.
 
 Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.

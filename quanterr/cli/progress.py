@@ -5,11 +5,11 @@ import time
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Never
 
-from tqdm import tqdm
-
 from quanterr.util.text import display, size
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from quanterr.comparison.scheduler import Progress
 
 DELAY = 0.5  # seconds before a bar is drawn: small comparisons are over by then
@@ -32,6 +32,8 @@ class Bar:
     def __call__(self, progress: "Progress") -> None:
         """Show where the run is."""
         if self._bar is None:
+            from tqdm import tqdm
+
             self._bar = tqdm(
                 total=progress.total_bytes,
                 unit="iB",  # what unit_divisor makes of it

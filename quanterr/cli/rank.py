@@ -71,7 +71,7 @@ def rank(
     rules = prepare(options)
 
     def ranking(asked: RankOptions) -> "Ranking":
-        from quanterr.comparison import rank_candidates
+        from quanterr.comparison.ranking import rank_candidates
 
         return rank_candidates(original, candidates, asked, rules)
 

@@ -43,7 +43,7 @@ def sweep(original: Original, options: SweepOptions, show: Annotated[Display, OF
         raise UsageError("--require: needs all rows; leave --sample out")
 
     def ranking(asked: SweepOptions) -> "Ranking":
-        from quanterr.comparison import sweep_recipes
+        from quanterr.comparison.ranking import sweep_recipes
 
         return sweep_recipes(original, asked, rules)
 

@@ -31,7 +31,7 @@ from quanterr.evaluation.calls import Calls, read_calls
 from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
-from quanterr.evaluation.profiling import profile_of, write_sensitivity
+from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
 from quanterr.evaluation.rounding import checked as check_rounding
 from quanterr.evaluation.rounding import of_rounding
 from quanterr.evaluation.saliency import Saliency
@@ -63,7 +63,7 @@ from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
-from quanterr.report.plan.model import ORIGINAL
+from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.ranking.making import short_names
 from quanterr.report.subjects import overall
 from quanterr.selection import Selection
@@ -84,13 +84,13 @@ def evaluate(
     original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint] = (),
     *,
-    against: Iterable[str] = (),
+    against: Iterable[str | Plan] = (),
     **options: Unpack[EvaluateKeywords],
 ) -> Evaluation:
     """Are quantized checkpoints still good models? Runs the original's architecture with the weights of each side.
 
     ``original`` is a folder with config.json, here or in a store; ``against`` are recipes such as ``"fp8_row"`` and
-    files of plans, ``"plan.json"``, by which it is quantized on the fly; ``options`` are the fields of
+    plans, or files of them, ``"plan.json"``, by which it is quantized on the fly; ``options`` are the fields of
     :class:`quanterr.options.EvaluateOptions`, by name.
 
     Raises:
@@ -106,7 +106,7 @@ def evaluate(
 def evaluate_candidates(
     original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint],
-    against: Iterable[str],
+    against: Iterable[str | Plan],
     chosen: EvaluateOptions,
     rules: Prepared,
 ) -> Evaluation:
@@ -128,7 +128,7 @@ def evaluate_candidates(
             opened,
             *(entered(stack, side, chosen.lenient, chosen.cache) for side in candidates),
             *quantized_by(recipes, opened, Selection(())),
-            *(_quantized_as_planned(path, opened) for path in plans),
+            *(_quantized_as_planned(plan, name, opened) for name, plan in plans.items()),
         ]
         sides = Sides(opened, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv) for checkpoint in every[1:]]
@@ -146,7 +146,7 @@ def evaluate_candidates(
         answers = (
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
-        predictions = _profiled(chosen, prepared, sides, found)
+        predictions = _profiled(chosen, prepared, sides, found, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
@@ -195,7 +195,7 @@ def study_original(original: str | os.PathLike[str] | Checkpoint, chosen: Evalua
                 _write_by_products(chosen, prepared, lockstep, saliency, checkpoint)
         else:
             together.leave_to_rank_0(company)
-        _profiled(chosen, prepared, sides, [])
+        _profiled(chosen, prepared, sides, [], [])
         checkpoint.check_unchanged()
 
 
@@ -288,21 +288,27 @@ def _saliency(chosen: EvaluateOptions) -> Saliency:
     return Saliency(chosen.saliency)
 
 
-def _plans_and_recipes(against: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Files of plans, and names of recipes."""
-    given = [against] if isinstance(against, str) else list(against)
-    words = [word for one in given for word in one.split(",")] if any(PLAN in one for one in given) else given
-    return [word for word in words if word.endswith(PLAN)], [word for word in words if not word.endswith(PLAN)]
-
-
-def _quantized_as_planned(path: str, original: Checkpoint) -> Checkpoint:
-    """The original with each layer as the plan in a file says.
+def _plans_and_recipes(against: Iterable[str | Plan]) -> tuple[dict[str, Plan], list[str]]:
+    """Plans, by their paths or goals, and names of recipes.
 
     Raises:
-        ReportError: it is no plan.
+        ReportError: a file is no plan.
+    """
+    given = [against] if isinstance(against, str | Plan) else list(against)
+    plans = {f"{one.goal}{PLAN}": one for one in given if isinstance(one, Plan)}
+    words = [one for one in given if isinstance(one, str)]
+    if any(PLAN in word for word in words):
+        words = [word for one in words for word in one.split(",")]
+    plans |= {word: read_plan(word) for word in words if word.endswith(PLAN)}
+    return plans, [word for word in words if not word.endswith(PLAN)]
+
+
+def _quantized_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpoint:
+    """The original with each layer as a plan says.
+
+    Raises:
         UsageError: it is one of another original.
     """
-    plan = read_plan(path)
     for layer in plan.layers:
         entry = original.entries.get(layer.layer_name)
         if entry is None or prod(entry.shape) != layer.elements:
@@ -324,15 +330,30 @@ def _pace(chosen: EvaluateOptions, stop: threading.Event, company: Company | Non
 
 
 def _profiled(
-    chosen: EvaluateOptions, prepared: _Prepared, sides: Sides, found: Sequence[Candidate]
+    chosen: EvaluateOptions,
+    prepared: _Prepared,
+    sides: Sides,
+    found: Sequence[Candidate],
+    outcomes: Sequence[Outcome],
 ) -> Sequence[Mapping[str, float]]:
     """Predictions by weight of each candidate, where the sensitivity is asked for."""
     if chosen.sensitivity is None:
         return [{} for _ in found]
     given = prepared.given[: chosen.sensitivity_chunks]
     profiled = profile_of(prepared.architecture, sides, found, given)
-    write_sensitivity(os.fspath(chosen.sensitivity), profiled, sides.checkpoint.path, prepared.source, given)
+    measured = {
+        candidate.checkpoint.path: Measured(n, outcome.scores.kld_mean, outcome.scores.kld_error)
+        for n, (candidate, outcome) in enumerate(zip(found, outcomes, strict=True))
+        if outcome.scores is not None and _is_of_recipe(candidate) and not candidate.rounding.is_any
+    }
+    path = os.fspath(chosen.sensitivity)
+    write_sensitivity(path, profiled, measured, sides.checkpoint.path, prepared.source, given)
     return profiled.predictions
+
+
+def _is_of_recipe(candidate: Candidate) -> bool:
+    checkpoint = candidate.checkpoint
+    return checkpoint.kind == RECIPE and not checkpoint.path.endswith(PLAN)
 
 
 def _text(chosen: EvaluateOptions, folder: ModelFolder) -> Text:

@@ -1,8 +1,9 @@
 """The sensitivity of a model's weights, the divergence that it predicts for candidates, and the file that keeps it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import fsum, isfinite
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -18,10 +19,10 @@ from quanterr.report.files import replaced
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 
-SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.1"  # 1.1 adds alpha_se
+SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.2"  # 1.1 adds alpha_se; 1.2 alphas, recipes
 NOTE = (
     "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
-    "0.1 nat, and is too low beyond."
+    "0.1 nat, and is too low beyond. Where recipes were measured, readers correct it by measured / predicted."
 )
 
 
@@ -31,7 +32,8 @@ class Profiled:
 
     scored: int = 0
     weights: dict[str, JsonObject] = field(default_factory=dict)
-    predictions: list[dict[str, float]] = field(default_factory=list)
+    predictions: list[dict[str, float]] = field(default_factory=list)  # of each candidate
+    alphas: list[dict[str, float]] = field(default_factory=list)  # the same / NMSE: of errors as each candidate has
 
 
 def profile_of(
@@ -42,7 +44,7 @@ def profile_of(
     names = Names(model, sides.weights)
     inputs = [inputs_of(model, chunk[None]) for chunk in given]
     others = [Names(model, candidate.names) for candidate in candidates]
-    made = Profiled(predictions=[{} for _ in candidates])
+    made = Profiled(predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
 
     def seen(unit: Unit, found: Profile) -> None:
         slots = {slot.name: slot.there.detach() for slot in unit.slots if slot.name in found.found}
@@ -54,9 +56,13 @@ def profile_of(
                 **{key: figure if isfinite(figure) else None for key, figure in figures.items()},
                 "shape": list(curvature.shape),
             }
-            for own, other, candidate in zip(made.predictions, others, candidates, strict=True):
+            for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
                 error = other.tensors([name], candidate.compared)[name].to(weight.dtype) - weight
-                own[stored] = curvature.predicted(error, found.scored)
+                predicted = curvature.predicted(error, found.scored)
+                made.predictions[n][stored] = predicted
+                energy = float(error.double().square().sum())
+                if isfinite(predicted) and energy > 0:
+                    made.alphas[n][stored] = predicted / energy * curvature.energy
 
     stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True)
     try:
@@ -66,13 +72,35 @@ def profile_of(
     return made
 
 
-def write_sensitivity(path: str, profiled: Profiled, original: str, source: str, given: Tensor) -> None:
-    """Write it as JSON, the most sensitive weight first.
+class Measured(NamedTuple):
+    """A recipe that was evaluated: its number among the candidates, its divergence and its standard error [nat]."""
+
+    number: int
+    kld: float
+    error: float
+
+
+def write_sensitivity(
+    path: str, profiled: Profiled, recipes: Mapping[str, Measured], original: str, source: str, given: Tensor
+) -> None:
+    """Write it as JSON, the most sensitive weight first; with what was measured of ``recipes``, by name.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     ordered = sorted(profiled.weights.items(), key=lambda item: -(item[1]["alpha"] or 0.0))
+    alphas: dict[str, dict[str, float]] = {name: {} for name in profiled.weights}
+    for recipe, one in recipes.items():
+        for name, alpha in profiled.alphas[one.number].items():
+            alphas[name][recipe] = alpha
+    measured = {
+        name: {
+            "predicted_kld": fsum(filter(isfinite, profiled.predictions[recipe.number].values())),
+            "kld": recipe.kld,
+            "kld_se": recipe.error,
+        }
+        for name, recipe in recipes.items()
+    }
     document = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -84,7 +112,8 @@ def write_sensitivity(path: str, profiled: Profiled, original: str, source: str,
             "context": given.shape[1],
             "scored": profiled.scored,
         },
-        "weights": [{"layer_name": name, **fields} for name, fields in ordered],
+        "recipes": measured,
+        "weights": [{"layer_name": name, **fields, "alphas": alphas[name]} for name, fields in ordered],
     }
     with replaced(path, "--sensitivity") as file:
         file.write((strict_json.dumps(document, indent=1) + "\n").encode())

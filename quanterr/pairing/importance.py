@@ -16,8 +16,9 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) tools/imatrix/imatrix.cpp, src
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from quanterr.pairing.plan import Covered, Pair, Plan
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
+
+Means = Mapping[str, tuple[Tensor, Tensor]]  # what read_importance() returns
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 GGUF_MAGIC = b"GGUF"
@@ -139,7 +142,7 @@ def _checked(path: str, name: str, means: Tensor) -> Tensor:
     return means
 
 
-def with_importance(plan: Plan, found: Mapping[str, tuple[Tensor, Tensor]], architecture: str) -> Plan:
+def with_importance(plan: Plan, found: Means, architecture: str) -> Plan:
     """The plan, each matrix with the importance of its columns, and which weights the file covers."""
     pairs, covered = [], []
     for pair in plan.pairs:
@@ -150,18 +153,23 @@ def with_importance(plan: Plan, found: Mapping[str, tuple[Tensor, Tensor]], arch
     return replace(plan, pairs=pairs, covered=covered)
 
 
-def _importance_of(pair: Pair, found: Mapping[str, tuple[Tensor, Tensor]], architecture: str) -> Importance | None:
+def _importance_of(pair: Pair, found: Means, architecture: str) -> Importance | None:
     """That of the weight's columns; of a single expert's its own matrix out of those of the stack."""
     others = [pair.codes[1][0].name, pair.codes[0][0].name]
     return _of_weight(pair.name, pair.original.shape, pair.original.matrix, others, found, architecture)
 
 
-def importance_of_columns(
-    name: str, shape: tuple[int, ...], found: Mapping[str, tuple[Tensor, Tensor]], architecture: str
-) -> Tensor | None:
+def importance_of_columns(name: str, shape: tuple[int, ...], found: Means, architecture: str) -> Tensor | None:
     """That of the columns of a matrix, (cols,) float32; None where the file does not say."""
     importance = _of_weight(name, shape, (shape[0], shape[1]), [], found, architecture)
     return None if importance is None or len(importance.columns) > 1 else importance.columns[0]
+
+
+def weighing(original: Checkpoint, means: Means | None) -> Callable[[str, tuple[int, ...]], Tensor | None] | None:
+    """The importance of the columns of each weight of an original, where a file says it."""
+    return (
+        None if means is None else partial(importance_of_columns, found=means, architecture=architecture_of(original))
+    )
 
 
 def _of_weight(
@@ -169,7 +177,7 @@ def _of_weight(
     shape: tuple[int, ...],
     matrix: tuple[int, int],
     others: list[str],
-    found: Mapping[str, tuple[Tensor, Tensor]],
+    found: Means,
     architecture: str,
 ) -> Importance | None:
     """Of the weight ``own``, which has ``others`` as names too."""

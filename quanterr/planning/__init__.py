@@ -115,6 +115,8 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
     if goals[0].kind == "kld" and chosen.sensitivity is None:
         raise UsageError("--max-kld needs --sensitivity FILE, which quanterr evaluate --sensitivity writes")
+    if chosen.verify != (chosen.text is not None):
+        raise UsageError("--verify measures a plan on a text: give both, --verify and --text FILE")
     measure = _measure(chosen)
     if goals[0].kind == "snr" and measure != SQUARED:
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
@@ -123,11 +125,22 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
-    for recipe, report in zip(recipes, reports, strict=True):
-        if report.verdict == "inconclusive":
-            raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
-    by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
-    return _planned(goals[0], by_recipe, nbytes, architecture, chosen.same_in, measure)
+        for recipe, report in zip(recipes, reports, strict=True):
+            if report.verdict == "inconclusive":
+                raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
+        by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
+        goal = goals[0]
+
+        def make(amount: float) -> Plan:
+            return _planned(Goal(goal.kind, amount), by_recipe, nbytes, architecture, chosen.same_in, measure)
+
+        if not chosen.verify:
+            return make(goal.amount)
+        from quanterr.planning.verifying import measured, within
+
+        if goal.kind == "kld":
+            return within(goal.amount, make, checkpoint, chosen).model_copy(update={"goal": str(goal)})
+        return measured(make(goal.amount), checkpoint, chosen)
 
 
 def _planned(
@@ -155,7 +168,10 @@ def _planned(
         shown = in_bits if goal.kind == "bits" else in_bytes
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
     signal = fsum(row.signal for row in rows)
-    picks, bound = _solved(goal, choices, limit, signal)
+    most = _most(goal, signal)
+    picks, bound = _solved(choices, limit, most)
+    if picks is None:
+        raise UsageError(f"{goal}: cannot be met")
     recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
     layers = [_layer(row, recipe_of[row.name]) for row in rows]
     planned_bytes = sum(layer.bytes for layer in layers)
@@ -163,6 +179,7 @@ def _planned(
     first = next(iter(reports.values()))
     curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
+    notes += [first.settings.calibration] if first.settings.calibration else []
     notes += [found.message for report in reports.values() for found in report.findings if found.code == LEFT]
     if left_out:
         notes.append(
@@ -186,7 +203,7 @@ def _planned(
         least_bytes=fixed + round(least),
         unplanned_bytes=fixed,
         layers=layers,
-        uniform=sorted((_uniform(name, rows, fixed, limit) for name in reports), key=lambda one: one.bytes),
+        uniform=sorted((_uniform(name, rows, fixed, limit, most) for name in reports), key=lambda one: one.bytes),
         curve=curve,
         knee=_knee(curve),
         run=first.run,
@@ -281,22 +298,24 @@ def _budget(goal: Goal, fixed: int, elements: int) -> float:
     return goal.amount * elements / 8 if goal.kind == "bits" else float("inf")
 
 
-def _solved(goal: Goal, choices: Sequence[Sequence[Choice]], limit: float, signal: float) -> tuple[list[int], float]:
-    """The choice of each group, and what no plan can cost less; ``limit`` bytes are enough for one.
+def _most(goal: Goal, signal: float) -> float:
+    """The largest cost of the planned layers; without a limit infinite."""
+    if goal.kind == "snr":
+        return signal / 10 ** (goal.amount / 10)
+    return goal.amount if goal.kind == "kld" else float("inf")
 
-    Raises:
-        UsageError: the goal cannot be met.
+
+def _solved(choices: Sequence[Sequence[Choice]], limit: float, most: float) -> tuple[list[int] | None, float]:
+    """The choice of each group, and what no plan can cost less: the least cost of ``limit`` bytes, or where the cost
+    may be ``most``, the least bytes. None where nothing meets it.
     """
-    if goal.kind in ("kld", "snr"):  # the least bytes under a limit of the cost
-        limit = goal.amount if goal.kind == "kld" else signal / 10 ** (goal.amount / 10)
-        found = solve([[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices], limit)
-    else:
+    if most == float("inf"):
         found = solve(choices, limit)
+        return (None, 0.0) if found is None else (found.picks, found.bound)
+    found = solve([[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
     if found is None:
-        raise UsageError(f"{goal}: cannot be met")
-    if goal.kind in ("kld", "snr"):
-        return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
-    return found.picks, found.bound
+        return None, 0.0
+    return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
 
 
 def _layer(row: _Row, recipe: str) -> PlannedLayer:
@@ -317,10 +336,11 @@ def _layer(row: _Row, recipe: str) -> PlannedLayer:
     )
 
 
-def _uniform(recipe: str, rows: Sequence[_Row], fixed: int, limit: float) -> Uniform:
+def _uniform(recipe: str, rows: Sequence[_Row], fixed: int, limit: float, most: float) -> Uniform:
     options = [row.options.get(recipe, row.options[ORIGINAL]) for row in rows]
     nbytes = sum(option.nbytes for option in options)
-    return Uniform(recipe, fixed + nbytes, fsum(option.cost for option in options), nbytes <= limit)
+    cost = fsum(option.cost for option in options)
+    return Uniform(recipe, fixed + nbytes, cost, nbytes <= limit and cost <= most)
 
 
 def _sampled(points: Sequence[Choice]) -> list[Choice]:

@@ -234,6 +234,7 @@ class Settings(Model):
     outlier_threshold: FiniteFloat
     importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
     sensitivity: str | None = Field(None, description="the file of predicted_kld")
+    calibration: str | None = Field(None, description="by what was measured predicted_kld is corrected")
     metrics_version: int = Field(1, description="numbers of one metric in two versions do not compare")
 
 

@@ -81,6 +81,11 @@ class Scores:
         Field(description="share of predictions that flip although the original had more than 50 %"),
     ]
 
+    @property
+    def kld_error(self) -> float:
+        """The standard error of the mean divergence [nat], the larger of those over predictions and over chunks."""
+        return max(self.kld_mean_se, self.kld_mean_chunk_se or 0.0)
+
 
 @dataclass(slots=True)
 class Embeddings:

@@ -12,7 +12,7 @@ from quanterr.report.document import Document
 from quanterr.report.model import Selection
 
 SCHEMA = "quanterr.plan"
-SCHEMA_VERSION = "1.2"  # 1.1 adds a measure, weighted squared error; 1.2 what the original is known by
+SCHEMA_VERSION = "1.3"  # 1.1 adds weighted squared error; 1.2 what the original is known by; 1.3 measured
 Measure = Literal["squared error", "weighted squared error", "predicted KLD"]
 ORIGINAL = "original"  # in the place of a recipe: the layer stays as it is
 
@@ -43,7 +43,7 @@ class Uniform:
     recipe: str
     bytes: int
     cost: FiniteFloat
-    fits: Annotated[bool, Field(description="within the budget of the plan")]
+    fits: Annotated[bool, Field(description="within the limit that the plan keeps, of bytes or cost")]
 
 
 @dataclass(slots=True)
@@ -52,6 +52,19 @@ class Point:
 
     bytes: int
     cost: FiniteFloat
+
+
+@dataclass(slots=True)
+class Measurement:
+    """What a plan does to the model: it was quantized on the fly and run beside the original."""
+
+    kld: Annotated[FiniteFloat, Field(description="mean divergence [nat]")]
+    kld_se: Annotated[FiniteFloat, Field(description="its standard error, of predictions or chunks: the larger")]
+    ppl_ratio: FiniteFloat
+    source: Annotated[str, Field(description="the text")]
+    sha256: Annotated[str, Field(description="of its token ids")]
+    context: Annotated[int, Field(description="tokens of a chunk")]
+    chunks: int
 
 
 class Plan(Document):
@@ -90,7 +103,13 @@ class Plan(Document):
     uniform: list[Uniform] = Field(description="the smallest first")
     curve: list[Point] = Field(description="from the smallest size to the largest")
     knee: Point | None = Field(description="where more bytes begin to buy less")
+    measured: Measurement | None = Field(None, description="null: predicted alone, without --verify")
     run: RunInfo
+
+    @property
+    def measured_kld(self) -> float | None:
+        """The divergence that was measured [nat]; None where none was."""
+        return None if self.measured is None else self.measured.kld
 
     def __repr__(self) -> str:
         return f"<quanterr.Plan {self.goal}: {self.bytes:,} bytes, {self.measure} {self.cost:.4g}>"

@@ -6,7 +6,7 @@ from quanterr.report.base import scores_of
 from quanterr.report.plan.model import Plan
 from quanterr.report.subjects import Item, Subject, Vocabulary
 
-OF_PLANS = ("bytes", "bits_per_weight", "cost", "bound", "snr_db", "least_bytes", "unplanned_bytes")
+OF_PLANS = ("bytes", "bits_per_weight", "cost", "bound", "snr_db", "least_bytes", "unplanned_bytes", "measured_kld")
 OF_LAYERS = ("elements", "bytes", "bits_per_weight", "snr_db", "cost")
 
 VOCABULARY = Vocabulary(

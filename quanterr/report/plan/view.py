@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
 from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, columns_of, rounded
-from quanterr.report.plan.model import ORIGINAL, Plan
+from quanterr.report.plan.model import ORIGINAL, Measurement, Plan
 from quanterr.report.sections import (
     Case,
     Cells,
@@ -29,6 +29,7 @@ UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
 LAYERS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
+LIMITS_OF_COST = ("--max-kld", "--min-snr")  # goals: the least bytes are sought
 TIMES = 3  # from which on a change is said as a factor
 CURVE = 8  # points
 METRICS = {
@@ -48,6 +49,7 @@ def view(plan: Plan, top: int) -> View:
         ("original", [Name(plan.original), f", {size(plan.original_bytes)}"]),
         ("planned", [f"{count(len(plan.layers), 'layer')}; {size(plan.unplanned_bytes)} stay as they are"]),
         ("cost", [plan.measure]),
+        *([("measured", [_measured(plan.measured)])] if plan.measured else []),
     ]
     sections = [
         *([Section("notes", "Notes", [Lines(plan.notes, warn=True)])] if plan.notes else []),
@@ -76,6 +78,14 @@ def page_data(plan: Plan) -> JsonObject:
             },
         )
         for layer in plan.layers
+    )
+
+
+def _measured(found: Measurement) -> str:
+    chunks = count(found.chunks, "chunk")
+    return (
+        f"KLD {found.kld:.4g} ± {found.kld_se:.2g} nat, PPL × {found.ppl_ratio:.4g} on {chunks} of "
+        f"{found.context} tokens of {display(found.source)}"
     )
 
 
@@ -134,16 +144,29 @@ def suites(plan: Plan) -> list[Suite]:
 def conclusion(plan: Plan) -> str:
     """What the plan reaches, and how far it can be from the best one."""
     bound = "the best plan there is" if plan.bound >= plan.cost else _distance(plan)
-    best = min((one for one in plan.uniform if one.fits), key=lambda one: one.cost, default=None)
-    beside = ""
-    if best is not None and best.cost > 0:
-        factor = plan.cost / best.cost
-        change = f"{factor:.3g} times that of" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
-        beside = f", {change} {best.recipe} for all"
+    beside = _beside(plan)
+    found = plan.measured
+    measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
     return (
-        f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight, {plan.measure} "
+        f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, {plan.measure} "
         f"{plan.cost:.4g}{beside}; {bound}"
     )
+
+
+def _beside(plan: Plan) -> str:
+    """What is gained on the best of the recipes for all that keep the limit: bytes, where the limit is one of cost."""
+    fitting = [one for one in plan.uniform if one.fits]
+    if plan.goal.startswith(LIMITS_OF_COST):
+        least = min(fitting, key=lambda one: one.bytes, default=None)
+        return (
+            f", {100 * (plan.bytes / least.bytes - 1):+.3g} % of bytes against {least.recipe} for all" if least else ""
+        )
+    best = min(fitting, key=lambda one: one.cost, default=None)
+    if best is None or best.cost <= 0:
+        return ""
+    factor = plan.cost / best.cost
+    change = f"{factor:.3g} times that of" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
+    return f", {change} {best.recipe} for all"
 
 
 def brief(plan: Plan) -> str:
