@@ -32,8 +32,8 @@ HELP = help_of("""Choose a recipe for each layer: the least error within a budge
 [bold]quanterr compare original/ produced/ --plan plan.json[/bold]
 
 Layers that runtimes fuse (q k v; gate up; the experts of a block) have one recipe. The answer says by how much another
-plan could be better. --verify measures what it does to the model. Without --sensitivity, which quanterr evaluate --sensitivity writes, all squared errors count
-the same: a guess.
+plan could be better. Without --sensitivity, which quanterr evaluate --sensitivity writes, all squared errors count
+the same: a guess. --verify measures on a text what the plan does to the model; then --max-kld is kept by that.
 
 Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.
 """)

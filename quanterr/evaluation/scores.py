@@ -14,6 +14,7 @@ from quanterr.util.strict_json import JsonObject
 
 SLAB = 1 << 20  # logits of each side that are scored at once
 TOP = 5
+LEAST_CHUNKS, DRAWN = 8, 100  # chunks of a bootstrap, and how often they are drawn: a standard error within 7 %
 SURE = 0.5  # probability of the original's first choice above which a flip is a confident one
 
 # Columns that are kept of each scored token.
@@ -73,6 +74,8 @@ class Scores:
             "kld_mean": kld_mean,
             "kld_mean_se": kld_se,
             "kld_mean_chunk_se": self._chunk_se(KLD),
+            "kld_chunks": [float(columns[KLD].mean()) for columns in self._in_order()],
+            "kld_p99_se": self._quantile_se(0.99),
             **dict(zip(("kld_median", "kld_p90", "kld_p95", "kld_p99", "kld_p99_9"), quantiles, strict=True)),
             "kld_max": float(kld.max()),
             "top1": top,
@@ -92,6 +95,15 @@ class Scores:
         """Standard error from the means of chunks; None of a single one."""
         means = torch.stack([(c[column] if less is None else c[column] - c[less]).mean() for c in self._in_order()])
         return float(means.std()) / sqrt(len(means)) if len(means) > 1 else None
+
+    def _quantile_se(self, q: float) -> float | None:
+        """Standard error of a quantile of the divergence: of chunks that are drawn again; None of too few of them."""
+        chunks = [columns[KLD] for columns in self._in_order()]
+        if len(chunks) < LEAST_CHUNKS:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(len(chunks), (DRAWN, len(chunks)), generator=generator).tolist()
+        return float(torch.stack([torch.cat([chunks[n] for n in row]).quantile(q) for row in drawn]).std())
 
 
 def _mean(values: Tensor) -> tuple[float, float]:

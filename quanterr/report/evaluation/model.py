@@ -12,7 +12,8 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 from quanterr.util.text import display
 
-SCHEMA_VERSION = "1.2"  # 1.1 adds a checksum, findings, and what the text is like; 1.2 activations, kv, outputs
+# 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se
+SCHEMA_VERSION = "1.3"
 
 Number = FiniteFloat | None
 
@@ -80,6 +81,10 @@ class Scores:
         Score("confident flips", "lower", "%", column=6),
         Field(description="share of predictions that flip although the original had more than 50 %"),
     ]
+    kld_chunks: Annotated[list[FiniteFloat], Field(description="mean divergence of each chunk [nat]")] = field(
+        default_factory=list
+    )
+    kld_p99_se: Annotated[Number, Field(description="from chunks drawn again; null of fewer than eight")] = None
 
     @property
     def kld_error(self) -> float:
@@ -239,6 +244,9 @@ class Evaluated:
 
     def error(self, metric: str) -> float | None:
         """The standard error of a number; the larger one where there is another from the means of chunks."""
+        if metric == "ppl_ratio":
+            ratio, error = self.value(metric), self.error("ln_ppl_ratio")
+            return None if ratio is None or error is None else ratio * error
         errors = (self.value(f"{metric}{suffix}") for suffix in ("_se", "_chunk_se"))
         return max((error for error in errors if error is not None), default=None)
 
@@ -324,8 +332,9 @@ def _short(value: float | None) -> str:
 
 
 # Numbers that gates may ask for: those of scores and embeddings but counts, and the least of the tasks.
+COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
-    *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in ("tokens", "chunks")),
+    *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in COUNTS),
     *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error is that of weights
     "predicted_kld",
     *OF_TASKS,

@@ -7,17 +7,20 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
+from quanterr.report.evaluation.pairs import neighbours
 from quanterr.report.evaluation.wording import (
     base_line,
     caveat,
     conclusion,
     in_words,
     inputs_line,
+    nearer,
     nearest,
+    precision,
     shown,
     task_cells,
 )
-from quanterr.report.formatting import doubts, sentence, stated
+from quanterr.report.formatting import LONG, doubts, sentence, stated
 from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
 from quanterr.report.sections import (
     Case,
@@ -80,7 +83,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     candidates = evaluation.candidates
     found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
-    yield Section("scores", "Scores", [scores(evaluation)])
+    yield Section("scores", "Scores", [scores(evaluation), *_sure(evaluation)])
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
         rows = [[Name(f"{task.name}, {candidate.name}"), *task_cells(task)] for task, candidate in tasks]
         yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
@@ -94,6 +97,14 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
         yield Section("gates", "Gates", [Gates(gates)])
     if found:
         yield Section("findings", "Findings", [Findings(found)])
+
+
+def _sure(evaluation: Evaluation) -> Iterator[Part]:
+    """Which differences between candidates are more than chance, and whether more text is needed."""
+    said = [display(nearer(*found), LONG) for found in neighbours(evaluation)]
+    said += [found] if (found := precision(evaluation)) else []
+    if said:
+        yield Lines(said)
 
 
 def scores(evaluation: Evaluation) -> Table:

@@ -1,5 +1,7 @@
 """Numbers of an evaluation as people read them, with their errors; the same in all outputs."""
 
+from math import ceil
+
 from quanterr.report.evaluation.model import (
     OF_EMBEDDINGS,
     OF_OUTPUTS,
@@ -9,9 +11,12 @@ from quanterr.report.evaluation.model import (
     Evaluation,
     Task,
 )
+from quanterr.report.evaluation.pairs import Difference, neighbours
 from quanterr.report.formatting import in_units
 from quanterr.util.text import count
 
+SURE = 0.05  # p of a difference that is no chance
+PRECISE = 0.03  # of the divergence: its standard error
 ALONE = (
     "Weights are dequantized and activations are not quantized: a runtime that quantizes these as well may be worse. "
 )
@@ -19,7 +24,10 @@ EMULATED = (
     "Weights are dequantized; inputs, keys and values are rounded as a runtime would, computed in float32: its kernels "
     "may differ. "
 )
-DEFINED = "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error."
+DEFINED = (
+    "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error, of predictions or of chunks: the "
+    "larger."
+)
 
 
 def caveat(evaluation: Evaluation) -> str:
@@ -45,7 +53,7 @@ def shown(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 def in_words(candidate: Evaluated, metric: str) -> str:
     """A number of a candidate with its error."""
-    value, error = candidate.value(metric), candidate.value(f"{metric}_se")
+    value, error = candidate.value(metric), candidate.error(metric)
     score = SCORES[metric]
     return "undefined" if value is None else in_units(score, value, error, 4 if score.unit == "%" else 5)
 
@@ -89,4 +97,31 @@ def conclusion(evaluation: Evaluation) -> str:
     metric = first_of(evaluation)
     what = f"{SCORES[metric].title} {in_words(best, metric)}"
     told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
-    return f"{told}: {what}"
+    first = next(iter(neighbours(evaluation)), None)
+    return f"{told}: {what}" + (f"; {_beside(*first)}" if first and first[0] is best else "")
+
+
+def nearer(near: Evaluated, far: Evaluated, apart: Difference) -> str:
+    """Which of two is nearer, and how sure that is."""
+    sure = "is nearer than" if apart.p < SURE else "is not surely nearer than"
+    return f"{near.name} {sure} {far.name}: by {apart.mean:.3g} ± {apart.error:.2g} nat, {_p(apart.p)}"
+
+
+def _beside(_: Evaluated, far: Evaluated, apart: Difference) -> str:
+    return f"{far.name} is next ({_p(apart.p)})" if apart.p < SURE else f"{far.name} may be as near ({_p(apart.p)})"
+
+
+def _p(p: float) -> str:
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+
+
+def precision(evaluation: Evaluation) -> str:
+    """How many more chunks would make the error of the divergence small; nothing where it is."""
+    best = nearest(evaluation)
+    if best is None or best.scores is None or best.scores.kld_mean_chunk_se is None or best.scores.kld_mean <= 0:
+        return ""
+    share, chunks = best.scores.kld_error / best.scores.kld_mean, best.scores.chunks
+    if share <= PRECISE:
+        return ""
+    wanted = ceil(chunks * (share / PRECISE) ** 2)
+    return f"{count(chunks, 'chunk')}: KLD ± {100 * share:.2g} %; about {wanted:,} would give ± {100 * PRECISE:g} %"
