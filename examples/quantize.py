@@ -59,7 +59,7 @@ def write_quantized(source: Path, target: Path, recipe: str, layers: Iterable[st
     temporary = target.with_name(f".{target.name}.tmp")
     made_by = recipe_named(recipe)
     with open_checkpoint(source) as original:
-        chosen, _ = choose(original, Selection(layers).takes)
+        chosen, _ = choose(original, Selection(layers))
         made, left = mixed(original, dict.fromkeys(chosen, made_by), recipe)
         done = [name for name in chosen if name not in {one.name for one in left}]
         if not done:

@@ -43,6 +43,10 @@ class Selection:
         taken = not self._taken or any(matches(name) for _, matches in self._taken)
         return taken and not any(matches(name) for _, matches in self._left)
 
+    def names(self, name: str) -> bool:
+        """Whether a pattern takes in the weight of this name, so that it was asked for: without patterns none was."""
+        return bool(self._taken) and self.takes(name)
+
     def check(self, names: Iterable[str]) -> None:
         """Refuse what would compare nothing.
 

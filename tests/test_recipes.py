@@ -24,6 +24,7 @@ from quanterr.recipes.tensors import (
     quantize_tensor,
     theoretical_max_error,
 )
+from quanterr.selection import Selection
 from quanterr.tensors.workspace import Workspace
 
 GOLDEN = Path(__file__).parent / "golden_recipes"
@@ -177,7 +178,7 @@ class TestCandidate:
     )
     def test_its_report_is_that_of_the_same_on_disk(self, original, tmp_path, name):
         checkpoint, tensors = original
-        chosen, _ = choose(checkpoint, lambda name: True)
+        chosen, _ = choose(checkpoint, Selection())
         virtual, left = candidate(checkpoint, recipe_named(name), chosen)
         report = quanterr.compare(checkpoint, virtual, device="cpu")
 
@@ -229,10 +230,27 @@ class TestCandidate:
             "c.weight": numbers(4, 8, seed=3),
         }
         with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
-            chosen, left = choose(checkpoint, lambda name: True)
+            chosen, left = choose(checkpoint, Selection())
 
         assert ["c.weight"] == chosen
         assert {"lm_head.weight", "a.experts.up_proj", "b.weight"} == {one.name for one in left}
+
+    @pytest.mark.parametrize(
+        ("patterns", "chosen"),
+        [
+            ((), ["c.weight"]),
+            (("!c",), []),
+            (("c", "embed"), ["c.weight", "model.embed_tokens.weight"]),
+            (("head",), ["lm_head.weight"]),
+            (("*",), ["c.weight", "lm_head.weight", "model.embed_tokens.weight"]),
+            (("*", "!head"), ["c.weight", "model.embed_tokens.weight"]),
+        ],
+    )
+    def test_embeddings_and_heads_are_taken_where_a_pattern_names_them(self, tmp_path, patterns, chosen):
+        names = ["model.embed_tokens.weight", "lm_head.weight", "c.weight", "mlp.router.weight", "final_norm.weight"]
+        tensors = {name: numbers(4, 8, seed=n) for n, name in enumerate(names)}
+        with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
+            assert sorted(choose(checkpoint, Selection(patterns))[0]) == chosen
 
     def test_nan_is_named(self, tmp_path):
         x = numbers(8, 64).float()

@@ -117,6 +117,26 @@ def test_a_huge_input_without_gradient_costs_nothing():
     assert curvature.alpha(1) == 0.5 == curvature.predicted(torch.ones(1, 1), 1)
 
 
+def test_a_tied_head_matters_in_both_of_its_uses(tmp_path):
+    """Its weight is stored once: what an error of it costs is what it does as an embedding, and as the head."""
+    original, tokens = saved("llama tied", tmp_path / "original"), ids(tmp_path, 320)
+    (tmp_path / "other").mkdir()
+    tensors, name = stored(original), "model.embed_tokens.weight"
+    noise = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(4)) * tensors[name].std()
+    save_file(tensors | {name: tensors[name] + 0.01 * noise}, tmp_path / "other" / "model.safetensors")
+    found = quanterr.evaluate(
+        original, [tmp_path / "other"], tokens=tokens, context=CONTEXT, dtype="float64",
+        sensitivity=tmp_path / "s.json", sensitivity_chunks=20,
+    ).candidates[0]  # fmt: skip
+    [row] = [row for row in json.loads((tmp_path / "s.json").read_text())["weights"] if row["layer_name"] == name]
+    made = streamed(original, load_file(tokens)["ids"].view(-1, CONTEXT))
+    both = [made.found[path].alpha(made.scored) for path in made.found if "embed" in path or "lm_head" in path]
+
+    assert len(both) == 2
+    assert row["alpha"] == pytest.approx(sum(both), rel=FLOAT64)
+    assert 0.5 < found.predicted_kld / found.scores.kld_mean < 2
+
+
 class TestEvaluation:
     @pytest.fixture(scope="class")
     @classmethod

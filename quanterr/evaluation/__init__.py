@@ -378,7 +378,7 @@ def _evaluated(
     for weight in outcome.weights:
         found = predicted.get(weight.layer_name)
         weight.predicted_kld = found if found is not None and isfinite(found) else None
-    known = [weight.predicted_kld for weight in outcome.weights if weight.predicted_kld is not None]
+    known = {one.layer_name: one.predicted_kld for one in outcome.weights if one.predicted_kld is not None}
     missing = [Missing(key, display(key), why) for key, why in candidate.not_found.items()]
     reasons = prepared.doubts
     if missing:
@@ -399,7 +399,7 @@ def _evaluated(
         reasons=reasons or ["evaluated on all tokens; no gates set"],
         bytes=candidate.checkpoint.nbytes,
         scores=outcome.scores,
-        predicted_kld=sum(known) if known else None,
+        predicted_kld=sum(known.values()) if known else None,
         embeddings=outcome.embeddings,
         outputs=outcome.outputs,
         tasks=tasks,

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum, isfinite
+from math import fsum, hypot, isfinite
 from typing import NamedTuple
 
 from torch import Tensor
 
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
-from quanterr.evaluation.sensitivity import Profile, profile
+from quanterr.evaluation.sensitivity import Curvature, Profile, profile
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import fingerprint
@@ -35,6 +35,13 @@ class Profiled:
     predictions: list[dict[str, float]] = field(default_factory=list)  # of each candidate
     alphas: list[dict[str, float]] = field(default_factory=list)  # the same / NMSE: of errors as each candidate has
 
+    def add(self, name: str, curvature: Curvature, scored: int) -> None:
+        """Take in what is known of a weight; of one that is used twice (a tied head) the sum of both."""
+        found = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(curvature.shape)})
+        before = found["alpha"], found["alpha_se"]
+        found["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
+        found["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
+
 
 def profile_of(
     architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor
@@ -51,18 +58,15 @@ def profile_of(
         for name, weight in slots.items():
             curvature = found.found[name]
             stored = names.stored_name(name)
-            figures = {"alpha": curvature.alpha(found.scored), "alpha_se": curvature.alpha_se(found.scored)}
-            made.weights[stored] = {
-                **{key: figure if isfinite(figure) else None for key, figure in figures.items()},
-                "shape": list(curvature.shape),
-            }
+            made.add(stored, curvature, found.scored)
             for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
                 error = other.tensors([name], candidate.compared)[name].to(weight.dtype) - weight
                 predicted = curvature.predicted(error, found.scored)
-                made.predictions[n][stored] = predicted
+                own, alphas = made.predictions[n], made.alphas[n]
+                own[stored] = own.get(stored, 0.0) + predicted
                 energy = float(error.double().square().sum())
                 if isfinite(predicted) and energy > 0:
-                    made.alphas[n][stored] = predicted / energy * curvature.energy
+                    alphas[stored] = alphas.get(stored, 0.0) + predicted / energy * curvature.energy
 
     stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True)
     try:
@@ -70,6 +74,10 @@ def profile_of(
     finally:
         stream.close()
     return made
+
+
+def _known(figure: float) -> float | None:
+    return figure if isfinite(figure) else None
 
 
 class Measured(NamedTuple):

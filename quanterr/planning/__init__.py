@@ -164,7 +164,9 @@ def _planned(
     least = sum(min(choice.nbytes for choice in own) for own in choices)
     if least > limit:
         in_bits = f"{8 * least / elements:.4g} bits per weight"
-        in_bytes = f"{size(fixed + least)}, of which {size(fixed)} are not planned"
+        in_bytes = (
+            f"{size(fixed + least)}, of which {size(fixed)} are not planned; -l '*' plans embeddings and heads, too"
+        )
         shown = in_bits if goal.kind == "bits" else in_bytes
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
     signal = fsum(row.signal for row in rows)

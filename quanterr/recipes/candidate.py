@@ -31,8 +31,10 @@ PIECES_KEPT = 4  # of a thread
 
 # Parts of names that stay as they are. Norms and biases are small and sensitive; embeddings (also T5's
 # relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose
-# among alternatives, where a small error changes the choice.
-SKIP = ("norm", "bias", "embed", "wte", "wpe", "lm_head", "router", ".gate.")
+# among alternatives, where a small error changes the choice. Programs quantize embeddings and heads as well, where they
+# are told to, and llama-quantize always: so do recipes where a pattern names them.
+SKIP = ("norm", "bias", "router", ".gate.", "wpe")
+ENDS = ("embed", "wte", "lm_head")
 
 ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # of a weight of that shape: (cols,) float32
 
@@ -186,19 +188,24 @@ def _rows(entry: Entry, first: int, stop: int) -> Tensor:
     return _reading.rows(entry, first, stop)
 
 
-def choose(original: Checkpoint, takes: Callable[[str], bool]) -> tuple[list[str], list[Left]]:
-    """The weights to quantize of those that ``takes`` selects, and the matrices that stay, with the reason."""
+def choose(original: Checkpoint, selection: Selection) -> tuple[list[str], list[Left]]:
+    """The weights to quantize of those that are selected, and the matrices that stay, with the reason.
+
+    Embeddings and heads stay but where a pattern takes them in.
+    """
     chosen, left = [], []
     for name, entry in original.entries.items():
-        if len(entry.shape) < 2 or not takes(name):
+        if len(entry.shape) < 2 or not selection.takes(name):
             continue
-        skipped = next((part for part in SKIP if part in name.lower()), None)
+        stays = SKIP if selection.names(name) else (*SKIP, *ENDS)
+        skipped = next((part for part in stays if part in name.lower()), None)
         if len(entry.shape) != 2 or not name.endswith(".weight"):
             left.append(Left(name, f"of shape {list(entry.shape)}: recipes quantize matrices X.weight"))
         elif entry.dtype not in FLOATS:
             left.append(Left(name, f"stored as {entry.dtype}, not as floats"))
         elif skipped:
-            left.append(Left(name, f'"{skipped}" in its name: embeddings, heads, norms and routers stay'))
+            why = "norms and routers stay, embeddings and heads where no pattern names them"
+            left.append(Left(name, f'"{skipped}" in its name: {why}'))
         elif not all(entry.shape):
             left.append(Left(name, "it is empty"))
         else:
@@ -218,7 +225,7 @@ def quantized_by(
     """
     if not recipes:
         return []
-    kept, (chosen, stay) = KeptScales(), choose(original, selection.takes)
+    kept, (chosen, stay) = KeptScales(), choose(original, selection)
     return [_noted(recipe, original, chosen, stay, importance, kept) for recipe in recipes]
 
 

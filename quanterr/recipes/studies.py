@@ -42,7 +42,7 @@ def studied(
         CheckpointError: a weight cannot be read, or holds NaN or infinity.
         Interrupted: ``stop`` was set.
     """
-    chosen, _ = choose(original, selection.takes)
+    chosen, _ = choose(original, selection)
     noises = [[0.0] * (2 + len(OUTLIERS) + len(STRETCHES)) for _ in recipes]
     for name in chosen:
         x = _sampled(original.entries[name])
