@@ -31,6 +31,7 @@ from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__
 
 POINTS = 40  # of the curve
+ROUNDED = 5e-4  # bits per weight: a recipe of 4.50025 is within 4.5
 SQUARED: Final = "squared error"
 WEIGHTED: Final = "weighted squared error"
 KLD: Final = "predicted KLD"
@@ -297,7 +298,7 @@ def _budget(goal: Goal, fixed: int, elements: int) -> float:
     """Bytes of the planned layers; without a limit infinite."""
     if goal.kind == "size":
         return goal.amount - fixed
-    return goal.amount * elements / 8 if goal.kind == "bits" else float("inf")
+    return (goal.amount + ROUNDED) * elements / 8 if goal.kind == "bits" else float("inf")
 
 
 def _most(goal: Goal, signal: float) -> float:
