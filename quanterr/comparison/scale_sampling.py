@@ -26,6 +26,7 @@ CLIPPED = {200: 1.05, 64: 1.12, 0: 1 / NARROW}
 LUCKY, LUCKY_FINE = 0.08, 0.2
 MANY = 16  # levels
 UNDERFLOW = 2.0  # times the least scale: below it to round a scale costs what stands out
+ALIKE = 0.01  # relative: units that differ by less are one scale
 FEWEST = 8  # elements of a group that is judged
 FLOOR = 1e-6  # of the energy of a group: an error below it is no damage
 ENOUGH, EVERY = 1 << 14, 4  # elements of a sample: of more every fourth row is enough
@@ -151,7 +152,7 @@ class ScaleSampler:
             chosen = slice(cols) if order is None else order
             x, scales = x[:, chosen], _columns(scales, chosen)
             e, y = (None if side is None else side[:, chosen] for side in (e, y))
-        largest = None if groups.whole else self._largest_of(rows)
+        largest = None if groups.whole or not _is_one(scales.unit) else self._largest_of(rows)
         if self._one_zero is None:
             self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
         found = losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
@@ -359,6 +360,11 @@ def _step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> Tensor:
     padded = torch.nn.functional.pad(sizes, (before, -(before + sizes.shape[1]) % steps.shared))
     most = padded.view(len(sizes), -1, steps.shared).amax(2).repeat_interleave(steps.shared, 1)
     return most[:, before : before + sizes.shape[1]] / number + number * SUBNORMAL
+
+
+def _is_one(unit: Tensor) -> bool:
+    """Whether what codes are multiplied by is the same for all: factors that were undone differ by row and column."""
+    return bool(unit.amax() - unit.amin() <= ALIKE * unit.abs().amax())
 
 
 def _every_few(side: Tensor) -> Tensor:
