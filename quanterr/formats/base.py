@@ -262,7 +262,11 @@ class Weight:
         if scale is None or scale.dtype not in SMALL_SCALES:
             return None
         workspace.fill((scale,), 1)
-        return self._units(chunk, workspace)
+        units = self._units(chunk, workspace)
+        if units is None and self.levels is not None and self.levels.centred:  # an expert of a stack
+            values = self.dequantize(chunk, workspace).weight
+            return values.abs().amax().view(1, 1) / self.levels.highest  # the largest code is in every few groups
+        return units
 
     def _units(self, chunk: Chunk, workspace: Workspace) -> Tensor | None:
         """Of codes that are only multiplied, by scales of blocks of columns: the scale of each element, (1 or r, c)."""
