@@ -28,7 +28,8 @@ def evaluation(tmp_path_factory):
     [(1, 12.706), (2, 4.303), (3, 3.182), (7, 2.365), (10, 2.228), (29, 2.045), (100, 1.984)],
 )
 def test_p_is_that_of_students_t(freedom, t):
-    assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=2e-4)  # t has three decimals
+    steepest = 0.12  # 2 · density at these quantiles: p changes by so much for 1
+    assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=0.0005 * steepest)  # t has three decimals
     assert two_sided_p(0.0, freedom) == 1
 
 

@@ -114,10 +114,10 @@ class TestChoice:
 
     def test_bits_are_those_that_are_said(self, original):
         """A recipe whose scales take a little more than its name says is within a budget of that."""
-        bits = plan(original, bits=16, to=["int8_row"], device="cpu").uniform[0].bytes
-        exact = 8 * (bits - plan(original, bits=16, to=["int8_row"], device="cpu").unplanned_bytes) / (6 * 32 * 128)
+        all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")
+        exact = 8 * (all_of_it.uniform[0].bytes - all_of_it.unplanned_bytes) / (len(LAYERS) * 32 * 128)
         for least, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
-            found = plan(original, bits=max(least, 8.0), to=["int8_row", "int4_g32"], device="cpu")
+            found = plan(original, bits=least, to=["int8_row", "int4_g32"], device="cpu")
             assert fits == {one.recipe: one.fits for one in found.uniform}["int8_row"]
 
     def test_the_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):

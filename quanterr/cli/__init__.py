@@ -222,7 +222,7 @@ def _sides(*given: str | None) -> tuple[str, str]:
 
 
 def _judge(rules: "Prepared", planned: str | None) -> "Callable[[Report], Report]":
-    """What judges a report: by rules, and by a plan, which is read now."""
+    """Read the plan, if one is given, and return what judges a report by the rules and by it."""
     if planned is None:
         return rules.judge
     from quanterr.gates.planned import judged_by_plan, read_plan

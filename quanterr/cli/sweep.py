@@ -21,8 +21,8 @@ HELP = help_of("""Quantize the original on the fly by several recipes and rank t
 [bold]quanterr sweep original/ --to fp8_row --require 'snr_db >= 30'[/bold]
 
 No file is written. Each recipe goes through the readers and checks of a file on disk, and its numbers are those of
-that file. Matrices X.weight are quantized; norms and routers stay, and embeddings and heads where -l does not name
-them. quanterr formats --recipes lists the recipes.
+that file. Matrices X.weight are quantized; norms and routers stay as they are, and so do embeddings and heads unless
+-l names them. quanterr formats --recipes lists the recipes.
 
 Exit status: as of quanterr rank.
 """)

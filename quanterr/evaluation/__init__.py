@@ -128,7 +128,7 @@ def evaluate_candidates(
             opened,
             *(entered(stack, side, chosen.lenient, chosen.cache) for side in candidates),
             *quantized_by(recipes, opened, Selection(())),
-            *(_quantized_as_planned(plan, name, opened) for name, plan in plans.items()),
+            *(_quantize_as_planned(plan, name, opened) for name, plan in plans.items()),
         ]
         sides = Sides(opened, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv) for checkpoint in every[1:]]
@@ -303,7 +303,7 @@ def _plans_and_recipes(against: Iterable[str | Plan]) -> tuple[dict[str, Plan], 
     return plans, [word for word in words if not word.endswith(PLAN)]
 
 
-def _quantized_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpoint:
+def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpoint:
     """The original with each layer as a plan says.
 
     Raises:

@@ -40,7 +40,8 @@ def of_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Find
         yield _of_groups(pair, parts["group"], method)
     elif severity:
         part, some = parts.get("group"), FEWER < found.scale_ratio < 1 / FEWER
-        what = f"{_where(part)}: {_words(pair, part.factor)}" if part and some else _words(pair, found.scale_ratio)
+        whole = _words(pair, found.scale_ratio, found.snr_db)
+        what = f"{_where(part)}: {_words(pair, part.factor, part.snr_db)}" if part and some else whole
         yield finding(
             "scale_loss",
             severity,
@@ -68,19 +69,19 @@ def _severity(pair: Pair, found: Attainable) -> str | None:
     loss = found.scale_loss_db - max(margins, default=0.0)
     if loss > BROKEN_DB:
         return "error"
-    if _is_of_zeros(found.scale_ratio) and loss > NOTED_DB and found.snr_db > 0:
+    if _is_of_zeros(found.scale_ratio, found.snr_db) and loss > NOTED_DB:
         return "info"
     return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None
 
 
-def _is_of_zeros(ratio: float) -> bool:
-    """Whether scales of this ratio are right, so that it is zero points, or luck, that make good ones better."""
-    return abs(ratio - 1) < SAME_RANGE
+def _is_of_zeros(ratio: float, snr_db: float) -> bool:
+    """Whether scales of this ratio, which allow this SNR, are right: then zero points, or luck, make others better."""
+    return abs(ratio - 1) < SAME_RANGE and snr_db > 0
 
 
-def _words(pair: Pair, ratio: float) -> str:
-    """What is wrong with scales that are this many times the right ones."""
-    if _is_of_zeros(ratio):
+def _words(pair: Pair, ratio: float, snr_db: float) -> str:
+    """What is wrong with scales that are this many times the right ones, and allow this SNR."""
+    if _is_of_zeros(ratio, snr_db):
         return "scales are right, but other zero points would leave less error"
     if not ratio:
         return "scales are zero: all values are lost"
@@ -99,10 +100,10 @@ def _of_groups(pair: Pair, part: Part, method: Method) -> Finding:
     warned = BROKEN_DB if updated else PART_WARNED_DB
     return finding(
         "scale_loss",
-        "warning" if lost > warned and not _is_of_zeros(part.factor) else "info",
+        "warning" if lost > warned and not _is_of_zeros(part.factor, part.snr_db) else "info",
         pair.name,
-        f"{display(pair.name)}: {_where(part)}: {_words(pair, part.factor)}: they allow {part.snr_db:.1f} dB, good "
-        f"ones {part.attainable_db:.1f} dB",
+        f"{display(pair.name)}: {_where(part)}: {_words(pair, part.factor, part.snr_db)}: they allow "
+        f"{part.snr_db:.1f} dB, good ones {part.attainable_db:.1f} dB",
         REMEDY,
         **_evidence(part),
         worst_format_snr_db=part.attainable_db,

@@ -211,7 +211,7 @@ def _no_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -> bool:
 
 
 def _directions(error: Tensor) -> tuple[float, int]:
-    """The share of the energy of errors, beside that of noise, in directions that stand out; how many these are."""
+    """How much more energy than noise the directions hold that stand out of it, as a share of all, and their number."""
     e = error.double()
     for turn in range(SPREAD + 1):
         if turn == SPREAD:

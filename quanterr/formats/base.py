@@ -256,7 +256,8 @@ class Weight:
     def least_units(self, chunk: Chunk, workspace: FilledWorkspace) -> Tensor | None:
         """What codes would be multiplied by if all scales were the least that can be stored, (1 or r, c).
 
-        Of small floats of one byte; None of other scales, which go on to where no weight is.
+        Of small floats of one byte, (1, 1) where one number is all that is known; None of other scales, which go on to
+        where no weight is.
         """
         scale = self.parts.get("scale")
         if scale is None or scale.dtype not in SMALL_SCALES:

@@ -118,8 +118,10 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         raise UsageError("--max-kld needs --sensitivity FILE, which quanterr evaluate --sensitivity writes")
     if chosen.verify != (chosen.text is not None):
         raise UsageError("--verify measures a plan on a text: give both, --verify and --text FILE")
-    measure = _measure(chosen)
-    if goals[0].kind == "snr" and measure != SQUARED:
+    if chosen.verify and chosen.importance is not None:
+        raise UsageError("--verify: what is measured is quantized without an importance matrix; leave --importance out")
+    measured_as = _measure(chosen)
+    if goals[0].kind == "snr" and measured_as != SQUARED:
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
     recipes = recipes_named(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
@@ -133,15 +135,16 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         goal = goals[0]
 
         def make(amount: float) -> Plan:
-            return _planned(Goal(goal.kind, amount), by_recipe, nbytes, architecture, chosen.same_in, measure)
+            return _planned(Goal(goal.kind, amount), by_recipe, nbytes, architecture, chosen.same_in, measured_as)
 
         if not chosen.verify:
             return make(goal.amount)
-        from quanterr.planning.verifying import measured, within
+        from quanterr.planning.verifying import keep_limit, measure
 
         if goal.kind == "kld":
-            return within(goal.amount, make, checkpoint, chosen).model_copy(update={"goal": str(goal)})
-        return measured(make(goal.amount), checkpoint, chosen)
+            return keep_limit(goal.amount, make, checkpoint, chosen).model_copy(update={"goal": str(goal)})
+        plan = make(goal.amount)
+        return plan.model_copy(update={"measured": measure(plan, checkpoint, chosen)})
 
 
 def _planned(
@@ -172,9 +175,10 @@ def _planned(
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
     signal = fsum(row.signal for row in rows)
     most = _most(goal, signal)
-    picks, bound = _solved(choices, limit, most)
-    if picks is None:
+    solved = _solve(choices, limit, most)
+    if solved is None:
         raise UsageError(f"{goal}: cannot be met")
+    picks, bound = solved
     recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
     layers = [_layer(row, recipe_of[row.name]) for row in rows]
     planned_bytes = sum(layer.bytes for layer in layers)
@@ -308,16 +312,16 @@ def _most(goal: Goal, signal: float) -> float:
     return goal.amount if goal.kind == "kld" else float("inf")
 
 
-def _solved(choices: Sequence[Sequence[Choice]], limit: float, most: float) -> tuple[list[int] | None, float]:
+def _solve(choices: Sequence[Sequence[Choice]], limit: float, most: float) -> tuple[list[int], float] | None:
     """The choice of each group, and what no plan can cost less: the least cost of ``limit`` bytes, or where the cost
     may be ``most``, the least bytes. None where nothing meets it.
     """
     if most == float("inf"):
         found = solve(choices, limit)
-        return (None, 0.0) if found is None else (found.picks, found.bound)
+        return None if found is None else (found.picks, found.bound)
     found = solve([[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
     if found is None:
-        return None, 0.0
+        return None
     return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
 
 

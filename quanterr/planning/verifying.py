@@ -16,8 +16,8 @@ ROUNDS = 6
 CLOSE = 0.97  # of a limit that is used so far
 
 
-def measured(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Plan:
-    """The plan with the divergence that it really makes, on the text of ``chosen``.
+def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measurement:
+    """Evaluate the plan on the text of ``chosen``, quantized on the fly.
 
     Raises:
         UsageError: too little text, or one that says nothing; a model that predicts no tokens; transformers is missing.
@@ -35,7 +35,7 @@ def measured(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Plan:
     [candidate] = found.candidates
     if candidate.scores is None or candidate.verdict == "inconclusive":
         raise UsageError(f"--verify: {'; '.join(candidate.reasons)}")
-    on = Measurement(
+    return Measurement(
         kld=candidate.scores.kld_mean,
         kld_se=candidate.scores.kld_error,
         ppl_ratio=candidate.scores.ppl_ratio,
@@ -44,11 +44,10 @@ def measured(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Plan:
         context=found.tokens.context,
         chunks=found.tokens.chunks,
     )
-    return plan.model_copy(update={"measured": on})
 
 
-def within(limit: float, make: Callable[[float], Plan], original: Checkpoint, chosen: PlanOptions) -> Plan:
-    """The smallest plan whose measured divergence is no larger than ``limit`` [nat].
+def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint, chosen: PlanOptions) -> Plan:
+    """The smallest plan that was found whose measured divergence is no larger than ``limit`` [nat].
 
     ``make`` gives the smallest plan of a predicted divergence. What is off in a prediction is nearly the same for plans
     of about the same size, so each is made with what was learned of the one before.
@@ -56,24 +55,19 @@ def within(limit: float, make: Callable[[float], Plan], original: Checkpoint, ch
     Raises:
         UsageError: none was found.
     """
-    best: Plan | None = None
-    predicted, last = limit, None
+    plan, best, why = make(limit), None, ""
     for _ in range(ROUNDS):
-        plan = make(predicted)
-        if last is not None and plan.bytes == last.bytes:
+        found = measure(plan, original, chosen)
+        kept = found.kld <= limit
+        if kept and (best is None or plan.bytes < best.bytes):
+            best = plan.model_copy(update={"measured": found})
+        why = f"a plan of {size(plan.bytes)} measured {found.kld:.4g} nat"
+        if not found.kld or CLOSE * limit <= found.kld <= limit:
             break
-        last = measured(plan, original, chosen)
-        assert last.measured is not None  # noqa: S101 - measured() says it
-        kld = last.measured.kld
-        if kld <= limit and (best is None or last.bytes < best.bytes):
-            best = last
-        if CLOSE * limit <= kld <= limit or not kld:
+        after = make(plan.cost * limit / found.kld * (1.0 if kept else CLOSE))
+        if after.bytes == plan.bytes:
             break
-        predicted = plan.cost * limit / kld * (1.0 if kld <= limit else CLOSE)
+        plan = after
     if best is None:
-        assert last is not None  # noqa: S101 - there was a round
-        assert last.measured is not None  # noqa: S101
-        raise UsageError(
-            f"--max-kld {limit:g}: cannot be kept; a plan of {size(last.bytes)} measured {last.measured.kld:.4g} nat"
-        )
+        raise UsageError(f"--max-kld {limit:g}: cannot be kept; {why}")
     return best

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, isfinite, log
 
 from quanterr.errors import ReportError
 from quanterr.util import strict_json
@@ -88,7 +88,7 @@ def _factors(measured: object) -> dict[str, float]:
         kld, error, predicted = (_number(row, key) for key in ("kld", "kld_se", "predicted_kld"))
         if kld is None or error is None or not predicted or predicted < 0:
             continue
-        if SURE * error < kld <= FARTHEST:
+        if SURE * error < kld <= FARTHEST and isfinite(kld / predicted):
             found[name] = kld / predicted
     return found
 

@@ -98,7 +98,7 @@ def conclusion(evaluation: Evaluation) -> str:
     what = f"{SCORES[metric].title} {in_words(best, metric)}"
     told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
     first = next(iter(neighbours(evaluation)), None)
-    return f"{told}: {what}" + (f"; {_beside(*first)}" if first and first[0] is best else "")
+    return f"{told}: {what}" + (f"; {_beside(*first[1:])}" if first and first[0] is best else "")
 
 
 def nearer(near: Evaluated, far: Evaluated, apart: Difference) -> str:
@@ -107,7 +107,8 @@ def nearer(near: Evaluated, far: Evaluated, apart: Difference) -> str:
     return f"{near.name} {sure} {far.name}: by {apart.mean:.3g} ± {apart.error:.2g} nat, {_p(apart.p)}"
 
 
-def _beside(_: Evaluated, far: Evaluated, apart: Difference) -> str:
+def _beside(far: Evaluated, apart: Difference) -> str:
+    """Whether the next candidate is surely farther."""
     return f"{far.name} is next ({_p(apart.p)})" if apart.p < SURE else f"{far.name} may be as near ({_p(apart.p)})"
 
 
