@@ -20,9 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quanterr
-from quanterr.report.as_table import show
 from quanterr.report.model import Report
-from quanterr.report.terminal import console
+from quanterr.report.terminal import console, show
 
 LAYERS = 5
 HIDDEN = 320  # not a multiple of the block: the last blocks are partial
@@ -105,7 +104,7 @@ def run(folder: Path) -> bool:
         print(f"\n{quantized}\n")
         good &= check(report, known_snr_db(original, quantized))
         print()
-        show(report, console(sys.stdout), top=5, sort_by="snr")
+        show(report.view(5), console(sys.stdout))
     print(f"\n{'every number is as known' if good else 'NOT every number is as known'}")
     return good
 

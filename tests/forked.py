@@ -44,7 +44,8 @@ USED = (
     "gates.github",
     "gates.explaining",
     "cli.progress",
-    "report.as_table",
+    "report.view",
+    "report.terminal",
     "report.reading",
     "evaluation",
 )

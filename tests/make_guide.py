@@ -53,7 +53,7 @@ def first_session() -> str:
     """The first and the last lines of a comparison, and its worst layers."""
     lines = sessions()["session"].splitlines()
     worst = next(n for n, line in enumerate(lines) if "worst layers" in line)
-    end = next(n for n, line in enumerate(lines) if "distance: " in line)
+    end = next(n for n, line in enumerate(lines) if "bars of errors" in line)
     return "\n".join([*lines[:3], "…", *lines[worst:end], "…", *lines[-3:]])
 
 
@@ -163,9 +163,10 @@ def block_map() -> str:
     from sample_reports import report_of, small
 
     from quanterr.report.block_map import block_maps
+    from quanterr.report.view import map_cells
 
     console = Console(file=io.StringIO(), width=90, color_system=None)
-    for picture in block_maps(report_of(small()), console.width, unicode=True):
+    for picture in block_maps(map_cells(report_of(small())), console.width, unicode=True):
         console.print(picture)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return "\n".join(["```", *(line for line in lines if line), "```"])

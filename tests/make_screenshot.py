@@ -11,7 +11,7 @@ from pathlib import Path
 from browsing import started
 from sample_reports import Model, mixed, report_of, small
 
-from quanterr.report import as_html
+from quanterr.report import page as html
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PICTURES = (
@@ -25,7 +25,7 @@ WIDTH = 1200
 def take(browser: object, folder: Path, model: Model, theme: str, top: str, height: int) -> bytes:
     """A picture as PNG."""
     page = io.StringIO()
-    as_html.write(report_of(model), page)
+    html.write(report_of(model), page)
     path = folder / "report.html"
     path.write_text(page.getvalue(), encoding="utf-8")
     size = {"width": WIDTH, "height": height, "deviceScaleFactor": 1, "mobile": False}

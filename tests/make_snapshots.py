@@ -14,7 +14,6 @@ from rich.console import Console
 from sample_reports import report_of, tiny
 
 from quanterr.report import OUTPUTS, diff, evaluation, plan, ranking
-from quanterr.report.as_table import show
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as print_view
 
@@ -95,7 +94,7 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     "tiny.md": of_report("md"),
     "tiny.xml": of_report("junit"),
     "tiny.html": page,
-    "terminal.txt": lambda: terminal(lambda to: show(report_of(tiny()), to)),
+    "terminal.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to)),
     **of_document("ranking", sample_documents.ranking, ranking.OUTPUTS, show_view),
     **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_view),
     **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_view),

@@ -314,10 +314,10 @@ def report_of(model: Model) -> Report:
 @cache
 def large_page() -> str:
     """The page of the large one, which takes a while to make."""
-    from quanterr.report import as_html
+    from quanterr.report import page
 
     file = io.StringIO()
-    as_html.write(report_of(large()), file)
+    page.write(report_of(large()), file)
     return file.getvalue()
 
 

@@ -9,13 +9,14 @@ from sample_reports import Model, hostile, mixed, report_of, small
 
 from quanterr.report import block_map
 from quanterr.report.block_map import COLOURS, CURVE, MAX_MODULES, MAX_STACKS, block_maps
+from quanterr.report.view import map_cells
 
 
 def shown(report, width=100, unicode=True, **options):
     console = Console(
         file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False, **{"color_system": None} | options
     )
-    for picture in block_maps(report, width, unicode):
+    for picture in block_maps(map_cells(report), width, unicode):
         console.print(picture)
     return console.file.getvalue()
 

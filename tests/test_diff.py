@@ -23,6 +23,7 @@ from quanterr.report.diff import OUTPUTS
 from quanterr.report.diff.reports import SAME_DB
 from quanterr.report.diff.reports import difference_of as diff
 from quanterr.report.markdown import prose
+from quanterr.report.sections import TERMINAL
 from quanterr.report.terminal import console, show
 
 PATHS = ("old.json", "new.json")
@@ -178,7 +179,7 @@ class TestView:
         old = made({f"layer{n}": 30.0 for n in range(5)})
         new = made({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
         view = of(old, new).view(top=2)
-        totals, worse = (part for section in view.sections for part in section.parts)
+        totals, worse = (part for section in view.sections if TERMINAL in section.media for part in section.parts)
 
         assert "5 layers worse, 0 better; 28.50 -> 28.50 dB over all; 150 B -> 75 B (-50.00 %); pass -> fail" == (
             view.conclusion

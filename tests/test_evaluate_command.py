@@ -380,8 +380,9 @@ class TestOutputs:
     def test_a_notebook_shows_a_line_and_a_table(self, folder):
         found = read_evaluation(str(folder / "e.json"))
 
-        assert repr(found).startswith("<quanterr.Evaluation pass: quantized; ")
-        assert "kld_mean" in found._repr_html_()
+        assert repr(found).startswith("<quanterr.Evaluation pass: ")
+        assert "<th>candidate</th>" in found._repr_html_()
+        assert ">KLD</th>" in found._repr_html_()
 
 
 class TestFindings:

@@ -24,12 +24,11 @@ from quanterr.gates.github import LEFT_OUT, annotations, summary
 from quanterr.gates.judging import Verdict
 from quanterr.gates.rules import read_rules
 from quanterr.report import OUTPUTS
-from quanterr.report.as_table import show
 from quanterr.report.base import dumps
 from quanterr.report.files import targets
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Report
-from quanterr.report.terminal import console
+from quanterr.report.terminal import console, show
 from quanterr.util import strict_json
 from quanterr.util.text import display, harmless
 
@@ -199,7 +198,7 @@ def test_a_name_is_only_text_in_an_output(name, output):
 @every_name
 def test_a_name_is_only_text_in_a_terminal(name):
     file = io.StringIO()
-    show(named(name), console(file, "never"), 30, verbose=True)
+    show(named(name).view(30), console(file, "never"), verbose=True)
 
     check_lines(file.getvalue() + named(name).brief())
 

@@ -42,21 +42,18 @@ from quanterr.options import GATES, CompareOptions, ReadOptions
 from quanterr.util import strict_json
 from quanterr.util.colors import painted, wanted
 from quanterr.util.platform import is_closed_pipe
-from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, harmless
 from quanterr.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rich.console import Console
-
     from quanterr.formats.base import Format
     from quanterr.gates import Prepared
     from quanterr.report.document import Document
-    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
     from quanterr.report.model import Report
+    from quanterr.report.sections import View
 
 # What typer raises for a wrong command line: click's, or that of its own copy of click.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -239,15 +236,11 @@ def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "
         return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
 
 
-def _deliver(report: "Report", to: "list[Target]", display: Display, status: Status, next_step: str) -> None:
-    from quanterr.report.as_table import answer, show
+def _deliver(report: "Report", to: "list[Target]", show: Display, status: Status, next_step: str) -> None:
+    from quanterr.report.view import view
 
-    def table(console: "Console", wrote: list[str]) -> None:
-        ending = answer(report, status, wrote)
-        plot = not display.no_plot
-        show(report, console, display.top_layers, display.sort_by, display.verbose, plot, ending, next_step)
-
-    deliver(report, to, display, status, table)
+    shown = None if show.quiet or show.as_json else view(report, show.top_layers, show.sort_by)
+    deliver(report, to, show, status, next_step, shown)
 
 
 def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
@@ -330,31 +323,30 @@ def render(
     known = kind_of(stored).outputs
     targeted = targets(given, [stored], output_named(to, known) if to else None, show.no_clobber, known)
     found = read_document(stored)
-    evaluated = None if evaluation is None else _evaluation_of(evaluation, found, targeted)
+    page = None if evaluation is None else _view_with(evaluation, found, targeted)
     with printing():
         if document:
             update(document, found, output_named("md", known), append)
         for target in targeted:
-            more: JsonObject = (
-                {"evaluation": evaluated} if evaluated is not None and target.output.name == "html" else {}
-            )
-            write_output(found, target, **more)
+            if page is not None and target.output.name == "html":
+                write_output(found, target, view=page)
+            else:
+                write_output(found, target)
         print(found.brief(), file=sys.stderr)
 
 
-def _evaluation_of(path: str, report: "Document", to: "list[Target]") -> "Evaluation":
-    """The evaluation that goes into a page, checked before anything is written."""
-    from quanterr.report.as_html import of_same_pair
+def _view_with(evaluation: str, report: "Document", to: "list[Target]") -> "View":
+    """Return the view of a page with an evaluation of the same pair, checked before anything is written."""
     from quanterr.report.evaluation.reading import read_evaluation
     from quanterr.report.model import Report
+    from quanterr.report.page import TOP
+    from quanterr.report.view import view
 
     if not isinstance(report, Report):
         raise UsageError("--evaluation goes into the page of a report of compare")
     if not any(target.output.name == "html" for target in to):
         raise UsageError("--evaluation goes into a page: give -o report.html")
-    evaluation = read_evaluation(path)
-    of_same_pair(report, evaluation)
-    return evaluation
+    return view(report, TOP, evaluation=read_evaluation(evaluation))
 
 
 @app.command(cls=Command, rich_help_panel=FILES)

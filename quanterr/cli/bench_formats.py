@@ -50,7 +50,7 @@ def bench_formats(
 
 def _show(found: "list[Measured]", color: Color) -> None:
     from quanterr.report.sections import Column
-    from quanterr.report.terminal import console, fitted
+    from quanterr.report.terminal import console, fit_table
 
     to = console(sys.stdout, color.value)
     kinds = list(dict.fromkeys(row.weights for row in found))
@@ -62,4 +62,4 @@ def _show(found: "list[Measured]", color: Color) -> None:
         cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in own]
         rows.append((name, [f"{own[0].bits_per_weight:.4g}", *cells]))
     columns = [Column("bits/w", 0), *(Column(kind, n + 1) for n, kind in enumerate(kinds))]
-    to.print(fitted("SNR dB on synthetic weights", "recipe", columns, rows, plain=not to.is_terminal, to=to))
+    to.print(fit_table("SNR dB on synthetic weights", "recipe", columns, rows, plain=not to.is_terminal, to=to))

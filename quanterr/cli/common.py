@@ -29,8 +29,6 @@ from quanterr.util.waiting import notices, stoppable
 if TYPE_CHECKING:
     from types import FrameType
 
-    from rich.console import Console
-
     from quanterr.cli.progress import Bar, Heartbeat, Steps
     from quanterr.report import Output
     from quanterr.report.base import Finding
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from quanterr.report.document import Document
     from quanterr.report.files import Target
     from quanterr.report.model import Layer
+    from quanterr.report.sections import View
 
 
 ROOM = 256 * 2**20  # bytes: what a small comparison takes above torch
@@ -345,13 +344,12 @@ def deliver(
     to: "Sequence[Target]",
     display: Display,
     status: int | None = None,
-    show: "Callable[[Console, list[str]], None] | None" = None,
     next_step: str = "",
+    view: "View | None" = None,
 ) -> None:
-    """A document to where it was asked for: files, tables that end with the exit ``status``, standard output.
+    """Deliver a document to where it was asked for: files, tables that end with the exit ``status``, standard output.
 
-    ``show(console, files that were written)`` prints it in another way than its view; ``next_step`` is the command
-    that is proposed.
+    ``next_step`` is the command that is proposed; ``view`` is printed in the place of the document's usual one.
 
     Files first: no reader that leaves the table early costs a result, and no full disk costs the table. Standard output
     carries one thing: the document, if one is to go there.
@@ -367,7 +365,7 @@ def deliver(
                     write_output(found, target)
                     wrote.append(str(target.path))
         finally:
-            _tell(found, display, status, bool(documents), wrote, show, next_step)
+            _print_result(found, display, bool(documents), (status, wrote, next_step), view)
         for target in documents:
             write_output(found, target)
         if display.as_json and not documents:
@@ -375,14 +373,12 @@ def deliver(
             sys.stdout.flush()
 
 
-def _tell(
+def _print_result(
     found: "Document | Difference",
     display: Display,
-    status: int | None,
     to_stderr: bool,
-    wrote: list[str],
-    show: "Callable[[Console, list[str]], None] | None",
-    next_step: str,
+    answer: tuple[int | None, list[str], str],
+    view: "View | None",
 ) -> None:
     from quanterr.report import terminal
 
@@ -390,9 +386,7 @@ def _tell(
         print(found.brief(), file=sys.stderr)
     elif not display.as_json:
         stream = sys.stderr if to_stderr else sys.stdout
+        shown = view or found.view(display.top_layers)
         console = terminal.console(stream, display.colors)
-        if show is None:
-            terminal.show(found.view(display.top_layers), console, status, wrote, next_step)
-        else:
-            show(console, wrote)
+        terminal.show(shown, console, terminal.Answer(*answer), display.verbose, not display.no_plot)
         stream.flush()

@@ -19,7 +19,7 @@ from quanterr.cli.common import (
     require_memory,
     stepping,
 )
-from quanterr.cli.gate import annotate, summarize
+from quanterr.cli.gate import report_verdict, summarize
 from quanterr.cli.options import Only, with_options
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display
@@ -100,6 +100,6 @@ def evaluate(
         status = exit_status(evaluation, show.allow_partial)
         deliver(evaluation, to, show, status)
         for candidate in evaluation.candidates:
-            annotate(candidate, candidate.name)
+            report_verdict(candidate, candidate.name)
         summarize(evaluation, options.baseline)
     raise typer.Exit(status)

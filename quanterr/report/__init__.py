@@ -48,7 +48,7 @@ OUTPUTS: tuple[Output, ...] = (
     Output("json", ".json", "everything, as strict JSON, for jq and for other commands", "quanterr.report.as_json"),
     Output("jsonl", ".jsonl", "the same as JSON Lines: the report, then a layer per line", "quanterr.report.as_jsonl"),
     Output("csv", ".csv", "a layer per line, for spreadsheets and pandas", "quanterr.report.as_csv"),
-    Output("html", ".html", "one page: map, distribution, all layers; works offline", "quanterr.report.as_html"),
-    Output("md", ".md", "a section for a model card", "quanterr.report.as_md"),
+    Output("html", ".html", "one page: map, distribution, all layers; works offline", "quanterr.report.page"),
+    Output("md", ".md", "a section for a model card", "quanterr.report.card"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.report.as_junit"),
 )

@@ -5,7 +5,7 @@ is above the worst of all. The same line shows the SNR along the blocks as a cur
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import floor, isnan, nan
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quanterr.report.formatting import db
-from quanterr.report.model import Layer, Report
+from quanterr.report.html_data import DIFFERS, IDENTICAL
+from quanterr.report.sections import MapCell
 from quanterr.roles import place_of
 from quanterr.util.text import count, display
 
@@ -68,9 +69,9 @@ class Scale(NamedTuple):
         return min(max(floor((snr_db - self.low) / self.step), 0), DIGITS - 1)
 
 
-def block_maps(report: Report, width: int, unicode: bool) -> Iterator[RenderableType]:
-    """A map for each stack of blocks, then what the digits mean; nothing without blocks or room."""
-    stacks = {name: stack for name, stack in _stacks(report).items() if stack}
+def block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> Iterator[RenderableType]:
+    """Yield a map for each stack of blocks, then what the digits mean; nothing without blocks or room."""
+    stacks = {name: stack for name, stack in _stacks(weights).items() if stack}
     cells = [cell for stack in stacks.values() for row in stack.values() for cell in row.values()]
     levels = [cell.snr_db for cell in cells if not cell.sign]
     if width < MIN_WIDTH or not levels:
@@ -88,23 +89,24 @@ def block_maps(report: Report, width: int, unicode: bool) -> Iterator[Renderable
     yield Text("; ".join([digits, *signs, *(colours if known else [])]), style="dim")
 
 
-def _stacks(report: Report) -> dict[str, Stack]:
-    """The worst weight of each module in each block; modules that are the same everywhere are left out."""
+def _stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
+    """Return the worst weight of each module in each block; modules that are the same everywhere are left out."""
     stacks: dict[str, Stack] = defaultdict(lambda: defaultdict(dict))
-    entries = [(0, 0.0, nan, item.layer_name) for item in report.not_compared]
-    entries += [(1 if x.snr_db is None else 2, x.snr_db or 0.0, _excess(x), x.layer_name) for x in report.layers]
-    entries += [(3, 0.0, nan, layer.layer_name) for layer in report.lossless]
-    for rank, snr_db, excess_db, name in entries:
-        place = place_of(name)
+    for weight in weights:
+        place = place_of(weight.name)
         if place:
-            row, cell = stacks[place.stack][place.module], Cell(rank, snr_db, place.block, excess_db)
+            excess_db = nan if weight.excess_db is None else weight.excess_db
+            cell = Cell(_rank(weight), weight.snr_db or 0.0, place.block, excess_db)
+            row = stacks[place.stack][place.module]
             row[place.block] = min(row.get(place.block, cell), cell)
     return {name: _differing(stack) for name, stack in stacks.items()}
 
 
-def _excess(layer: Layer) -> float:
-    """What a layer loses beyond what its scales allow."""
-    return nan if layer.excess_db is None else layer.excess_db
+def _rank(weight: MapCell) -> int:
+    """Return 0 of what was not compared, 1 of what is undefined, 2 of a number, 3 of what is identical."""
+    if weight.status == DIFFERS:
+        return 1 if weight.snr_db is None else 2
+    return 3 if weight.status == IDENTICAL else 0
 
 
 def _differing(stack: Stack) -> Stack:

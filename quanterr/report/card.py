@@ -9,7 +9,8 @@ from typing import IO
 from quanterr.errors import UsageError
 from quanterr.report.formatting import gate_words, judged
 from quanterr.report.markdown import code, located, of_verdict, prose, table
-from quanterr.report.sections import Findings, Gates, Name, Part, Shown, Table, View
+from quanterr.report.sections import CARD, Figure, Figures, Findings, Gates, Lines, Name, Part, Shown, Table, View
+from quanterr.util.text import count
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
 TOP = 5  # layers
@@ -18,7 +19,12 @@ MAX_LISTED = 10  # rows of any other kind
 
 def write(document: Shown, file: IO[str]) -> None:
     """Write the section, with its comments."""
-    file.write("\n".join([BEGIN, *_lines(document), END]) + "\n")
+    file.write(section(document))
+
+
+def section(document: Shown) -> str:
+    """Return the section of a model card, with its comments."""
+    return "\n".join([BEGIN, *_lines(document), END]) + "\n"
 
 
 def updated(text: str, section: str, where: str, append: bool = False) -> str:
@@ -66,11 +72,13 @@ def _lines(document: Shown) -> Iterator[str]:
     yield f"{verdict}{prose(view.conclusion)}"
     yield ""
     yield from (f"- {prose(reason)}" for reason in view.reasons[:MAX_LISTED])
+    if len(view.reasons) > MAX_LISTED:
+        yield f"- and {count(len(view.reasons) - MAX_LISTED, 'more reason')}"
     yield from _facts(view)
     for section in view.sections:
-        for part in () if section.is_detail else section.parts:
-            yield ""
-            yield from _part(part)
+        for part in section.parts if CARD in section.media else ():
+            if lines := list(_part(part)):
+                yield from ("", *lines)
     yield ""
     yield f"Made by {prose(view.made_by)}. {view.about}"
 
@@ -90,20 +98,51 @@ def _cell(text: str) -> str:
 
 def _part(part: Part) -> Iterator[str]:
     if isinstance(part, Table):
-        yield f"{prose(part.title)}:"
-        yield ""
-        rows = [list(map(_cell, row)) for row in part.rows[:MAX_LISTED]]
-        more = part.more + len(part.rows) - len(rows)
-        rows += [[f"and {more:,} more", *[""] * len(part.columns)]] if more else []
-        yield from table([part.first, *(prose(column.header) for column in part.columns)], rows)
+        yield from _table(part)
+    elif isinstance(part, Figures) and part.shown:
+        yield from table([prose(part.title), ""], ([prose(one.title), _figure(one)] for one in part.shown))
     elif isinstance(part, Findings):
         for name, found in part.found[:MAX_LISTED]:
             yield f"- {found.severity}: {code(name) + ': ' if name else ''}{prose(found.message)}"
+        if len(part.found) > MAX_LISTED:
+            yield f"- and {count(len(part.found) - MAX_LISTED, 'more finding')}"
     elif isinstance(part, Gates):
-        rows = [
-            [code(name), code(gate.require), gate_words(gate)[0], judged(gate.observed, gate.limit)]
-            for name, gate in part.judged
-        ]
-        yield from table(["candidate", "condition", "verdict", "observed"], rows)
-    else:
+        yield from _gates(part)
+    elif isinstance(part, Lines):
         yield from (f"- {prose(line)}" for line in part.lines)
+
+
+def _table(part: Table) -> Iterator[str]:
+    """Yield a table with its title, without the columns that only a terminal draws."""
+    kept = [0, *(n for n, column in enumerate(part.columns, 1) if not column.legend)]
+    rows = [[_cell(row[n]) for n in kept] for row in part.rows[:MAX_LISTED]]
+    more = part.more + len(part.rows) - len(rows)
+    rows += [[f"and {more:,} more", *[""] * (len(kept) - 1)]] if more else []
+    yield f"{prose(part.title)}:"
+    yield ""
+    yield from table([part.first, *(prose(part.columns[n - 1].header) for n in kept[1:])], rows)
+
+
+def _figure(one: Figure) -> str:
+    unit, note = (f" {one.unit}" if one.unit else ""), (f"; {_cell(one.note)}" if one.note else "")
+    return f"{prose(one.value)}{unit}{note}"
+
+
+def _gates(part: Gates) -> Iterator[str]:
+    """Yield a table of gates, first those that do not hold; candidates and names of gates have columns if needed."""
+    ordered = sorted(part.judged, key=lambda one: one[1].status)
+    candidates, named = any(name for name, _ in ordered), any(gate.id != gate.require for _, gate in ordered)
+    rows = [
+        [
+            *([code(name)] if candidates else []),
+            *([prose(gate.id) if gate.id != gate.require else ""] if named else []),
+            code(gate.require),
+            gate_words(gate)[0],
+            judged(gate.observed, gate.limit),
+            judged(gate.margin, 0),
+        ]
+        for name, gate in ordered
+    ]
+    heads = [*(["candidate"] if candidates else []), *(["gate"] if named else [])]
+    if rows:
+        yield from table([*heads, "condition", "verdict", "observed", "margin"], rows)

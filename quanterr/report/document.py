@@ -7,47 +7,69 @@ from os import PathLike, fspath
 from types import ModuleType
 from typing import IO, Any, ClassVar
 
-from quanterr.report import checksum
+from quanterr.report import checksum, notebook
 from quanterr.report.base import Model, dumps
-from quanterr.report.sections import Cells, Suite, View
+from quanterr.report.sections import TERMINAL, Cells, Suite, Table, View
 from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import display
 
 Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
+LINE = 150  # characters of the answer on one line
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Declared:
-    """A result, and what is seen of it: ``VIEW`` is the module that declares that, in a package with ``OUTPUTS``."""
+    """A result with everything that readers, spreadsheets and CI see, declared in modules that are imported on use.
+
+    ``VIEW`` is a module with ``view``, ``conclusion`` and ``brief``, in a package with ``OUTPUTS``; ``ROWS``, where it
+    is another one, has ``CSV_COLUMNS``, ``rows`` and ``suites``.
+    """
 
     VIEW: ClassVar[str]
+    ROWS: ClassVar[str] = ""
 
     def view(self, top: int) -> View:
-        """What its reader sees, with ``top`` layers of each kind."""
-        return self.declared().view(self, top)  # type: ignore[no-any-return] # by name: what shows it imports this
+        """Return everything that a reader sees, with ``top`` layers of each kind."""
+        return self._shown().view(self, top)  # type: ignore[no-any-return]
 
     def brief(self) -> str:
-        """The answer on one line, for ``--quiet``."""
-        return self.declared().brief(self)  # type: ignore[no-any-return]
+        """Return the answer on one line, for ``--quiet``."""
+        return self._shown().brief(self)  # type: ignore[no-any-return]
 
     def columns(self) -> Sequence[str]:
-        """The columns of its CSV."""
-        return self.declared().CSV_COLUMNS  # type: ignore[no-any-return]
+        """Return the columns of the CSV output."""
+        return self._listed().CSV_COLUMNS  # type: ignore[no-any-return]
 
     def rows(self) -> Iterator[Cells]:
-        """The rows of its CSV."""
-        return self.declared().rows(self)  # type: ignore[no-any-return]
+        """Return the rows of the CSV output."""
+        return self._listed().rows(self)  # type: ignore[no-any-return]
 
-    def declared(self) -> ModuleType:
-        """The module."""
+    def _shown(self) -> ModuleType:
         return import_module(self.VIEW)
+
+    def _listed(self) -> ModuleType:
+        return import_module(self.ROWS or self.VIEW)
 
     @property
     def noun(self) -> str:
-        """What it is called: report, plan, diff."""
+        """The kind of result: report, plan, diff."""
         return type(self).__name__.lower()
 
+    def __repr__(self) -> str:
+        verdict = getattr(self, "verdict", None)
+        answer = display(self._shown().conclusion(self), LINE)
+        return f"<quanterr.{type(self).__name__} {f'{verdict}: ' if verdict else ''}{answer}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        view = self.view(notebook.WORST)
+        shown = [section for section in view.sections if TERMINAL in section.media]
+        tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
+        return notebook.heading(view) + "".join(map(notebook.table, tables))
+
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, as ``--output-report`` does: the suffix chooses the output.
+        """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
 
         Raises:
             UsageError: an unknown suffix.
@@ -58,7 +80,7 @@ class Declared:
         save(self, fspath(path), import_module(self.VIEW.rpartition(".")[0]).OUTPUTS)
 
 
-class Document(Model, Declared):
+class Document(Declared, Model):
     """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it.
 
     ``ITEMS`` are the fields of which JSON Lines have an item per line, with what a line of each is called.
@@ -68,8 +90,8 @@ class Document(Model, Declared):
     ITEMS: ClassVar[Mapping[str, str]] = {}
 
     def suites(self) -> Sequence[Suite]:
-        """What JUnit has of it."""
-        return self.declared().suites(self)  # type: ignore[no-any-return]
+        """Return the suites of tests of the JUnit output."""
+        return self._listed().suites(self)  # type: ignore[no-any-return]
 
     def plot(self) -> Figure:
         """A picture, as a matplotlib Figure: where the error is, or what a size buys.

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from quanterr.report.inspection import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.sections import Column
-from quanterr.report.terminal import fitted, print_findings
+from quanterr.report.terminal import fit_table, print_findings
 from quanterr.util.text import count, display, size
 
 TALLY_COLUMNS = (
@@ -34,22 +34,22 @@ def show(inspection: Inspection, to: Console, verbose: bool = False) -> None:
     total = inspection.total
     rows = [(name, [*_cells(tally, total), f"{tally.scales:,}"]) for name, tally in inspection.formats.items()]
     to.print()
-    to.print(fitted("By format", "format", (*TALLY_COLUMNS, SCALES), rows, plain, to))
+    to.print(fit_table("By format", "format", (*TALLY_COLUMNS, SCALES), rows, plain, to))
     rows = [
         (f"{role}, {name}", _cells(tally, total))
         for role, formats in inspection.groups.items()
         for name, tally in formats.items()
     ]
     to.print()
-    to.print(fitted("By role and format", "role", TALLY_COLUMNS, rows, plain, to))
+    to.print(fit_table("By role and format", "role", TALLY_COLUMNS, rows, plain, to))
     if inspection.decode is not None:
         to.print()
         to.print(Text(_bound(inspection.decode)), soft_wrap=not to.is_terminal)
     if verbose:
         to.print()
         weights = [(weight.display_name, _weight_cells(weight)) for weight in inspection.weights]
-        to.print(fitted("All weights", "weight", WEIGHT_COLUMNS, weights, plain, to))
-    print_findings(inspection.findings, to, verbose)
+        to.print(fit_table("All weights", "weight", WEIGHT_COLUMNS, weights, plain, to))
+    print_findings([("", found) for found in inspection.findings], to, verbose)
 
 
 def _bound(decode: DecodeBound) -> str:

@@ -1,6 +1,5 @@
 """What CSV, pandas and JUnit have of a report: a row for each tensor, compared or not, and the tests of CI."""
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
@@ -10,18 +9,8 @@ from operator import attrgetter
 from typing import Any, cast
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
-from quanterr.report import notebook
-from quanterr.report.formatting import but, db, doubts, percent, sentence, stated
-from quanterr.report.layers import (
-    BUCKETS,
-    SORTS,
-    compared_line,
-    coverage_line,
-    of_scales,
-    sort_layers,
-    word_of,
-    worst_expert,
-)
+from quanterr.report.formatting import sentence
+from quanterr.report.layers import BUCKETS, coverage_line, worst_expert
 from quanterr.report.model import Layer, Report
 from quanterr.report.sections import Case, Cells, Suite
 from quanterr.util.strict_json import JsonObject
@@ -71,14 +60,6 @@ def _names_of(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
     names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
     kept = [name for name in names if name not in ("display_name", "nonfinite", "bytes")]
     return kept, attrgetter(*kept)
-
-
-def brief(report: Report) -> str:
-    """Verdict, the one number and the reasons on one line, for ``--quiet``."""
-    snr = f"{count(report.aggregate.total_layers, 'layer')}, {db(report.aggregate.overall_snr_db, ' dB')}; "
-    word, found = word_of(report), doubts(report.verdict, report.findings)
-    reasons = compared_line(report) if word == "compared" else "; ".join(map(sentence, report.reasons))
-    return f"quanterr: {stated(word, found, (snr if report.layers else '') + reasons)}"
 
 
 def suites(report: Report) -> list[Suite]:
@@ -135,27 +116,6 @@ def _columns() -> list[str]:
 
 
 CSV_COLUMNS = _columns()
-
-
-def line(report: Report) -> str:
-    """``<quanterr.Report pass: 55 layers, 31.55 dB; a.safetensors, b.safetensors>``."""
-    sides = ", ".join(display(os.path.basename(side.path)) for side in (report.original, report.quantized))
-    layers = count(len(report.layers), "layer")
-    return f"<quanterr.Report {report.verdict}: {layers}, {db(report.aggregate.overall_snr_db, ' dB')}; {sides}>"
-
-
-def html(report: Report) -> str:
-    """The verdict with its reasons, and the worst layers."""
-    layers = sort_layers(report.layers)[: notebook.WORST]
-    rows = [
-        (layer.layer_name, layer.format, db(layer.snr_db), of_scales(layer, "excess_db"), percent(layer.relative_error))
-        for layer in layers
-    ]
-    of = f"the {len(layers)} worst of " if len(layers) < len(report.layers) else ""
-    title = f"{of}{count(len(report.layers), 'layer')}, by {SORTS['snr'][1]}"
-    headers = ("layer", "format", "SNR dB", "excess dB", "relative error")
-    verdict = word_of(report) + but(doubts(report.verdict, report.findings))
-    return notebook.heading(verdict, report.reasons) + (notebook.table(title, headers, rows, 2) if rows else "")
 
 
 def frame_rows(report: Report) -> Iterator[JsonObject]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from quanterr.report.formatting import db
 from quanterr.report.model import Aggregate, Expert, Layer, Report
@@ -81,29 +82,36 @@ def worst_expert(experts: Sequence[Expert]) -> Expert:
     return min(experts, key=lambda expert: -float("inf") if expert.snr_db is None else expert.snr_db)
 
 
-def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[tuple[str, Layer]]:
-    """The worst layers with what to call them; of the experts of a module of a block the worst stands for all."""
+class WorstLayer(NamedTuple):
+    """One of the worst layers; ``stands_for`` says of which experts it is the worst, empty where of none."""
+
+    layer: Layer
+    stands_for: str
+
+
+def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[WorstLayer]:
+    """Return the ``top`` worst layers; of the experts of a module of a block the worst stands for all."""
     n_experts: Counter[tuple[Place, str]] = Counter()
     for layer in layers:
         if key := _experts_of(layer):
             n_experts[key] += 1
-    description: list[tuple[str, Layer]] = []
+    found: list[WorstLayer] = []
     seen = set()
     for layer in sort_layers(layers, sort_by):
         key = _experts_of(layer)
         if key in seen:
             continue
-        name = layer.layer_name
+        stands_for = ""
         if layer.experts:
             worst = worst_expert(layer.experts)
-            name += f" (of {len(layer.experts)} experts the worst is {worst.expert}: {db(worst.snr_db, ' dB')})"
+            stands_for = f"{len(layer.experts)} experts, the worst {worst.expert}: {db(worst.snr_db, ' dB')}"
         elif key and n_experts[key] > 1:
             seen.add(key)
-            name += f" (the worst of {n_experts[key]} experts)"
-        description.append((name, layer))
-        if len(description) == top:
+            stands_for = f"{n_experts[key]} experts, the worst"
+        found.append(WorstLayer(layer, stands_for))
+        if len(found) == top:
             break
-    return description
+    return found
 
 
 def _experts_of(layer: Layer) -> tuple[Place, str] | None:

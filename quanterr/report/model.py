@@ -8,6 +8,7 @@ names are still read; 1.2 adds the metrics that are ``later``, null in what is r
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeInt
@@ -246,7 +247,8 @@ class Report(Document):
     error is not task accuracy.
     """
 
-    VIEW: ClassVar[str] = "quanterr.report.items"
+    VIEW: ClassVar[str] = "quanterr.report.view"
+    ROWS: ClassVar[str] = "quanterr.report.items"
     ITEMS: ClassVar[Mapping[str, str]] = {
         "layers": "layer",
         "other_changes": "other_change",
@@ -277,21 +279,13 @@ class Report(Document):
     not_compared: list[NotCompared]
     run: RunInfo
 
-    def __repr__(self) -> str:
-        return self.declared().line(self)  # type: ignore[no-any-return]
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return self.declared().html(self)  # type: ignore[no-any-return]
-
     def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per tensor, compared or not, and the columns of the CSV output.
 
         Raises:
             UsageError: pandas is not installed.
         """
-        return notebook.frame(self.declared().frame_rows(self))
+        return notebook.frame(import_module(self.ROWS).frame_rows(self))
 
     def write_json(self, file: IO[str]) -> None:
         """Strict, ASCII JSON, a layer per line; written piece by piece."""

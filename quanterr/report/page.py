@@ -5,12 +5,14 @@ from typing import IO
 
 from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES
-from quanterr.report.formatting import gate_words, judged, sentence
+from quanterr.report.formatting import gate_words, judged, sentence, violation_line
+from quanterr.report.gate_results import Gate
 from quanterr.report.html_data import DETAILED
 from quanterr.report.markup import (
     LAYER_SCRIPTS,
     Markup,
     cells_table,
+    figures,
     folding,
     headed,
     joined,
@@ -18,35 +20,83 @@ from quanterr.report.markup import (
     navigation,
     page,
     part,
-    table,
     tag,
     with_links,
 )
-from quanterr.report.sections import Details, Findings, Gates, LayerName, Maps, Name, Part, Section, Shown, Table, View
+from quanterr.report.sections import (
+    PAGE,
+    BlockMap,
+    Details,
+    Facts,
+    Figures,
+    Findings,
+    Gates,
+    Interactive,
+    LayerName,
+    Maps,
+    Name,
+    Part,
+    Scripted,
+    Section,
+    Shares,
+    Shown,
+    Table,
+    View,
+    Whole,
+)
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display
+from quanterr.util.text import count, display, size, unrounded
 
-SCRIPTS = (*LAYER_SCRIPTS, "front", "layers")
+MAP_SCRIPTS = ("front", "layers")  # of documents whose map and table have their metrics in the data
 TOP = 50  # layers of a table that is in the page itself
+MAX_LISTED = 200  # findings, reasons
+MAX_VIOLATIONS = 20
+SEVERITIES = ("error", "warning", "info")
 FRONT = ("name", "bytes", "snr_db", "on_front")  # of a candidate, as the script knows it
 
 
-def write(document: Shown, file: IO[str]) -> None:
-    """Write the page."""
-    view = document.view(TOP)
-    maps = view.maps
+def write(document: Shown, file: IO[str], view: View | None = None) -> None:
+    """Write the page of a document, or of a view of it that was made before."""
+    view = view or document.view(TOP)
+    sections = [section for section in view.sections if PAGE in section.media]
     body = joined(
-        headed(_tone(view), [*_doubts(view), view.conclusion, *map(sentence, view.reasons)], _facts(view), _word(view)),
-        navigation(_links(view)),
-        *([part("map")] if maps else []),
-        *([part("front")] if maps and maps.front else []),
-        *(folding(one.key, one.title, *_parts(one), is_open=not one.is_detail) for one in view.sections),
-        *([part("layers")] if maps else []),
+        headed(_tone(view), list(_reasons(view, sections)), _facts(view), _word(view)),
+        navigation([(section.key, section.title) for section in sections]),
+        *map(_section, sections),
         tag("p", view.about, class_="about"),
     )
     title = f"{view.word or view.heading}: {display(view.conclusion, 80)}"
-    scripts = SCRIPTS if maps else ()
-    file.write(page(document.noun, title, scripts, body, _data(maps) if maps else {}))
+    scripts, data = _scripted(view.maps)
+    file.write(page(document.noun, title, scripts, body, data))
+
+
+def _reasons(view: View, sections: Sequence[Section]) -> Iterator[Markup | str]:
+    """Yield what questions the comparison, the answer, and the reasons with links to the layers that they name."""
+    yield from (tag("strong", sentence(one)) for one in view.doubts)
+    yield view.conclusion
+    named = list(_named_layers(sections))[:MAX_LISTED]
+    yield from (with_links(sentence(reason), named) for reason in view.reasons[:MAX_LISTED])
+    if len(view.reasons) > MAX_LISTED:
+        yield f"and {count(len(view.reasons) - MAX_LISTED, 'more reason')}"
+
+
+def _named_layers(sections: Sequence[Section]) -> Iterator[str]:
+    """Yield the layers that findings and the tables of problems name."""
+    for section in sections:
+        for one in section.parts:
+            if isinstance(one, Findings):
+                yield from (found.layer for _, found in one.found if found.layer is not None)
+            elif isinstance(one, Table) and section.is_problem:
+                yield from (row[0] for row in one.rows)
+
+
+def _scripted(maps: Maps | Scripted | None) -> tuple[Sequence[str], JsonObject]:
+    """Return the scripts of a page and the data that they show."""
+    if maps is None:
+        return (), {}
+    if isinstance(maps, Scripted):
+        return (*LAYER_SCRIPTS, *maps.scripts), maps.data()
+    return (*LAYER_SCRIPTS, *MAP_SCRIPTS), _data(maps)
 
 
 def _tone(view: View) -> str:
@@ -56,22 +106,8 @@ def _tone(view: View) -> str:
     return "inconclusive" if view.doubts else "info" if view.done else "pass"
 
 
-def _doubts(view: View) -> Iterator[Markup]:
-    yield from (tag("strong", sentence(one)) for one in view.doubts)
-
-
 def _word(view: View) -> str:
     return view.heading if view.word is None else f"{view.word.capitalize()}{', but' if view.doubts else ''}"
-
-
-def _links(view: View) -> Iterator[tuple[str, str]]:
-    if view.maps:
-        yield "places", "Map"
-    if view.maps and view.maps.front:
-        yield "front", "Size and error"
-    yield from ((section.key, section.title) for section in view.sections)
-    if view.maps:
-        yield "layers", "Layers"
 
 
 def _data(maps: Maps) -> JsonObject:
@@ -105,46 +141,117 @@ def _cell(text: str) -> str:
     return tag("span", sentence(text), class_="name") if isinstance(text, Name) else sentence(text)
 
 
-def _parts(section: Section) -> Iterator[Markup]:
-    for number, one in enumerate(section.parts):
-        yield from _part(one, section, is_first=not number)
+def _section(section: Section) -> Markup:
+    """Return a section that its heading folds; what stands for itself, and problems, do not fold."""
+    first = section.parts[0]
+    if isinstance(first, Interactive):
+        return part(first.file)
+    if isinstance(first, Figures):
+        return _figures(first, section)
+    content = [made for number, one in enumerate(section.parts) for made in _part(one, section, is_first=not number)]
+    if section.is_problem:
+        return tag("section", tag("h2", sentence(section.title)), *content, id=section.key, class_="problems")
+    return folding(section.key, sentence(section.title), *content, is_open=section.is_open)
+
+
+def _figures(one: Figures, section: Section) -> Markup:
+    shown = [(title, value, unit, _cell(note) if note else "") for title, value, unit, note in one.shown]
+    content = figures(shown) if shown else tag("div", tag("p", one.title, class_="note"))
+    return tag("section", content, id=section.key, class_="figures", aria_label=section.title)
 
 
 def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
     if isinstance(one, Table):
-        if not is_first or one.title != section.title:
+        if not section.is_problem and (not is_first or one.title != section.title):
             yield tag("h3", sentence(one.title))
         yield table_of(one)
         if one.more:
             yield tag("p", f"and {one.more:,} more, in the JSON", class_="about")
     elif isinstance(one, Findings):
-        yield findings_of(one.found)
+        yield _findings(one)
     elif isinstance(one, Gates):
         yield _gates(one)
-    else:
+    elif isinstance(one, Shares):
+        yield tag("div", *map(_whole, one.wholes), class_="coverage")
+    elif isinstance(one, Facts):
+        facts = [tag("dt", title) + tag("dd", sentence(text)) for title, text in one.shown]
+        yield tag("dl", *map(Markup, facts), class_="facts")
+    elif not isinstance(one, BlockMap | Figures | Interactive):
         yield from (tag("p", sentence(line), class_="warning" if one.warn else "about") for line in one.lines)
 
 
 def table_of(one: Table) -> Markup:
-    """A table of a view."""
-    heads = [one.first, *(column.header for column in one.columns)]
-    right = [False, *(column.right for column in one.columns)]
-    return cells_table(heads, [list(map(_cell, row)) for row in one.rows], "rows", right)
+    """Return a table of a view, without the columns that only a terminal draws; its rows stack on narrow screens."""
+    kept = [n for n, column in enumerate(one.columns) if not column.legend]
+    heads = [one.first, *(one.columns[n].header for n in kept)]
+    right = [False, *(one.columns[n].right for n in kept)]
+    rows = [[_cell(row[0]), *(_cell(row[n + 1]) for n in kept)] for row in one.rows]
+    return cells_table(heads, rows, "rows" if any(right) or not kept else "stack", right)
+
+
+def _whole(one: Whole) -> Markup:
+    """Return a strip of parts as wide as their shares, which the script makes so, and a table of these."""
+    strip = [tag("i", class_=share.key, data_share=str(share.bytes)) for share in one.shares]
+    rows = [
+        [joined(tag("i", class_=f"key {share.key}"), sentence(share.title)), f"{share.tensors:,}",
+         size(share.bytes)]
+        for share in one.shares
+    ]  # fmt: skip
+    table = cells_table(["", "tensors", "size"], rows, "short", [False, True, True])
+    title = tag("h3", one.title, tag("span", one.note))
+    return tag("div", title, tag("div", *strip, class_="strip", aria_hidden="true"), table)
 
 
 def _gates(gates: Gates) -> Markup:
-    rows: list[Sequence[str]] = [
-        [f"{display(name)}: {display(gate.require)}" if name else display(gate.require), gate_words(gate)[0],
-         judged(gate.observed, gate.limit)]
-        for name, gate in gates.judged
-    ]  # fmt: skip
-    return table(["gate", "", "observed"], rows, "rows", 1) if rows else tag("p", "No gates set.", class_="none")
+    if not gates.judged:
+        return tag("p", "No gates set, so nothing says whether the error is small enough.", class_="none")
+    failed = sum(gate.status == "fail" for _, gate in gates.judged)
+    do = "does" if failed == 1 else "do"
+    answer = f"{failed:,} of {count(len(gates.judged), 'gate')} {do} not hold." if failed else "All gates hold."
+    heads = [tag("th", text, scope="col") for text in ("", "gate", "condition")]
+    heads += [tag("th", text, scope="col", class_="number") for text in ("observed", "limit", "margin")]
+    rows = [row for name, gate in sorted(gates.judged, key=lambda one: one[1].status) for row in _gate(name, gate)]
+    listed = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="plain gates rows")
+    return joined(tag("p", answer, class_="about"), tag("div", listed, class_="scroll"))
 
 
-def findings_of(found: Sequence[tuple[str, Finding]]) -> Markup:
-    """A list of findings, each with the candidate that it is of; nothing where there is none."""
-    items = [finding_item(one, name) for name, one in found]
-    return tag("ul", *items, class_="findings") if items else Markup("")
+def _gate(name: str, gate: Gate) -> list[Markup]:
+    """Return the gate in a row, and in a second one why it does not hold."""
+    word, tone = gate_words(gate)
+    patterns = f" for {sentence(', '.join(gate.layers))}" if gate.layers else ""
+    titles = ([name] if name else []) + ([gate.id] if gate.id != gate.require else [])
+    row = tag(
+        "tr",
+        tag("td", tag("span", word, class_=f"tag {tone}")),
+        tag("th", ": ".join(map(display, titles)), scope="row"),
+        tag("td", tag("code", sentence(gate.require)), patterns),
+        tag("td", judged(gate.observed, gate.limit), class_="number", data_head="observed"),
+        tag("td", unrounded(gate.limit), class_="number", data_head="limit"),
+        tag("td", judged(gate.margin, 0), class_="number", data_head="margin"),
+    )
+    if gate.status == "pass":
+        return [row]
+    reason = [tag("p", f"Reason: {sentence(gate.reason)}", class_="remedy")] if gate.reason else []
+    shown = [
+        tag("li", with_links(violation_line(violation), [violation.layer] if violation.layer else []))
+        for violation in gate.violations[:MAX_VIOLATIONS]
+    ]
+    if len(gate.violations) > MAX_VIOLATIONS:
+        shown.append(tag("li", f"and {len(gate.violations) - MAX_VIOLATIONS:,} more, in the JSON"))
+    why = [tag("p", sentence(gate.message)), *reason, tag("ul", *shown)]
+    return [row, tag("tr", tag("td", ""), tag("td", *why, colspan="5"), class_="why")]
+
+
+def _findings(findings: Findings) -> Markup:
+    """Return a list of findings, errors first, each with its candidate where there are several."""
+    if not findings.found:
+        return tag("p", "No findings.", class_="none")
+    ordered = sorted(findings.found, key=lambda one: SEVERITIES.index(one[1].severity))
+    items = [finding_item(found, name) for name, found in ordered[:MAX_LISTED]]
+    if len(ordered) > MAX_LISTED:
+        more = f"and {count(len(ordered) - MAX_LISTED, 'more finding')}, in the JSON"
+        items.append(tag("li", tag("span"), tag("p", more)))
+    return tag("ul", *items, class_="findings")
 
 
 def finding_item(found: Finding, of: str = "") -> Markup:

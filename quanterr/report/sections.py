@@ -5,7 +5,7 @@ user and stands by itself is a :class:`Name`, which no medium takes for anything
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from quanterr.report.base import Finding, RunInfo
 from quanterr.report.gate_results import Gate
@@ -24,12 +24,26 @@ class LayerName(Name):
     __slots__ = ()
 
 
+class Bar(str):
+    """A share from 0 to 1 that a terminal draws; its text draws it in ASCII."""
+
+    WIDTH = 12  # characters
+    share: float
+
+    def __new__(cls, share: float) -> Self:
+        """Draw a share in ASCII."""
+        drawn = super().__new__(cls, ("#" * round(share * cls.WIDTH)).ljust(cls.WIDTH, "."))
+        drawn.share = share
+        return drawn
+
+
 class Column(NamedTuple):
-    """A column behind that of names: in narrow terminals the ones with the highest rank go first."""
+    """A column of a table after the first: a narrow terminal drops the columns of the highest rank first."""
 
     header: str
     rank: int
     right: bool = True  # as numbers are
+    legend: str = ""  # of a column of bars, which terminals alone show
 
 
 class Table(NamedTuple):
@@ -45,7 +59,7 @@ class Table(NamedTuple):
 class Lines(NamedTuple):
     """Sentences, one below the other; ``warn`` if they are to be noticed."""
 
-    lines: Sequence[str]
+    lines: Iterable[str]
     warn: bool = False
 
 
@@ -56,21 +70,95 @@ class Findings(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """Gates, judged, and of which candidate they are where there are several."""
+    """Judged gates, each with the name of its candidate where there are several; terminals have them on stderr."""
 
     judged: Sequence[tuple[str, Gate]]
 
 
-Part = Table | Lines | Findings | Gates
+class Figure(NamedTuple):
+    """A number of the whole result, large on a page."""
+
+    title: str
+    value: str
+    unit: str = ""
+    note: str = ""
+
+
+class Figures(NamedTuple):
+    """The numbers of the whole result, without a heading of their own on a page."""
+
+    title: str
+    shown: Sequence[Figure]
+
+
+class Share(NamedTuple):
+    """A part of a whole; ``key`` is its colour on a page."""
+
+    key: str
+    title: str
+    tensors: int
+    bytes: int
+
+
+class Whole(NamedTuple):
+    """A whole that divides into shares."""
+
+    title: str
+    note: str
+    shares: Sequence[Share]
+
+
+class Shares(NamedTuple):
+    """How wholes divide by bytes: tables, which a page draws as strips as well."""
+
+    wholes: Sequence[Whole]
+
+
+class Facts(NamedTuple):
+    """Titles with texts."""
+
+    shown: Sequence[tuple[str, str]]
+
+
+class MapCell(NamedTuple):
+    """A weight of a block map: its name, a status of html_data, its SNR in dB (None: undefined) and avoidable dB."""
+
+    name: str
+    status: int
+    snr_db: float | None
+    excess_db: float | None
+
+
+class BlockMap(NamedTuple):
+    """The weights of a model by block and module: terminals draw it in characters, a page by its scripts."""
+
+    weights: Callable[[], Iterable[MapCell]]
+
+
+class Interactive(NamedTuple):
+    """A part that only a page has: ``html/<file>.html``, which the page's scripts fill."""
+
+    file: str
+
+
+Part = Table | Lines | Findings | Gates | Figures | Shares | Facts | BlockMap | Interactive
+TERMINAL, VERBOSE, PAGE, CARD = "terminal", "verbose", "page", "card"  # verbose: a terminal where -v is given
 
 
 class Section(NamedTuple):
-    """Parts under one heading; ``key`` is its id in a page, which folds details, and alone shows them."""
+    """Parts under one heading; ``key`` is its id on a page."""
 
     key: str
     title: str
     parts: Sequence[Part]
-    is_detail: bool = False
+    media: Sequence[str] = (TERMINAL, PAGE, CARD)
+    is_open: bool = True  # on a page, which folds sections
+    is_problem: bool = False
+
+
+MAP = Section("places", "Map", [Interactive("map")], (PAGE,))
+LAYERS = Section("layers", "Layers", [Interactive("layers")], (PAGE,))
+FRONT = Section("front", "Size and error", [Interactive("front")], (PAGE,))
 
 
 class Metric(NamedTuple):
@@ -93,8 +181,15 @@ class Details(NamedTuple):
     of: Callable[[int], Sequence[Sequence[str]]]
 
 
+class Scripted(NamedTuple):
+    """The scripts of a page, beside those of any page with layers, and the data that they show."""
+
+    scripts: Sequence[str]
+    data: Callable[[], JsonObject]
+
+
 class Maps(NamedTuple):
-    """Maps and a table of all layers: what only a page can show. ``data`` are columns: see html_data.columns_of."""
+    """Metrics that the map and the table of layers of a page show. ``data`` are columns: see html_data.columns_of."""
 
     metrics: Mapping[str, Metric]  # by their key in the data
     words: Mapping[str, str]  # titles of the columns of words, by their key: filters choose by these
@@ -116,7 +211,7 @@ class View(NamedTuple):
     sections: Sequence[Section]
     about: str  # what the numbers mean and leave out
     made_by: str  # program and version
-    maps: Maps | None = None
+    maps: Maps | Scripted | None = None
     done: str = ""  # what is said in place of pass where no limits were set: compared, evaluated
     doubts: Sequence[str] = ()  # what questions the comparison itself
 

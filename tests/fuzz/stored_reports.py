@@ -20,7 +20,6 @@ from quanterr.gates.github import annotations, summary
 from quanterr.gates.judging import Verdict, judge_subject, needed
 from quanterr.gates.rules import PRESETS, Rule, read_rules
 from quanterr.report import LISTS, OUTPUTS
-from quanterr.report.as_table import show
 from quanterr.report.checksum import KEY as CHECKSUM
 from quanterr.report.diff.reports import AGGREGATES, METRICS
 from quanterr.report.diff.reports import difference_of as diff
@@ -203,7 +202,7 @@ def check(raw: bytes) -> str:
     if pick < len(OUTPUTS):
         OUTPUTS[pick].write(report, io.StringIO())
     else:
-        show(report, console(io.StringIO(), "never"), 3, verbose=True)
+        show_view(report.view(3), console(io.StringIO(), "never"), verbose=True)
     return f"{outcome}; rendered"
 
 

@@ -5,9 +5,7 @@ from dataclasses import asdict
 from typing import IO, Any, cast
 
 from quanterr.errors import UsageError
-from quanterr.report import notebook
 from quanterr.report.document import Declared
-from quanterr.report.sections import Table
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, size
@@ -32,19 +30,6 @@ class Difference(Declared):
     def write_json(self, file: IO[str]) -> None:
         """Write it as strict, ASCII JSON."""
         file.write(self.to_json())
-
-    def _repr_html_(self) -> str:
-        view = self.view(notebook.WORST)
-        tables = [part for section in view.sections for part in section.parts if isinstance(part, Table)]
-        return "".join(
-            notebook.table(
-                one.title,
-                [one.first, *(column.header for column in one.columns)],
-                one.rows,
-                1 + sum(not column.right for column in one.columns),
-            )
-            for one in tables
-        )
 
 
 def refuse(names: tuple[str, str], why: str | None, force: bool) -> None:

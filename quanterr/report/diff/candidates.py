@@ -105,9 +105,6 @@ class CandidateDiff(Difference):
     added: list[str]  # candidates
     gone: list[str]
 
-    def __repr__(self) -> str:
-        return f"<quanterr.CandidateDiff {self.declared().conclusion(self)}>"
-
 
 class Changes(NamedTuple):
     """How documents of a kind are compared."""

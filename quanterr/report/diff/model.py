@@ -1,13 +1,11 @@
 """What changed between two reports of one original: plain data with a schema version."""
 
-import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from quanterr.report import notebook
 from quanterr.report.diff.base import Difference
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display
 
 SCHEMA = "quanterr.diff"
 SCHEMA_VERSION = "1.1"
@@ -81,11 +79,6 @@ class Diff(Difference):
     better: list[Change] = field(default_factory=list)
     undefined: list[str] = field(default_factory=list)
     layers: list[Both] = field(default_factory=list, repr=False)  # all of both; in JSON those that changed
-
-    def __repr__(self) -> str:
-        paths = ", ".join(display(os.path.basename(totals.path)) for totals in (self.old, self.new))
-        counts = f"{len(self.worse):,} worse, {len(self.better):,} better, {self.unchanged:,} unchanged"
-        return f"<quanterr.Diff {counts}; {paths}>"
 
     def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per layer of both reports.

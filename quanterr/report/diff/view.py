@@ -10,7 +10,7 @@ from quanterr.report.diff.base import answer, counted, sizes
 from quanterr.report.diff.model import Both, Change, Diff, Totals
 from quanterr.report.formatting import db
 from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, columns_of
-from quanterr.report.sections import Cells, Column, LayerName, Maps, Metric, Name, Section, Table, View
+from quanterr.report.sections import LAYERS, MAP, Cells, Column, LayerName, Maps, Metric, Name, Section, Table, View
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
@@ -21,12 +21,12 @@ TOTALS = (
     Column("verdict", 1, right=False),
     Column("layers", 4),
     Column("SNR dB", 0),
-    Column("excess dB", 5),
+    Column("avoidable dB", 5),
     Column("bits/w", 3),
     Column("size", 2),
 )
 CHANGES = (Column("old dB", 1), Column("new dB", 2), Column("change dB", 0))
-EXCESS = Column("excess dB", 3)
+EXCESS = Column("avoidable dB", 3)
 FORMATS = (Column("old", 0, right=False), Column("new", 1, right=False))
 CSV_COLUMNS = (
     *("list", "layer_name", "old_snr_db", "new_snr_db", "change_db", "old_excess_db", "new_excess_db"),
@@ -83,6 +83,7 @@ def brief(diff: Diff) -> str:
 def _sections(diff: Diff, top: int) -> Iterator[Section]:
     rows = [_totals(word, totals) for word, totals in (("old", diff.old), ("new", diff.new))]
     yield Section("totals", "Both reports", [Table("Both reports", "report", TOTALS, rows)])
+    yield from [MAP] if diff.layers else []
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         if items:
             title = f"{count(len(items), 'layer')} {word}"
@@ -100,6 +101,7 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
         formats = [[LayerName(c.layer), c.old_format, c.new_format] for c in diff.format_changes[:top]]
         more = len(diff.format_changes) - len(formats)
         yield Section("formats", title, [Table(title, "layer", FORMATS, formats, more)])
+    yield from [LAYERS] if diff.layers else []
 
 
 def names_table(title: str, first: str, names: Sequence[str], top: int) -> Table:

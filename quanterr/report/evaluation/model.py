@@ -10,7 +10,6 @@ from quanterr.report.base import Finding, RunInfo, Score, Tool, scores_of
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
-from quanterr.util.text import display
 
 # 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se
 SCHEMA_VERSION = "1.3"
@@ -280,19 +279,6 @@ class Evaluation(Document):
         """Those of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
-    def __repr__(self) -> str:
-        names = ", ".join(display(candidate.name) for candidate in self.candidates)
-        return f"<quanterr.Evaluation {self.verdict}: {names}; {display(self.original)}>"
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        shown = ("kld_mean", "ppl_ratio", "top1") if self.kind != "encoder" else ("cosine_mean", "rank_correlation")
-        rows = [
-            (candidate.name, *(_short(candidate.value(metric)) for metric in shown)) for candidate in self.candidates
-        ]
-        return notebook.table(f"{self.verdict}: {'; '.join(self.reasons[:3])}", ("candidate", *shown), rows, 1)
-
     def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per weight of each candidate.
 
@@ -325,10 +311,6 @@ def _rounded(evaluation: Evaluation) -> set[str]:
     """The schemes by which a runtime was emulated."""
     of_cache = {f"kv {candidate.kv}" for candidate in evaluation.candidates if candidate.kv}
     return of_cache.union(*(candidate.activations for candidate in evaluation.candidates))
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
 
 
 # Numbers that gates may ask for: those of scores and embeddings but counts, and the least of the tasks.

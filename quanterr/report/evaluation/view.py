@@ -22,7 +22,10 @@ from quanterr.report.evaluation.wording import (
 )
 from quanterr.report.formatting import LONG, doubts, sentence, stated
 from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
+from quanterr.report.made import how_it_was_made
 from quanterr.report.sections import (
+    LAYERS,
+    MAP,
     Case,
     Cells,
     Column,
@@ -83,7 +86,9 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     candidates = evaluation.candidates
     found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
+    has_weights = any(candidate.weights for candidate in candidates)
     yield Section("scores", "Scores", [scores(evaluation), *_sure(evaluation)])
+    yield from [MAP] if has_weights else []
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
         rows = [[Name(f"{task.name}, {candidate.name}"), *task_cells(task)] for task, candidate in tasks]
         yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
@@ -97,6 +102,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
         yield Section("gates", "Gates", [Gates(gates)])
     if found:
         yield Section("findings", "Findings", [Findings(found)])
+    yield from [LAYERS] if has_weights else []
+    yield how_it_was_made(evaluation.run, f"{evaluation.tool.name} {evaluation.tool.version}")
 
 
 def _sure(evaluation: Evaluation) -> Iterator[Part]:

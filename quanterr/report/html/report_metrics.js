@@ -3,7 +3,7 @@
 /** Metrics by their names. `step` is the smallest step of a colour. */
 const METRICS = {
   snr_db: { title: "SNR", unit: "dB", better: "higher", step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
-  excess_db: { title: "Excess", unit: "dB", better: "lower", step: 1.5, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(1) },
+  excess_db: { title: "Avoidable", unit: "dB", better: "lower", step: 1.5, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(1) },
   relative_error: {
     title: "Relative error", unit: "%", better: "lower", log: true,
     show: (v) => percent(v, 3), brief: (v) => (v < 0.0995 ? percent(v, 2) : percent(v, 3)),
@@ -29,7 +29,7 @@ const COLUMNS = [
   { key: "format", title: "Format", wide: true },
   { key: "shape", title: "Shape", wide: true, number: true },
   { key: "snr_db", title: "SNR dB", number: true },
-  { key: "excess_db", title: "Excess dB", wide: true, number: true },
+  { key: "excess_db", title: "Avoidable dB", wide: true, number: true },
   { key: "relative_error", title: "Rel. %", number: true },
   { key: "error_share", title: "Share %", wide: true, number: true },
   { key: "mean_absolute_error", title: "Mean |e|", wide: true, number: true, hidden: true },

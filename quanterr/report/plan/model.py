@@ -111,16 +111,6 @@ class Plan(Document):
         """The divergence that was measured [nat]; None where none was."""
         return None if self.measured is None else self.measured.kld
 
-    def __repr__(self) -> str:
-        return f"<quanterr.Plan {self.goal}: {self.bytes:,} bytes, {self.measure} {self.cost:.4g}>"
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        rows = [(row.recipe, f"{row.bytes:,}", f"{row.cost:.4g}") for row in self.uniform]
-        rows += [("plan", f"{self.bytes:,}", f"{self.cost:.4g}")]
-        return notebook.table(f"{self.goal}: {self.measure}", ("recipe", "bytes", "cost"), rows, 1)
-
     def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per layer.
 

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
 from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, columns_of, rounded
+from quanterr.report.made import how_it_was_made
 from quanterr.report.plan.model import ORIGINAL, Measurement, Plan
 from quanterr.report.sections import (
+    LAYERS,
+    MAP,
     Case,
     Cells,
     Column,
@@ -26,7 +29,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
 UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
-LAYERS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
+COSTS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
 LIMITS_OF_COST = ("--max-kld", "--min-snr")  # goals: the least bytes are sought
@@ -54,8 +57,11 @@ def view(plan: Plan, top: int) -> View:
     sections = [
         *([Section("notes", "Notes", [Lines(plan.notes, warn=True)])] if plan.notes else []),
         Section("uniform", "One recipe for all", [_uniform(plan), Lines([_mix(plan)])]),
+        MAP,
         *([Section("worst", "What costs most", [_worst(plan, top)])] if top else []),
         Section("curve", "Size and cost", [Lines([_curve(plan)])]),
+        LAYERS,
+        how_it_was_made(plan.run, f"{plan.tool.name} {plan.tool.version}"),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: page_data(plan), "share", "share")
@@ -116,7 +122,7 @@ def _worst(plan: Plan, top: int) -> Table:
         for layer in worst
     ]
     title = f"The layers that cost most, {len(worst):,} of {count(len(plan.layers), 'layer')}"
-    return Table(title, "layer", LAYERS, rows)
+    return Table(title, "layer", COSTS, rows)
 
 
 def _curve(plan: Plan) -> str:

@@ -210,14 +210,6 @@ class Ranking(Document):
         """Those of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
-    def __repr__(self) -> str:
-        return self.declared().line(self)  # type: ignore[no-any-return]
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return self.declared().html(self)  # type: ignore[no-any-return]
-
     def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per candidate.
 

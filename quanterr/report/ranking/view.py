@@ -3,15 +3,20 @@
 Also its rows of CSV and its tests of JUnit.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 
-from quanterr.report import html_data, notebook
-from quanterr.report.formatting import LONG, db, doubts, number, percent_of, sentence, stated
+from quanterr.report import html_data
+from quanterr.report.formatting import LONG, doubts, percent_of, sentence, stated
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
 from quanterr.report.keeping import FEW
+from quanterr.report.made import how_it_was_made
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
 from quanterr.report.sections import (
+    CARD,
+    FRONT,
+    LAYERS,
+    MAP,
+    PAGE,
     Case,
     Cells,
     Column,
@@ -38,7 +43,7 @@ COLUMNS = (
     Column("size", 2),
     Column("bits/w", 4),
     Column("SNR dB", 1),
-    Column("excess dB", 6),
+    Column("avoidable dB", 6),
     Column("worst dB", 3),
     Column("lowest error in", 7),
     Column("warnings", 5),
@@ -111,6 +116,9 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     parts: list[Part] = [Lines(excluded, warn=True)] if excluded else []
     parts.append(_candidates(ranking))
     yield Section("candidates", "Candidates", [*parts, *([Lines(behind)] if behind else [])])
+    if sum(candidate.rank is not None for candidate in ranking.candidates) > 1:
+        yield FRONT
+    yield MAP
     if ranking.gains:
         yield Section("gains", "What each choice buys", [_gains(ranking)])
     if ranking.studies:
@@ -120,7 +128,9 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     if swaps := [*ranking.swaps, *ranking.kept]:
         yield Section("mix", "What to change", [part for one in swaps for part in _swaps(one, ranking, top)])
     if gates := [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]:
-        yield Section("gates", "Gates", [Gates(gates)], is_detail=True)
+        yield Section("gates", "Gates", [Gates(gates)], (PAGE, CARD))
+    yield LAYERS
+    yield how_it_was_made(ranking.run, f"{ranking.tool.name} {ranking.tool.version}")
 
 
 def _candidates(ranking: Ranking) -> Table:
@@ -389,26 +399,3 @@ def _suite(candidate: Candidate, output: str) -> Suite:
     problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
     name = "everything selected was compared and can be relied on"
     return Suite(candidate.name, [Case("ranking", name, *problem, output=output)], candidate.gates)
-
-
-def line(ranking: Ranking) -> str:
-    """``<quanterr.Ranking pass: int8, fp8; original.safetensors>``."""
-    names = ", ".join(display(candidate.name) for candidate in ranking.candidates)
-    return f"<quanterr.Ranking {ranking.verdict}: {names}; {display(os.path.basename(ranking.original))}>"
-
-
-def html(ranking: Ranking) -> str:
-    """The verdict with its reasons, and the candidates."""
-    rows = [
-        (
-            "-" if candidate.rank is None else str(candidate.rank),
-            candidate.name,
-            db(candidate.snr_db),
-            number(candidate.bits_per_weight),
-            "-" if candidate.bytes is None else size(candidate.bytes),
-        )
-        for candidate in ranking.candidates
-    ]
-    headers = ("rank", "candidate", "SNR dB", "bits per weight", "size")
-    title = f"{count(len(ranking.layers), 'layer')} differ"
-    return notebook.heading(ranking.verdict, ranking.reasons) + notebook.table(title, headers, rows, 2)

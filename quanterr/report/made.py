@@ -1,0 +1,22 @@
+"""How a result was made: the section that every document has."""
+
+import shlex
+from collections.abc import Sequence
+
+from quanterr.report.base import RunInfo
+from quanterr.report.sections import PAGE, Facts, Section
+from quanterr.util.text import count, size
+
+
+def how_it_was_made(run: RunInfo, made_by: str, settings: Sequence[tuple[str, str]] = ()) -> Section:
+    """Return command, program, settings, time and machine of a run, for a page."""
+    kernel = f", kernel {run.kernel}" if run.kernel else ""
+    facts = [
+        ("Command", shlex.join(run.command) if run.command else "from a library"),
+        ("Made by", made_by),
+        *settings,
+        ("When", f"{run.started}, in {run.seconds:.1f} s, {size(run.read_bytes)} read"),
+        ("Where", f"{run.device}, {count(run.threads, 'thread')}{kernel}"),
+        ("With", f"torch {run.torch}, Python {run.python}"),
+    ]
+    return Section("run", "How it was made", [Facts(facts)], (PAGE,), is_open=False)
