@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.comparison.measure import measure
     from quanterr.comparison.ranking import rank, sweep
-    from quanterr.errors import QuanterrError
+    from quanterr.errors import CheckpointError, QuanterrError, UsageError
     from quanterr.evaluation import evaluate
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
-    from quanterr.options import CompareOptions
+    from quanterr.options import CompareOptions, EvaluateOptions
     from quanterr.planning import plan
     from quanterr.recipes.tensors import (
         calibrate,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         theoretical_max_error,
     )
     from quanterr.report.diff.making import diff
+    from quanterr.report.documents import read_document
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
 
@@ -61,15 +62,22 @@ _HOMES = {
     "Report": "quanterr.report.model",
     "FORMATS": "quanterr.formats",
     "METRICS": "quanterr.metrics",
+    "CheckpointError": "quanterr.errors",
     "QuanterrError": "quanterr.errors",
+    "UsageError": "quanterr.errors",
+    "EvaluateOptions": "quanterr.options",
+    "read_document": "quanterr.report.documents",
 }
 
 __all__ = [
     "FORMATS",
     "METRICS",
+    "CheckpointError",
     "CompareOptions",
+    "EvaluateOptions",
     "QuanterrError",
     "Report",
+    "UsageError",
     "calibrate",
     "compare",
     "diff",
@@ -83,6 +91,7 @@ __all__ = [
     "plan",
     "quantize_tensor",
     "rank",
+    "read_document",
     "read_report",
     "sweep",
     "theoretical_max_error",

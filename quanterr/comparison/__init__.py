@@ -20,6 +20,7 @@ from quanterr.comparison.sharing import Sharing
 from quanterr.comparison.tasks import group_by_original
 from quanterr.findings.files import RECIPE
 from quanterr.gates import prepare
+from quanterr.keywords import accept_fields_of
 from quanterr.metrics import METRICS_VERSION
 from quanterr.native import Choice, chosen
 from quanterr.options import CompareKeywords, CompareOptions, ComparisonOptions
@@ -44,6 +45,7 @@ Path = str | os.PathLike[str]
 STORED = (str, os.PathLike, Checkpoint)  # candidates that are no recipes
 
 
+@accept_fields_of(CompareOptions)
 def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options: Unpack[CompareKeywords]) -> Report:
     """How far is the quantized checkpoint from its original, layer by layer?
 

@@ -10,6 +10,7 @@ from quanterr.comparison import Path, compare_each
 from quanterr.comparison.bounds import with_bounds
 from quanterr.comparison.estimating import estimate
 from quanterr.gates import Prepared, prepare
+from quanterr.keywords import accept_fields_of
 from quanterr.options import ComparisonOptions, RankKeywords, RankOptions, SweepKeywords, SweepOptions
 from quanterr.pairing.importance import read_importance, weighing
 from quanterr.recipes import PRESETS, Recipe, recipes_named
@@ -22,6 +23,7 @@ from quanterr.report.ranking.model import Ranking
 from quanterr.selection import Selection
 
 
+@accept_fields_of(RankOptions)
 def rank(
     original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], **options: Unpack[RankKeywords]
 ) -> Ranking:
@@ -48,6 +50,7 @@ def rank_candidates(
     return _ranked(original, [*candidates, *recipes], names, options, options.keep_original, rules)
 
 
+@accept_fields_of(SweepOptions)
 def sweep(original: Path | Checkpoint, to: Iterable[str] = (), **options: Unpack[SweepKeywords]) -> Ranking:
     """What would other formats cost? The original quantized on the fly by each of some recipes, ranked.
 

@@ -55,6 +55,7 @@ from quanterr.findings.configs import of_configs
 from quanterr.findings.files import RECIPE, of_notes
 from quanterr.gates import Prepared, prepare
 from quanterr.gates.planned import read_plan
+from quanterr.keywords import accept_fields_of
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import recipe_named, recipes_named
@@ -80,6 +81,7 @@ PLAN = ".json"  # how the name of a plan ends
 NOTHING_TO_DO = "no candidate is given: evaluate needs one, or --sensitivity, --importance-out or --saliency-out alone"
 
 
+@accept_fields_of(EvaluateOptions)
 def evaluate(
     original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint] = (),

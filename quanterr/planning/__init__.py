@@ -18,6 +18,7 @@ from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.findings.files import LEFT
+from quanterr.keywords import accept_fields_of
 from quanterr.knapsack import Choice, path, solve
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
@@ -93,6 +94,7 @@ class _Row:
     options: Mapping[str, _Option]  # by recipe
 
 
+@accept_fields_of(PlanOptions)
 def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKeywords]) -> Plan:
     """Which recipe should each layer have? The least cost within a budget, or the least size within a limit.
 
