@@ -4,13 +4,14 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import make_guide
 import pytest
 from forked import call, in_terminal
-from stored import pair
+from making import quantized_fp8
+from small_models import ids, quantized_by, saved
+from small_models import stored as read_stored
+from stored import pair, write
 
 import quanterr
 from quanterr import guide
@@ -182,17 +183,20 @@ class TestRecipes:
 
 
 @pytest.mark.slow
-def test_the_library_session_of_the_guide_runs(tmp_path, monkeypatch):
-    original, quantized = pair(tmp_path)
-    Path(original).rename(tmp_path / "original.safetensors")
-    Path(quantized).rename(tmp_path / "quantized.safetensors")
+def test_the_examples_of_the_library_page_run(tmp_path, monkeypatch):
+    """All of them, in their order, on a small model: a few seconds, as evaluate runs it."""
+    pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+    saved("llama", tmp_path / "original")
+    (tmp_path / "fp8").mkdir()
+    write(tmp_path / "fp8/model.safetensors", quantized_by(quantized_fp8, read_stored(tmp_path / "original"))[0])
+    ids(tmp_path)
     monkeypatch.chdir(tmp_path)
-    session = (guide.PAGES / "library.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
+    page, found = (guide.PAGES / "library.md").read_text(), {}
+    for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(example, found)
 
-    done = subprocess.run(
-        [sys.executable, "-c", f"import torch\nx = torch.randn(8, 8); y = x.half()\n{session}\nprint(report.verdict)"],
-        capture_output=True,
-        text=True,
-    )
-
-    assert "pass\n" == done.stdout, done.stderr
+    assert {"report", "judged", "ranking", "plan", "evaluation", "inspection", "new"} <= found.keys()
+    assert "pass" == found["report"].verdict
+    assert (tmp_path / "report.html").is_file()
+    for name in re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE):
+        assert f"quanterr.{name}(" in page
