@@ -14,9 +14,10 @@ from quanterr.pairing.inputs import declared_cache, inputs_of
 from quanterr.pairing.side import Side
 from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
-from quanterr.report.inspection import DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.model import StoredFile
 from quanterr.roles import block_of, role_of
+from quanterr.tensors.clock import Clock
 from quanterr.util.text import count, display, listed, unicode
 from quanterr.version import __version__
 
@@ -28,12 +29,15 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def inspect(
-    checkpoint: str | os.PathLike[str] | Checkpoint, lenient: bool = False, hardware: str | None = None
+    checkpoint: str | os.PathLike[str] | Checkpoint,
+    lenient: bool = False,
+    hardware: str | None = None,
+    command: Iterable[str] = (),
 ) -> Inspection:
     """What a checkpoint stores: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
 
     ``lenient`` is that of :func:`quanterr.open_checkpoint`. ``hardware``: a machine such as ``"H100"``, or GB/s, whose
-    memory bandwidth bounds the tokens a second of a model like this.
+    memory bandwidth bounds the tokens a second of a model like this. ``command``: the command line, for ``run``.
 
     Raises:
         CheckpointError: it is missing or damaged, or so is a label in it.
@@ -41,12 +45,13 @@ def inspect(
     """
     machine = None if hardware is None else bandwidth_of(hardware)
     if isinstance(checkpoint, Checkpoint):
-        return _inspected(checkpoint, machine)
+        return _inspected(checkpoint, machine, command)
     with open_checkpoint(checkpoint, lenient) as opened:
-        return _inspected(opened, machine)
+        return _inspected(opened, machine, command)
 
 
-def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None) -> Inspection:
+def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None, command: Iterable[str]) -> Inspection:
+    clock = Clock()
     side = Side("checkpoint", checkpoint)
     side.attach_siblings()
     weights, warnings = [], []
@@ -78,6 +83,7 @@ def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None) -> Ins
         decode=None if machine is None else _decode(*machine, weights, checkpoint),
         findings=[*_of_layers(weights, warnings), *_on_the_whole(side, weights)],
         weights=weights,
+        run=clock.describe_run(command, "cpu", 1, 0),
     )
 
 

@@ -13,7 +13,7 @@ import sample_documents
 from rich.console import Console
 from sample_reports import report_of, tiny
 
-from quanterr.report import OUTPUTS, diff, evaluation, plan, ranking
+from quanterr.report import OUTPUTS, diff, evaluation, inspection, plan, ranking
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as print_view
 
@@ -99,10 +99,12 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_view),
     **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_view),
     **of_document("plan", sample_documents.plan, plan.OUTPUTS, show_view),
+    **of_document("inspection", sample_documents.inspection, inspection.OUTPUTS, show_view),
     **of_document("diff", sample_documents.report_diff, diff.OUTPUTS, show_view),
     **of_document("evaluation_diff", sample_documents.evaluation_diff, diff.OUTPUTS, show_view),
     **of_document("ranking_diff", sample_documents.ranking_diff, diff.OUTPUTS, show_view),
     **of_document("plan_diff", sample_documents.plan_diff, diff.OUTPUTS, show_view),
+    **of_document("inspection_diff", sample_documents.inspection_diff, diff.OUTPUTS, show_view),
 }
 
 

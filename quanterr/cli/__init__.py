@@ -36,7 +36,7 @@ from quanterr.cli.common import (
     watching,
 )
 from quanterr.cli.next_steps import after_compare
-from quanterr.cli.options import Only, with_options
+from quanterr.cli.options import But, Only, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.options import GATES, CompareOptions, ReadOptions
 from quanterr.util import strict_json
@@ -354,7 +354,7 @@ def _view_with(evaluation: str, report: "Document", to: "list[Target]") -> "View
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
     options: Annotated[ReadOptions, Only(("lenient",))],
-    show: Annotated[Display, Only(("as_json", "verbose", "color", "no_color"))],
+    show: Annotated[Display, But(("sort_by", "no_plot", "allow_partial", "top_layers"))],
     hardware: Annotated[
         str | None,
         typer.Option(
@@ -368,19 +368,14 @@ def inspect(
     """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
     require_memory()
     from quanterr.inspection import inspect as run
-    from quanterr.report.inspection_table import show as show_table
-    from quanterr.report.terminal import console
+    from quanterr.report.inspection import OUTPUTS
 
-    announce([checkpoint], quiet=show.as_json)
-    inspection = run(checkpoint, options.lenient, hardware)
+    to = show.targets([checkpoint], OUTPUTS)
+    announce([checkpoint], quiet=show.quiet or show.as_json)
+    inspection = run(checkpoint, options.lenient, hardware, command_line())
     warn(inspection.findings)
-    with printing():
-        if show.as_json:
-            print(inspection.to_json(), end="")
-        else:
-            show_table(inspection, console(sys.stdout, show.colors), show.verbose)
-        sys.stdout.flush()
-    if any(weight.reason for weight in inspection.weights):
+    deliver(inspection, to, show)
+    if inspection.unread:
         raise typer.Exit(Status.INCONCLUSIVE)
 
 

@@ -87,6 +87,7 @@ class SchemaOf(StrEnum):
     RANKING = "ranking"
     EVALUATION = "evaluation"
     PLAN = "plan"
+    INSPECTION = "inspection"
 
 
 class SortBy(StrEnum):

@@ -1,15 +1,10 @@
 """The run on one screen: open, pair, compare, assemble."""
 
 import os
-import platform
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Unpack
-
-import torch
 
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison.assembly import ReportBuilder
@@ -29,10 +24,10 @@ from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import Means, architecture_of, read_importance, weighing, with_importance
 from quanterr.pairing.plan import ComparedWeight, Plan
 from quanterr.pairing.side import Recognized
-from quanterr.report.base import RunInfo
 from quanterr.report.model import Report, Settings
 from quanterr.report.sensitivity import read_sensitivity
 from quanterr.selection import Selection
+from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import described, pick_device
 from quanterr.util.company import company_of_environment
 from quanterr.util.platform import give_back_memory, with_slashes
@@ -87,7 +82,7 @@ def _compare_each(
     stop: threading.Event,
     ranks: Ranks | None,
 ) -> list[Report]:
-    started, clock, choice = datetime.now(UTC), time.monotonic(), chosen()
+    clock, choice = Clock(), chosen()
     sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
         selection = Selection(options.layers, options.exclude)
@@ -133,16 +128,12 @@ def _compare_each(
         complete = sharing.collected(run, run.run(on_progress), lambda: on_progress(run.progress))
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()
-        info = RunInfo(
-            started=started.isoformat(timespec="seconds"),
-            seconds=time.monotonic() - clock,
-            device=_described(run),
-            threads=run.threads,
-            kernel=str(Choice(None) if run.device.type == "cuda" else choice),
-            torch=torch.__version__,
-            python=platform.python_version(),
-            read_bytes=run.progress.done_bytes,
-            command=list(options.command),
+        info = clock.describe_run(
+            options.command,
+            _described(run),
+            run.threads,
+            run.progress.done_bytes,
+            str(Choice(None) if run.device.type == "cuda" else choice),
         )
         settings = Settings(
             outlier_threshold=options.outlier_threshold,

@@ -1,12 +1,9 @@
 """A sweep of a sample of rows: an estimate of what all rows would give, with its margin."""
 
 import os
-import platform
-import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from math import prod
 
@@ -22,12 +19,13 @@ from quanterr.recipes import Recipe
 from quanterr.recipes.candidate import QuantizedFile, quantized_by
 from quanterr.recipes.sampling import Estimate, estimated, margin
 from quanterr.recipes.tensors import weight_of
-from quanterr.report.base import RunInfo, Tool
+from quanterr.report.base import Tool
 from quanterr.report.keeping import Budget
 from quanterr.report.model import Selection as Selected
 from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.selection import Selection
+from quanterr.tensors.clock import Clock
 from quanterr.util.platform import usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
@@ -51,7 +49,7 @@ def estimate(
         Interrupted: it was stopped.
     """
     _check(options)
-    started, clock = datetime.now(UTC), time.monotonic()
+    clock = Clock()
     selection = Selection(options.layers, options.exclude)
     with ExitStack() as stack:
         checkpoint = entered(stack, original, options.lenient, options.cache)
@@ -70,16 +68,8 @@ def estimate(
             _rankable(recipe, virtual, own, {name: each[n] for name, each in found.items()}, signals, others)
             for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
         ]
-        run = RunInfo(
-            started=started.isoformat(timespec="seconds"),
-            seconds=time.monotonic() - clock,
-            device="cpu",
-            threads=usable_cores(),
-            torch=torch.__version__,
-            python=platform.python_version(),
-            read_bytes=sum(_read_bytes(checkpoint.entries[name], recipes, each) for name, each in found.items()),
-            command=list(options.command),
-        )
+        read_bytes = sum(_read_bytes(checkpoint.entries[name], recipes, each) for name, each in found.items())
+        run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
     return Ranking.model_construct(
         tool=Tool(name="quanterr", version=__version__),
         verdict="pass",

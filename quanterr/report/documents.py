@@ -38,6 +38,7 @@ KINDS = {
     "quanterr.ranking": Kind("quanterr.report.ranking", "Ranking"),
     "quanterr.evaluation": Kind("quanterr.report.evaluation", "Evaluation"),
     "quanterr.plan": Kind("quanterr.report.plan", "Plan"),
+    "quanterr.inspection": Kind("quanterr.report.inspection", "Inspection"),
 }
 
 
@@ -65,7 +66,7 @@ def kind_of(path: str) -> Kind:
 
 
 def read_document(path: str) -> "Document":
-    """A report, a ranking, an evaluation or a plan.
+    """Read a report, ranking, evaluation, plan or inspection.
 
     Raises:
         ReportError: no such file, none of these, a schema version that this quanterr does not know, a wrong value.

@@ -69,7 +69,18 @@ class RecipeChange:
     new_cost: float
 
 
-ItemChange = WeightChange | LayerChange | RecipeChange
+@dataclass(slots=True)
+class StoredChange:
+    """A weight that is stored otherwise."""
+
+    layer: str
+    old_format: str | None
+    new_format: str | None
+    old_bytes: int
+    new_bytes: int
+
+
+ItemChange = WeightChange | LayerChange | RecipeChange | StoredChange
 
 
 @dataclass(slots=True)
@@ -219,6 +230,14 @@ def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return new["cost"] - old["cost"], RecipeChange(now.name, *pairs)
 
 
+def _of_stored(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    old, new = was.values, now.values
+    if (old["format"], old["bytes"]) == (new["format"], new["bytes"]):
+        return None
+    change = StoredChange(now.name, old["format"], new["format"], old["bytes"], new["bytes"])
+    return float(new["bytes"] - old["bytes"]), change
+
+
 def _of_rankings(old: Ranking, new: Ranking) -> str | None:
     return _other_original(old, new) or (None if old.sample == new.sample else "another sample of rows was read")
 
@@ -251,4 +270,5 @@ CHANGES: Mapping[str, Changes] = {
     "evaluation": Changes("weight", _of_weight, of_evaluations),
     "ranking": Changes("layer", _of_layer, _of_rankings),
     "plan": Changes("layer", _of_recipe, _of_plans),
+    "inspection": Changes("weight", _of_stored, lambda old, new: None),
 }

@@ -11,6 +11,7 @@ from quanterr.report.diff.candidates import (
     ItemChange,
     LayerChange,
     MetricChange,
+    StoredChange,
     WeightChange,
 )
 from quanterr.report.documents import KINDS
@@ -25,24 +26,28 @@ OF_ITEMS = {
     "ranking": (Column("old dB", 1), Column("new dB", 2), Column("change dB", 0)),
     "plan": (Column("old recipe", 0, right=False), Column("new recipe", 1, right=False), Column("bytes", 3),
              Column("cost", 2)),
+    "inspection": (Column("old format", 0, right=False), Column("new format", 1, right=False), Column("bytes", 2)),
 }  # fmt: skip
 ITEMS = {
     "evaluation": ("weight", "with worse output", "with better output"),
     "ranking": ("layer", "worse", "better"),
     "plan": ("layer", "that costs more", "that costs no more"),
+    "inspection": ("weight", "with more bytes", "with no more bytes"),
 }
+LEADS = ("kld_mean", "cosine_mean", "snr_db", "cost", "bits_per_weight")  # the first that there is says most
 CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
 ABOUT = (
     "From two stored results. ± is a standard error as if both had read other tokens; within chance: the change is no "
     "larger than what other tokens would make of it."
 )
 ABOUT_PLAN = "From two stored plans: costs are predicted, in the measure that both have."
+ABOUT_INSPECTION = "From two stored inspections: formats and sizes, no values."
 
 
 def view(diff: CandidateDiff, top: int) -> View:
     """What changed, with ``top`` items of each kind."""
     facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old)]), ("new", [Name(diff.new)])]
-    about = ABOUT_PLAN if document_of(diff) == "plan" else ABOUT
+    about = {"plan": ABOUT_PLAN, "inspection": ABOUT_INSPECTION}.get(document_of(diff), ABOUT)
     return View(
         "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), about, f"quanterr {__version__}"
     )
@@ -66,7 +71,7 @@ def _in_short(one: CandidateChange, scores: dict[str, Score]) -> str:
     """The numbers that got better and worse, and the first of those that say how good it is."""
     words = [change.word for change in one.metrics if not change.chance]
     numbers = f"{count(words.count('better'), 'number')} better, {words.count('worse'):,} worse"
-    lead = next((c for c in one.metrics if c.metric in ("kld_mean", "cosine_mean", "snr_db", "cost")), None)
+    lead = next((change for name in LEADS for change in one.metrics if change.metric == name), None)
     first = "" if lead is None else f"{scores[lead.metric].title} {_from_to(lead, scores[lead.metric])}; "
     return f"{first}{numbers}"
 
@@ -131,6 +136,8 @@ def _cells(item: ItemChange) -> Sequence[str]:
         levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
         return [*levels, "-" if item.change_db is None else f"{item.change_db:+.4g}"]
     stored = signed_size(item.new_bytes - item.old_bytes)
+    if isinstance(item, StoredChange):
+        return [item.old_format or "unread", item.new_format or "unread", stored]
     return [item.old_recipe, item.new_recipe, stored, f"{item.new_cost - item.old_cost:+.3g}"]
 
 
@@ -155,4 +162,6 @@ def _old_and_new(item: ItemChange) -> dict[str, object]:
         return {"old": old, "new": new, "change": new - old}
     if isinstance(item, LayerChange):
         return {"old": item.old_snr_db, "new": item.new_snr_db, "change": item.change_db}
+    if isinstance(item, StoredChange):
+        return {"old": item.old_format, "new": item.new_format, "change": item.new_bytes - item.old_bytes}
     return {"old": item.old_recipe, "new": item.new_recipe, "change": item.new_bytes - item.old_bytes}

@@ -1,15 +1,23 @@
 """What one checkpoint stores: data with a schema version, inferred from headers alone."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from quanterr.report.base import Finding, Model, Tool, dumps
+from quanterr.report import notebook
+from quanterr.report.base import Finding, RunInfo, Score, Tool
+from quanterr.report.document import Document
+from quanterr.report.inspection import SCHEMA
 from quanterr.report.model import StoredFile
 
-SCHEMA = "quanterr.inspection"
-SCHEMA_VERSION = "1.2"  # 1.1 adds decode; 1.2 activations and kv
+SCHEMA_VERSION = "1.3"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run
+SCORES = {
+    "bytes": Score("bytes", "lower", "B"),
+    "bits_per_weight": Score("bits per weight", "lower"),
+    "unread": Score("weights that are not read", "lower"),
+}
 
 
 @dataclass(slots=True)
@@ -60,8 +68,11 @@ class DecodeBound:
     experts: Annotated[str | None, Field(description="which share of the experts counts, and why; null: none")]
 
 
-class Inspection(Model):
-    """What one checkpoint stores."""
+class Inspection(Document):
+    """What one checkpoint stores, inferred from headers and labels alone."""
+
+    VIEW: ClassVar[str] = "quanterr.report.inspection.view"
+    ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
@@ -81,8 +92,23 @@ class Inspection(Model):
     decode: DecodeBound | None = Field(None, description="with --hardware")
     findings: list[Finding]
     weights: list[StoredWeight]
+    run: RunInfo
 
-    def to_json(self) -> str:
-        """Strict, ASCII JSON."""
-        fields = type(self).model_fields.items()
-        return dumps({info.alias or name: getattr(self, name) for name, info in fields}) + "\n"
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits per weight of all weights together, scales included; None without any."""
+        return self.total.bits_per_weight
+
+    @property
+    def unread(self) -> int:
+        """The number of weights that no format claims."""
+        return sum(weight.reason is not None for weight in self.weights)
+
+    def to_pandas(self) -> notebook.Frame:
+        """Return a pandas.DataFrame with a row per weight.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        names = [field.name for field in fields(StoredWeight)]
+        return notebook.frame({name: getattr(weight, name) for name in names} for weight in self.weights)
