@@ -147,6 +147,18 @@ def recipes() -> str:
     return "\n".join([*rows, *(f"| `{name}` | {summary} |" for name, summary in listing().items())])
 
 
+def scores() -> str:
+    """One row for each number that readers see of rankings, evaluations, plans and inspections."""
+    from quanterr.report.documents import KINDS
+
+    rows = ["| number | of | what it is | unit | better |", "|---|---|---|---|---|"]
+    for kind in KINDS.values():
+        for name, score in kind.values.VOCABULARY.scores.items():
+            unit = "share" if score.unit == "%" else score.unit
+            rows.append(f"| `{name}` | {kind.name.lower()} | {_cell(score.title)} | {unit} | {score.better} |")
+    return "\n".join(rows)
+
+
 def outputs() -> str:
     """One row for each row of OUTPUTS."""
     from quanterr.report import OUTPUTS
@@ -212,6 +224,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rank-session": lambda: sessions()["rank-session"],
     "sweep-session": lambda: sessions()["sweep-session"],
     "recipes": recipes,
+    "scores": scores,
     "functions": functions,
     "report-metrics": report_metrics,
     "thresholds": thresholds,

@@ -135,14 +135,17 @@ def words() -> Iterator[Entry]:
 
 
 def scores() -> Iterator[Entry]:
-    """One entry per number of an evaluation."""
-    from quanterr.report.evaluation.model import SCORES
+    """Yield one entry per number of a ranking, an evaluation, a plan or an inspection."""
+    from quanterr.report.documents import KINDS
 
     units = {"": "", "%": ", a share"}
-    for name, score in SCORES.items():
-        unit = units.get(score.unit, f", in {score.unit}")
-        text = f"Number of an evaluation{unit}, {score.better} is better: {score.title}. See quanterr guide evaluate."
-        yield Entry(name, f"## {name}\n\n{text}")
+    for kind in KINDS.values():
+        noun = kind.name.lower()
+        article = "an" if noun[0] in "aeiou" else "a"
+        for name, score in kind.values.VOCABULARY.scores.items():
+            unit = units.get(score.unit, f", in {score.unit}")
+            text = f"Number of {article} {noun}{unit}, {score.better} is better: {score.title}."
+            yield Entry(name, f"## {name}\n\n{text}")
 
 
 def presets() -> Iterator[Entry]:

@@ -73,7 +73,7 @@ class Candidate:
     excess_db: Annotated[
         FiniteFloat | None,
         Field(description="as compare's: beyond what its scales allow [dB]"),
-        Score("excess", "lower", "dB"),
+        Score("avoidable error", "lower", "dB"),
     ]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
