@@ -13,7 +13,8 @@ import sample_documents
 from rich.console import Console
 from sample_reports import report_of, tiny
 
-from quanterr.report import OUTPUTS, diff, evaluation, inspection, plan, ranking
+from quanterr.report import OUTPUTS
+from quanterr.report.diff.base import Difference
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as print_view
 
@@ -95,16 +96,16 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     "tiny.xml": of_report("junit"),
     "tiny.html": page,
     "terminal.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to)),
-    **of_document("ranking", sample_documents.ranking, ranking.OUTPUTS, show_view),
-    **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_view),
-    **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_view),
-    **of_document("plan", sample_documents.plan, plan.OUTPUTS, show_view),
-    **of_document("inspection", sample_documents.inspection, inspection.OUTPUTS, show_view),
-    **of_document("diff", sample_documents.report_diff, diff.OUTPUTS, show_view),
-    **of_document("evaluation_diff", sample_documents.evaluation_diff, diff.OUTPUTS, show_view),
-    **of_document("ranking_diff", sample_documents.ranking_diff, diff.OUTPUTS, show_view),
-    **of_document("plan_diff", sample_documents.plan_diff, diff.OUTPUTS, show_view),
-    **of_document("inspection_diff", sample_documents.inspection_diff, diff.OUTPUTS, show_view),
+    **of_document("ranking", sample_documents.ranking, OUTPUTS, show_view),
+    **of_document("evaluation", sample_documents.evaluation, OUTPUTS, show_view),
+    **of_document("encoder", sample_documents.encoder, OUTPUTS, show_view),
+    **of_document("plan", sample_documents.plan, OUTPUTS, show_view),
+    **of_document("inspection", sample_documents.inspection, OUTPUTS, show_view),
+    **of_document("diff", sample_documents.report_diff, Difference.OUTPUTS, show_view),
+    **of_document("evaluation_diff", sample_documents.evaluation_diff, Difference.OUTPUTS, show_view),
+    **of_document("ranking_diff", sample_documents.ranking_diff, Difference.OUTPUTS, show_view),
+    **of_document("plan_diff", sample_documents.plan_diff, Difference.OUTPUTS, show_view),
+    **of_document("inspection_diff", sample_documents.inspection_diff, Difference.OUTPUTS, show_view),
 }
 
 

@@ -19,7 +19,7 @@ from stored import pair
 
 import quanterr
 from quanterr.errors import Status, UsageError
-from quanterr.report.diff import OUTPUTS
+from quanterr.report.diff.base import Difference
 from quanterr.report.diff.reports import SAME_DB
 from quanterr.report.diff.reports import difference_of as diff
 from quanterr.report.markdown import prose
@@ -212,8 +212,8 @@ class TestView:
     @pytest.mark.parametrize("kind", ["report", "evaluation", "ranking", "plan"])
     def test_says_in_every_output_what_changed(self, kind):
         found = getattr(sample_documents, f"{kind}_diff")()
-        outputs = {output.name: io.StringIO() for output in OUTPUTS}
-        for output in OUTPUTS:
+        outputs = {output.name: io.StringIO() for output in Difference.OUTPUTS}
+        for output in Difference.OUTPUTS:
             output.write(found, outputs[output.name])
         fields = json.loads(outputs["json"].getvalue())
         changed = fields if kind == "report" else fields["candidates"][0]

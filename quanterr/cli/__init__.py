@@ -177,13 +177,12 @@ def compare(
     """Compare two checkpoints."""
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import first_violation
-    from quanterr.report import OUTPUTS
     from quanterr.report.formatting import doubts
 
     if not isfinite(options.outlier_threshold):
         raise UsageError(f"--outlier-threshold {options.outlier_threshold}: must be a finite number")
     sides = _sides(original, quantized, original_option, quantized_option)
-    to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned], OUTPUTS)
+    to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
     rules = prepare(options)
     violated = first_violation(rules.rules, next(iter(rules.before), None)) if fail_fast else None
     judge = _judge(rules, planned)
@@ -309,7 +308,7 @@ def render(
     ] = False,
 ) -> None:
     """Write other outputs of a stored document."""
-    from quanterr.report.documents import kind_of, read_document
+    from quanterr.report.documents import read_document
     from quanterr.report.files import STDOUT, output_named, targets, update, write_output
 
     outputs = list(show.outputs)
@@ -320,13 +319,12 @@ def render(
     if to and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    known = kind_of(stored).outputs
-    targeted = targets(given, [stored], output_named(to, known) if to else None, show.no_clobber, known)
+    targeted = targets(given, [stored], output_named(to) if to else None, show.no_clobber)
     found = read_document(stored)
     page = None if evaluation is None else _view_with(evaluation, found, targeted)
     with printing():
         if document:
-            update(document, found, output_named("md", known), append)
+            update(document, found, output_named("md"), append)
         for target in targeted:
             if page is not None and target.output.name == "html":
                 write_output(found, target, view=page)
@@ -368,9 +366,8 @@ def inspect(
     """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
     require_memory()
     from quanterr.inspection import inspect as run
-    from quanterr.report.inspection import OUTPUTS
 
-    to = show.targets([checkpoint], OUTPUTS)
+    to = show.targets([checkpoint])
     announce([checkpoint], quiet=show.quiet or show.as_json)
     inspection = run(checkpoint, options.lenient, hardware, command_line())
     warn(inspection.findings)

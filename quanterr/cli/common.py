@@ -136,16 +136,19 @@ class Display:
         """What both options of colours say."""
         return Color.NEVER if self.no_color else self.color
 
-    def targets(self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output]") -> "list[Target]":
+    def targets(
+        self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output] | None" = None
+    ) -> "list[Target]":
         """Where it goes, checked before any work: no output replaces one of the inputs, None among them left out.
 
         Raises:
             UsageError: a suffix that is no output's, one place twice, a folder that is not there, an input.
         """
+        from quanterr.report import OUTPUTS
         from quanterr.report.files import targets
 
         given = [fspath(path) for path in inputs if path is not None]
-        return targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs)
+        return targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
 
 
 OF_TABLES = Only(("as_json", "color", "no_color"))

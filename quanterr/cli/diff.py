@@ -36,9 +36,8 @@ def diff(
     ] = False,
 ) -> None:
     """Compare two stored results."""
-    from quanterr.report.diff import OUTPUTS
+    from quanterr.report.diff.base import Difference
     from quanterr.report.diff.making import diff as compared
-    from quanterr.report.files import targets
 
-    to = targets(show.outputs, [old, new], no_clobber=show.no_clobber, outputs=OUTPUTS)
+    to = show.targets([old, new], Difference.OUTPUTS)
     deliver(compared(old, new, force), to, show)

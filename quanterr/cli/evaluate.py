@@ -62,7 +62,7 @@ def evaluate(
     """Is the model still good?"""
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
-    from quanterr.report.evaluation import OUTPUTS, SCHEMA
+    from quanterr.report.evaluation import SCHEMA
     from quanterr.report.files import check_place
     from quanterr.report.gate_results import exit_status
 
@@ -75,7 +75,7 @@ def evaluate(
         *options.tasks,
         options.baseline,
     ]
-    to = show.targets(inputs, OUTPUTS)
+    to = show.targets(inputs)
     rules = prepare(options, KINDS[SCHEMA])
     by_products = {
         "--sensitivity": options.sensitivity,

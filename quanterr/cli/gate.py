@@ -90,7 +90,7 @@ def gate(
     check_baseline_use(rules, given, update_baseline)
     if baseline is not None and _same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
-    to = show.targets([report, baseline], kind.outputs)
+    to = show.targets([report, baseline])
     before = [] if baseline is None else read_subjects(baseline, rules, kind)
     subjects = read_subjects(report, rules, kind)
     verdicts = verdicts_of(subjects, rules, before)
@@ -183,12 +183,10 @@ def summarize(document: "Document", baseline: str | os.PathLike[str] | None = No
     if not github.has_summary():
         return
     from quanterr.report.diff.making import diff
-    from quanterr.report.documents import KINDS
     from quanterr.report.files import output_named
 
-    kind = next(kind for kind in KINDS.values() if kind.name == type(document).__name__)
     section, change = io.StringIO(), ""
-    output_named("md", kind.outputs).write(document, section)
+    output_named("md").write(document, section)
     with suppress(UsageError):  # of something else, which the gates have said
         if baseline is not None:
             change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"

@@ -59,9 +59,8 @@ def plan(
     """Which recipe should each layer have?"""
     from quanterr.report.files import write_output
     from quanterr.report.formatting import LONG
-    from quanterr.report.plan import OUTPUTS
 
-    to = show.targets([original, options.importance, options.sensitivity], OUTPUTS)
+    to = show.targets([original, options.importance, options.sensitivity])
     announce([original], show.quiet)
     with Interrupt(keeps=False) as interrupt:
         require_memory()

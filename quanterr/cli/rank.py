@@ -62,12 +62,11 @@ def rank(
 ) -> None:
     """Rank several candidates."""
     from quanterr.gates import prepare
-    from quanterr.report.ranking import OUTPUTS
     from quanterr.report.ranking.making import names_of
 
     if not options.against:
         names_of(candidates)  # a mistake in them costs no run
-    to = show.targets([original, *candidates, options.baseline, options.importance, options.sensitivity], OUTPUTS)
+    to = show.targets([original, *candidates, options.baseline, options.importance, options.sensitivity])
     rules = prepare(options)
 
     def ranking(asked: RankOptions) -> "Ranking":

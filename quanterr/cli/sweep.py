@@ -33,11 +33,10 @@ def sweep(original: Original, options: SweepOptions, show: Annotated[Display, OF
     """What other formats would cost."""
     from quanterr.gates import prepare
     from quanterr.report.hardware import bandwidth_of
-    from quanterr.report.ranking import OUTPUTS
 
     if options.hardware is not None:
         bandwidth_of(options.hardware)  # a mistake in it costs no run
-    to = show.targets([original, options.baseline, options.importance, options.sensitivity], OUTPUTS)
+    to = show.targets([original, options.baseline, options.importance, options.sensitivity])
     rules = prepare(options)
     if options.sample is not None and rules.rules:
         raise UsageError("--require: needs all rows; leave --sample out")

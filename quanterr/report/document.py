@@ -1,13 +1,15 @@
 """A document: a file of its own, in strict JSON, with everything that is seen of it declared in a module."""
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from os import PathLike, fspath
 from types import ModuleType
 from typing import IO, Any, ClassVar
 
-from quanterr.report import checksum, notebook
+from pydantic.fields import FieldInfo
+
+from quanterr.report import OUTPUTS, Output, checksum, notebook
 from quanterr.report.base import Model, dumps
 from quanterr.report.sections import TERMINAL, Cells, Suite, Table, View
 from quanterr.util.strict_json import JsonObject
@@ -21,11 +23,12 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 class Declared:
     """A result with everything that readers, spreadsheets and CI see, declared in modules that are imported on use.
 
-    ``VIEW`` is a module with ``view``, ``conclusion`` and ``brief``, in a package with ``OUTPUTS``; ``ROWS``, where it
+    ``VIEW`` is a module with ``view``, ``conclusion`` and ``brief``,; ``ROWS``, where it
     is another one, has ``CSV_COLUMNS``, ``rows`` and ``suites``.
     """
 
     VIEW: ClassVar[str]
+    OUTPUTS: ClassVar[tuple[Output, ...]] = OUTPUTS
     ROWS: ClassVar[str] = ""
 
     def view(self, top: int) -> View:
@@ -77,7 +80,7 @@ class Declared:
         """
         from quanterr.report.files import save
 
-        save(self, fspath(path), import_module(self.VIEW.rpartition(".")[0]).OUTPUTS)
+        save(self, fspath(path), self.OUTPUTS)
 
 
 class Document(Declared, Model):
@@ -107,11 +110,23 @@ class Document(Declared, Model):
 
     def to_json(self) -> str:
         """Strict, ASCII JSON."""
-        own = {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
+        own = {info.alias or name: getattr(self, name) for name, info in self._fields()}
         run = own.pop("run")
         checked = dumps(own).removesuffix("}")
         crc = zlib.crc32(checked.encode("ascii"))
         return f'{checked},\n"checksum": "{crc:08x}",\n"run": {dumps(run)}}}\n'
+
+    def json_lines(self) -> Iterator[str]:
+        """Yield the lines of the JSON Lines output: the document without its ITEMS, then these."""
+        head = {info.alias or name: getattr(self, name) for name, info in self._fields() if name not in self.ITEMS}
+        records = {record: len(getattr(self, name)) for name, record in self.ITEMS.items()}
+        yield dumps({"record": self.noun, **head, "records": records}) + "\n"
+        for name, record in self.ITEMS.items():
+            yield from (f'{{"record": "{record}", {dumps(item)[1:]}\n' for item in getattr(self, name))
+
+    @classmethod
+    def _fields(cls) -> Iterable[tuple[str, FieldInfo]]:
+        return cls.model_fields.items()
 
     @classmethod
     def json_schema(cls) -> JsonObject:

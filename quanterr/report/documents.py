@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import ReportError
-from quanterr.report import SCHEMA, Output
+from quanterr.report import SCHEMA
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -17,15 +17,10 @@ _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
 
 
 class Kind(NamedTuple):
-    """A kind of document: its package has OUTPUTS, model.py with the class and SCHEMA_VERSION, values.py for rules."""
+    """A kind of document: its package has model.py with the class and SCHEMA_VERSION, values.py for rules."""
 
     package: str
     name: str
-
-    @property
-    def outputs(self) -> tuple[Output, ...]:
-        """Its outputs."""
-        return import_module(self.package).OUTPUTS  # type: ignore[no-any-return]
 
     @property
     def values(self) -> ModuleType:

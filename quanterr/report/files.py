@@ -132,15 +132,15 @@ def save(found: object, path: str, outputs: Sequence[Output]) -> None:
         write_output(found, target, "save()")
 
 
-def output_named(name: str, outputs: Sequence[Output]) -> Output:
-    """The output of that name.
+def output_named(name: str) -> Output:
+    """Return the output of that name.
 
     Raises:
         UsageError: there is none.
     """
-    found = next((output for output in outputs if output.name == name), None)
+    found = next((output for output in OUTPUTS if output.name == name), None)
     if found is None:
-        raise UsageError(f"--to {display(name)}: choose one of {', '.join(output.name for output in outputs)}")
+        raise UsageError(f"--to {display(name)}: choose one of {', '.join(output.name for output in OUTPUTS)}")
     return found
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 from quanterr.errors import UsageError
+from quanterr.report import OUTPUTS, Output
 from quanterr.report.document import Declared
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
@@ -13,6 +14,8 @@ from quanterr.util.text import display, size
 
 class Difference(Declared):
     """What changed: a dataclass of plain data with a schema version."""
+
+    OUTPUTS: ClassVar[tuple[Output, ...]] = tuple(one for one in OUTPUTS if one.name not in ("jsonl", "junit"))
 
     @property
     def noun(self) -> str:

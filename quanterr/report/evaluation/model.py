@@ -1,12 +1,13 @@
 """The evaluation of candidates on a text: data with a schema version."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.base import Finding, RunInfo, Score, Tool, scores_of
+from quanterr.report.base import Finding, RunInfo, Score, Tool, dumps, scores_of
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
@@ -278,6 +279,18 @@ class Evaluation(Document):
     def gates(self) -> list[Gate]:
         """Those of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
+
+    def json_lines(self) -> Iterator[str]:
+        """Yield the evaluation without its weights, then a line per weight of each candidate."""
+        head = {info.alias or name: getattr(self, name) for name, info in self._fields() if name != "candidates"}
+        kept = [field.name for field in fields(Evaluated) if field.name != "weights"]
+        head["candidates"] = [{name: getattr(candidate, name) for name in kept} for candidate in self.candidates]
+        count = sum(len(candidate.weights) for candidate in self.candidates)
+        yield dumps({"record": "evaluation", **head, "records": {"weight": count}}) + "\n"
+        for candidate in self.candidates:
+            name = dumps(candidate.name)
+            for weight in candidate.weights:
+                yield f'{{"record": "weight", "candidate": {name}, {dumps(weight)[1:]}\n'
 
     def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per weight of each candidate.
