@@ -20,8 +20,8 @@ from pathlib import Path
 from quanterr.checkpoints import Entry, open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import QuanterrError, UsageError
-from quanterr.recipes import recipe_named
-from quanterr.recipes.candidate import choose, mixed
+from quanterr.recipes import parse_recipe
+from quanterr.recipes.quantized_file import choose_weights, mix_recipes
 from quanterr.selection import Selection
 
 PIECE = 1 << 24  # bytes that are written at once
@@ -57,10 +57,10 @@ def write_quantized(source: Path, target: Path, recipe: str, layers: Iterable[st
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target}: is the input")
     temporary = target.with_name(f".{target.name}.tmp")
-    made_by = recipe_named(recipe)
+    made_by = parse_recipe(recipe)
     with open_checkpoint(source) as original:
-        chosen, _ = choose(original, Selection(layers))
-        made, left = mixed(original, dict.fromkeys(chosen, made_by), recipe)
+        chosen, _ = choose_weights(original, Selection(layers))
+        made, left = mix_recipes(original, dict.fromkeys(chosen, made_by), recipe)
         done = [name for name in chosen if name not in {one.name for one in left}]
         if not done:
             raise UsageError(f"{source}: nothing to quantize (matrices of floats called *.weight)")
@@ -91,7 +91,7 @@ def main() -> None:
         sys.exit(f"quantize.py: {error}")
     before, after = (path.stat().st_size / 2**20 for path in (given.source, given.target))
     print(f"{given.target}: {given.to}, {len(done)} quantized, {before:.1f} MiB -> {after:.1f} MiB")
-    if config := recipe_named(given.to).scheme.config:
+    if config := parse_recipe(given.to).scheme.config:
         print(
             'note: put beside it a config.json with {"quantization_config": ' + json.dumps(dict(config)) + "}",
             file=sys.stderr,

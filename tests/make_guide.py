@@ -141,10 +141,10 @@ def findings_index() -> str:
 
 def recipes() -> str:
     """One row for each recipe."""
-    from quanterr.recipes import listing
+    from quanterr.recipes import list_recipes
 
     rows = ["| recipe | what it is |", "|---|---|"]
-    return "\n".join([*rows, *(f"| `{name}` | {summary} |" for name, summary in listing().items())])
+    return "\n".join([*rows, *(f"| `{name}` | {summary} |" for name, summary in list_recipes().items())])
 
 
 def scores() -> str:

@@ -399,7 +399,7 @@ def test_version_names_the_kernel_where_that_is_asked_for():
         version, kernel, *_ = call(*words).stdout.splitlines()
 
         assert version == f"quanterr {quanterr.__version__}"
-        assert kernel.startswith(f"kernel: {native.chosen()}")
+        assert kernel.startswith(f"kernel: {native.choose_kernel()}")
 
 
 def test_version_and_schema():

@@ -13,7 +13,7 @@ from quanterr.comparison.worker import Worker
 from quanterr.findings import finding
 from quanterr.findings.factors import meaning, pattern
 from quanterr.findings.repairs import Sample, order_of, simplest
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES, FORMER_NAMES
 
@@ -255,7 +255,7 @@ class TestScalesOfActivations:
     ],
 )
 def test_what_a_factor_suggests(factor, scale, words):
-    scales = Scales(1, 0, 0, 0, scale, scale, scale)
+    scales = ScaleStatistics(1, 0, 0, 0, scale, scale, scale)
 
     assert words in meaning(factor, scales)
     assert bool(words) == bool(meaning(factor, scales))

@@ -19,8 +19,8 @@ from quanterr.errors import ReportError, UsageError
 from quanterr.gates.planned import judged_by_plan, read_plan
 from quanterr.planning import plan
 from quanterr.planning.exports import CONSUMERS, consumers_of, exported, usage
-from quanterr.recipes import recipe_named
-from quanterr.recipes.candidate import mixed
+from quanterr.recipes import parse_recipe
+from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.plan.view import conclusion
@@ -295,12 +295,12 @@ class TestCompare:
     def made(cls, original):
         """A plan, and the checkpoint that it describes."""
         found = plan(original, bits=6, to=TO, device="cpu")
-        recipes = {layer.layer_name: recipe_named(layer.recipe) for layer in found.layers if layer.recipe != ORIGINAL}
+        recipes = {layer.layer_name: parse_recipe(layer.recipe) for layer in found.layers if layer.recipe != ORIGINAL}
         return found, recipes
 
     def test_what_was_planned_holds(self, original, made):
         found, recipes = made
-        produced, _ = mixed(original, recipes, "produced")
+        produced, _ = mix_recipes(original, recipes, "produced")
         report = judged_by_plan(quanterr.compare(original, produced, device="cpu"), found)
 
         assert ("pass", "pass") == (report.verdict, report.gates[0].status), report.reasons
@@ -309,14 +309,14 @@ class TestCompare:
     def test_another_recipe_or_less_snr_is_named(self, original, made):
         found, recipes = made
         name = LAYERS[2]
-        other, _ = mixed(original, recipes | {name: recipe_named("fp8_tensor")}, "produced")
+        other, _ = mix_recipes(original, recipes | {name: parse_recipe("fp8_tensor")}, "produced")
         report = judged_by_plan(quanterr.compare(original, other, device="cpu"), found)
         assert ("fail", name) == (report.verdict, report.gates[0].worst_layer)
         assert "is fp8_tensor, planned " in report.reasons[0]
 
-        worse = recipe_named("int4_g32:scales=p70")
+        worse = parse_recipe("int4_g32:scales=p70")
         least = next(layer.layer_name for layer in found.layers if layer.recipe == "int4_g32")
-        other, _ = mixed(original, recipes | {least: worse}, "produced")
+        other, _ = mix_recipes(original, recipes | {least: worse}, "produced")
         gate = judged_by_plan(quanterr.compare(original, other, device="cpu"), found).gates[0]
         assert "fail" == gate.status
         assert "dB, planned" in gate.violations[0].reason
@@ -344,7 +344,7 @@ class TestCompare:
 
     def test_all_its_layers_must_be_there(self, original, made):
         found, recipes = made
-        produced, _ = mixed(original, recipes, "produced")
+        produced, _ = mix_recipes(original, recipes, "produced")
         report = quanterr.compare(original, produced, layers=["model.layers.0.*"], device="cpu")
         judged = judged_by_plan(report, found)
 

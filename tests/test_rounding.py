@@ -14,7 +14,7 @@ import quanterr
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import UsageError
 from quanterr.pairing.inputs import _of_comfy
-from quanterr.recipes.inputs import INPUT_SCHEMES, Stored
+from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
@@ -195,9 +195,9 @@ def chunks_of(original):
 
 GOLDEN = Path(__file__).parent / "golden_inputs" / "compressed_tensors.safetensors"
 STORED = {
-    "nvfp4": Stored(torch.tensor(448 * 6 / 300.0)),
-    "fp8_static": Stored(torch.tensor(0.05)),
-    "int8_static": Stored(torch.tensor(0.05), torch.tensor(3.0)),
+    "nvfp4": StoredInputScale(torch.tensor(448 * 6 / 300.0)),
+    "fp8_static": StoredInputScale(torch.tensor(0.05)),
+    "int8_static": StoredInputScale(torch.tensor(0.05), torch.tensor(3.0)),
 }
 
 
@@ -205,7 +205,7 @@ STORED = {
 def test_schemes_give_what_compressed_tensors_gives(name):
     golden = load_file(GOLDEN)
 
-    assert torch.equal(golden[name], INPUT_SCHEMES[name](golden["x"], STORED.get(name, Stored())))
+    assert torch.equal(golden[name], INPUT_SCHEMES[name](golden["x"], STORED.get(name, StoredInputScale())))
 
 
 # Of a token: rules of vLLM and ggml, worked out by hand on numbers whose scales are powers of two, or tell.
@@ -222,12 +222,12 @@ ROWS = [
 
 @pytest.mark.parametrize(("name", "given", "expected"), ROWS, ids=[row[0] for row in ROWS])
 def test_schemes_follow_their_rules(name, given, expected):
-    assert expected == INPUT_SCHEMES[name](torch.tensor([given]), Stored())[0].tolist()
+    assert expected == INPUT_SCHEMES[name](torch.tensor([given]), StoredInputScale())[0].tolist()
 
 
 @pytest.mark.parametrize("name", INPUT_SCHEMES)
 def test_zeros_stay_zeros_and_the_dtype_stays(name):
-    stored = Stored(torch.tensor(0.5)) if INPUT_SCHEMES[name].is_static else Stored()
+    stored = StoredInputScale(torch.tensor(0.5)) if INPUT_SCHEMES[name].is_static else StoredInputScale()
     found = INPUT_SCHEMES[name](torch.zeros(2, 3, 40, dtype=torch.bfloat16), stored)
 
     assert (torch.bfloat16, 0) == (found.dtype, int(found.count_nonzero()))

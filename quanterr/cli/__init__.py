@@ -97,11 +97,11 @@ def _version(wanted: bool) -> None:
         import platform
         from importlib.metadata import PackageNotFoundError, version
 
-        from quanterr.native import chosen, record
+        from quanterr.native import choose_kernel, read_record
 
-        choice = chosen()
+        choice = choose_kernel()
         typer.echo(f"kernel: {choice}{f' ({choice.reason})' if choice.reason else ''}")
-        for line in record().splitlines():
+        for line in read_record().splitlines():
             typer.echo(f"  {line}")
         typer.echo(f"Python {platform.python_version()}, {platform.platform()}")
         for name in ("torch", "safetensors", "pydantic", "typer", "transformers"):
@@ -414,9 +414,9 @@ def formats(
 
 
 def _list_recipes(as_json: bool) -> None:
-    from quanterr.recipes import listing
+    from quanterr.recipes import list_recipes
 
-    found = listing()
+    found = list_recipes()
     if as_json:
         print(strict_json.dumps(found, indent=1))
         return

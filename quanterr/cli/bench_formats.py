@@ -11,7 +11,7 @@ from quanterr.options import RecipeOptions
 from quanterr.util import strict_json
 
 if TYPE_CHECKING:
-    from quanterr.recipes.synthetic import Measured
+    from quanterr.recipes.synthetic import BenchResult
 
 HELP = help_of("""Quantize synthetic weights by several recipes: what the shape of the numbers alone costs each of them.
 
@@ -36,10 +36,10 @@ def bench_formats(
 ) -> None:
     """Recipes on synthetic weights."""
     require_memory()
-    from quanterr.recipes import PRESETS, recipes_named
+    from quanterr.recipes import PRESETS, parse_recipes
     from quanterr.recipes.synthetic import bench_formats as measured
 
-    found = measured(recipes_named(recipes.to or PRESETS, recipes.scales), rows, columns, seed)
+    found = measured(parse_recipes(recipes.to or PRESETS, recipes.scales), rows, columns, seed)
     with printing():
         if show.as_json:
             fields = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "seed": seed, "shape": [rows, columns]}
@@ -48,7 +48,7 @@ def bench_formats(
             _show(found, show.colors)
 
 
-def _show(found: "list[Measured]", color: Color) -> None:
+def _show(found: "list[BenchResult]", color: Color) -> None:
     from quanterr.report.sections import Column
     from quanterr.report.terminal import console, fit_table
 

@@ -17,7 +17,7 @@ from quanterr.findings.files import RECIPE
 from quanterr.gates import prepare
 from quanterr.keywords import accept_fields_of
 from quanterr.metrics import METRICS_VERSION
-from quanterr.native import Choice, chosen
+from quanterr.native import KernelChoice, choose_kernel
 from quanterr.options import CompareKeywords, CompareOptions, ComparisonOptions
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
@@ -28,7 +28,7 @@ from quanterr.report.model import Report, Settings
 from quanterr.report.sensitivity import read_sensitivity
 from quanterr.selection import Selection
 from quanterr.tensors.clock import Clock
-from quanterr.tensors.devices import described, pick_device
+from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.company import company_of_environment
 from quanterr.util.platform import give_back_memory, with_slashes
 from quanterr.util.text import display
@@ -82,7 +82,7 @@ def _compare_each(
     stop: threading.Event,
     ranks: Ranks | None,
 ) -> list[Report]:
-    clock, choice = Clock(), chosen()
+    clock, choice = Clock(), choose_kernel()
     sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
     with ExitStack() as stack:
         selection = Selection(options.layers, options.exclude)
@@ -133,7 +133,7 @@ def _compare_each(
             _described(run),
             run.threads,
             run.progress.done_bytes,
-            str(Choice(None) if run.device.type == "cuda" else choice),
+            str(KernelChoice(None) if run.device.type == "cuda" else choice),
         )
         settings = Settings(
             outlier_threshold=options.outlier_threshold,
@@ -160,9 +160,9 @@ def _made(
 ) -> Iterator[Checkpoint]:
     """The original quantized by each recipe; all that recipes need is imported for these alone."""
     if recipes:
-        from quanterr.recipes.candidate import quantized_by
+        from quanterr.recipes.quantized_file import quantize_by
 
-        yield from quantized_by(recipes, original, selection, weighing(original, means))
+        yield from quantize_by(recipes, original, selection, weighing(original, means))
 
 
 def _journal(
@@ -170,7 +170,7 @@ def _journal(
     ranks: Ranks | None,
     checkpoints: Sequence[Checkpoint],
     plans: Sequence[Plan],
-    choice: Choice,
+    choice: KernelChoice,
     stack: ExitStack,
 ) -> Journal | None:
     """The journal that is asked for, read before any rank adds to its own; ranks agree on inputs and plan."""
@@ -186,5 +186,5 @@ def _journal(
 
 
 def _described(run: Scheduler) -> str:
-    name = described(run.device)
+    name = describe_device(run.device)
     return f"{name}; cpu too, for want of memory at {display(run.moved_at)}" if run.moved_at else name

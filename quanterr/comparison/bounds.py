@@ -8,7 +8,7 @@ from quanterr.checkpoints import Checkpoint, entered
 from quanterr.inspection import inspect
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
-from quanterr.recipes.candidate import quantized_by
+from quanterr.recipes.quantized_file import quantize_by
 from quanterr.report.ranking.model import Ranking
 from quanterr.selection import Selection
 
@@ -29,7 +29,7 @@ def with_bounds(
     found = {}
     with ExitStack() as stack:
         checkpoint = entered(stack, original, options.lenient, options.cache)
-        for virtual in quantized_by(recipes, checkpoint, Selection(options.layers, options.exclude)):
+        for virtual in quantize_by(recipes, checkpoint, Selection(options.layers, options.exclude)):
             decode = inspect(virtual, hardware=hardware).decode
             found[virtual.path] = None if decode is None else decode.tokens_per_second
     for candidate in ranking.candidates:

@@ -16,9 +16,9 @@ from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import of_notes
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
-from quanterr.recipes.candidate import QuantizedFile, quantized_by
-from quanterr.recipes.sampling import Estimate, estimated, margin
-from quanterr.recipes.tensors import weight_of
+from quanterr.recipes.quantized_file import QuantizedFile, quantize_by
+from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin
+from quanterr.recipes.tensors import read_weight
 from quanterr.report.base import Tool
 from quanterr.report.keeping import Budget
 from quanterr.report.model import Selection as Selected
@@ -104,7 +104,7 @@ def _virtuals(recipes: Sequence[Recipe], original: Checkpoint, selection: Select
     found: dict[str, Checkpoint] = {}
     for is_local in (True, False):
         own = [recipe for recipe in recipes if recipe.scheme.is_local == is_local]
-        found |= {recipe.name: made for recipe, made in zip(own, quantized_by(own, original, selection), strict=True)}
+        found |= {recipe.name: made for recipe, made in zip(own, quantize_by(own, original, selection), strict=True)}
     return [found[recipe.name] for recipe in recipes]
 
 
@@ -132,7 +132,7 @@ def _estimates(
         if options.stop is not None and options.stop.is_set():
             raise Interrupted("interrupted; nothing is estimated before all weights were sampled")
         progress.name = name
-        made = estimated(name, entries[name], share, [each.get(name) for each in files])
+        made = estimate_matrix(name, entries[name], share, [each.get(name) for each in files])
         progress.done_bytes += entries[name].nbytes
         progress.done_weights += 1
         return made
@@ -162,11 +162,11 @@ def _rankable(
     tensors, formats = dict(others), dict[str, int]()
     for name, one in known.items():
         file = files[name]
-        form = weight_of(file).format
+        form = read_weight(file).format
         formats[form] = formats.get(form, 0) + 1
         n = file.source.rows * file.source.cols
         dtype, noise = reported_dtype(file.source.dtype), one.ratio * signals[name]
-        tensors[name] = Stored(form, n, file.size, noise, signals[name], dtype, True, margin([one]))
+        tensors[name] = Stored(form, n, file.size, noise, signals[name], dtype, True, find_margin([one]))
     worst = min(known, key=lambda name: -known[name].ratio)
     total = [sum(part) for part in zip(*((one.signal, one.noise) for one in known.values()), strict=True)]
     row = Candidate(
@@ -185,6 +185,6 @@ def _rankable(
         formats=formats,
         findings=list(of_notes(virtual)),
         gates=[],
-        snr_db_margin=margin(list(known.values())),
+        snr_db_margin=find_margin(list(known.values())),
     )
     return Rankable(recipe.name, row, tensors, set())

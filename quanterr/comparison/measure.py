@@ -7,7 +7,7 @@ from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums
 from quanterr.metrics import METRICS, OUTLIER, Measured, Value, evaluate
 from quanterr.metrics.sums import Sums
-from quanterr.native import chosen
+from quanterr.native import choose_kernel
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -38,7 +38,7 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
         x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
         return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
 
-    kernel = None if wide or x.is_cuda else chosen().kernel
+    kernel = None if wide or x.is_cuda else choose_kernel().kernel
     native = NativeSums(kernel, outlier_threshold) if kernel else None
     total = Sums()
     for chunk in Cut(rows, cols, CUDA_CHUNK if x.is_cuda else CPU_CHUNK):

@@ -13,9 +13,9 @@ from quanterr.formats import Values, Weight
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import RowSums, Sums, WorstRow, exact
-from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, Run, Side
+from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import Decoder, Element, Order, decoder_of
+from quanterr.tensors.decoder import Decoder, ElementType, Order, decoder_of
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import kernel_file
 
@@ -124,14 +124,14 @@ class NativeSums:
 
     def _add(
         self,
-        sides: Sequence[Side],
+        sides: Sequence[SideStruct],
         chunk: Chunk,
         matrix: tuple[int, int],
         at_once: int,
         wanted: Wanted = SUMS_ALONE,
     ) -> Sums | None:
         r, c = chunk.shape
-        run = Run(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
+        run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
         run.normal = wanted.normal
         if wanted.importance:
             importance = wanted.importance(chunk).float().contiguous()
@@ -154,7 +154,7 @@ class NativeSums:
             sums.peaks = [wanted.cells.piece(peaks, chunk.row)]
         return sums
 
-    def _taken(self, run: Run, n: int) -> Sums:
+    def _taken(self, run: RunStruct, n: int) -> Sums:
         """The sums that the kernel left, of ``n`` elements."""
         sums = Sums(
             elements=n,
@@ -181,7 +181,7 @@ class NativeSums:
         return sums
 
 
-def _add_rows(sums: Sums, run: Run, chunk: Chunk, cols: int) -> None:
+def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
     """The row with the largest |e|, and the few with the lowest SNR; a piece of a row is kept whatever it is."""
     whole = chunk.shape[1] == cols
     if sums.e_max:
@@ -198,7 +198,7 @@ def _direct(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     decoder = decoder_of(weight.dequantize)
     if decoder is None:
         return None
-    cols, (together, _) = weight.matrix[1], decoder.together
+    cols, (together, _) = weight.matrix[1], decoder.storage_unit
     if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
         return None
     if chunks[0].stop_col - chunks[0].col == cols:
@@ -214,18 +214,18 @@ def _rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
     return min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
 
 
-def _of_values(values: Tensor, alive: list[Tensor]) -> Side:
+def _of_values(values: Tensor, alive: list[Tensor]) -> SideStruct:
     """A side whose values are dequantized, (r, c)."""
     stored = values.float().contiguous()
     alive.append(stored)
-    return Side(element=Element.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
+    return SideStruct(element=ElementType.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
 
 
-def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]) -> Side:
+def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]) -> SideStruct:
     """A side whose codes the kernel reads and decodes itself, ``at_once`` rows at a time."""
-    entry, (together, n_bytes) = decoder.codes, decoder.together
+    entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
     row_bytes = decoder.cols // together * n_bytes
-    side = Side(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
+    side = SideStruct(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
     if decoder.ends:
         side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
     if decoder.order == Order.ROWS:
@@ -251,9 +251,9 @@ def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace
     return side
 
 
-def _place_columns(side: Side, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
+def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
     """Codes of whole columns, which are held, from the first row of the chunk on."""
-    stored = workspace.whole("columns", decoder.codes)
+    stored = workspace.read_whole("columns", decoder.codes)
     side.file, side.words = -1, stored.shape[1]
     first = chunk.row if decoder.order == Order.WORDS_DOWN else chunk.row // AWQ_ROWS
     side.stored = stored.data_ptr() + 4 * first

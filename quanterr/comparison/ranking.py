@@ -13,9 +13,9 @@ from quanterr.gates import Prepared, prepare
 from quanterr.keywords import accept_fields_of
 from quanterr.options import ComparisonOptions, RankKeywords, RankOptions, SweepKeywords, SweepOptions
 from quanterr.pairing.importance import read_importance, weighing
-from quanterr.recipes import PRESETS, Recipe, recipes_named
-from quanterr.recipes.sampling import share_of
-from quanterr.recipes.studies import studied
+from quanterr.recipes import PRESETS, Recipe, parse_recipes
+from quanterr.recipes.sampling import parse_share
+from quanterr.recipes.studies import study_recipes
 from quanterr.report.hardware import bandwidth_of
 from quanterr.report.keeping import budget
 from quanterr.report.ranking.making import names_of, ranked
@@ -44,7 +44,7 @@ def rank_candidates(
     original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], options: RankOptions, rules: Prepared
 ) -> Ranking:
     """The same with rules that were read before."""
-    recipes = recipes_named(options.against) if options.against else []
+    recipes = parse_recipes(options.against) if options.against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     names = names_of([*paths, *names_in(recipes)])
     return _ranked(original, [*candidates, *recipes], names, options, options.keep_original, rules)
@@ -68,12 +68,12 @@ def sweep(original: Path | Checkpoint, to: Iterable[str] = (), **options: Unpack
 
 def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: Prepared) -> Ranking:
     """The same with rules that were read before."""
-    recipes = recipes_named(options.to or PRESETS, options.scales)
+    recipes = parse_recipes(options.to or PRESETS, options.scales)
     if options.hardware is not None:
         bandwidth_of(options.hardware)  # a mistake in it costs no run
     if options.sample is not None:
         keep = None if options.keep_original is None else budget(options.keep_original)
-        found = estimate(original, recipes, share_of(options.sample), keep, options)
+        found = estimate(original, recipes, parse_share(options.sample), keep, options)
     else:
         found = _ranked(original, recipes, names_in(recipes), options, options.keep_original, rules)
     if options.study and found.complete:
@@ -103,7 +103,7 @@ def with_studies(
         checkpoint = entered(stack, original, options.lenient, options.cache)
         means = None if options.importance is None else read_importance(options.importance)
         weigh = weighing(checkpoint, means)
-        found = studied(checkpoint, recipes, Selection(options.layers, options.exclude), options.stop, weigh)
+        found = study_recipes(checkpoint, recipes, Selection(options.layers, options.exclude), options.stop, weigh)
         checkpoint.check_unchanged()
     return ranking.model_copy(update={"studies": found})
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import torch
 
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable, Kind, Part
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import Peaks
@@ -77,7 +77,7 @@ def unpacked(number: int, text: str) -> ComparedWeight:
         if "histogram" in made:
             sums.histogram = _histogram(*made["histogram"])
         sums.peaks = [_peaks(*piece) for piece in made.get("peaks", ())]
-        scales = Scales(*map(_value, made["scales"])) if "scales" in made else None
+        scales = ScaleStatistics(*map(_value, made["scales"])) if "scales" in made else None
         worst = None
         if "worst" in made:
             row, col, x, y = made["worst"]

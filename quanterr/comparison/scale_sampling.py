@@ -11,7 +11,15 @@ from torch import Tensor
 from quanterr.comparison.conspicuous import spread_over_rows
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable, Kind, Part, level
-from quanterr.tensors.good_scales import Groups, Losses, groups_of, has_one_zero, in_order, losses, losses_of_parts
+from quanterr.tensors.good_scales import (
+    Losses,
+    ScaleGroups,
+    find_groups,
+    has_one_zero,
+    measure_losses,
+    measure_part_losses,
+    order_columns,
+)
 from quanterr.tensors.levels import SUBNORMAL, ScaleSteps, Scaling
 
 PART = 64  # columns of a part of a group
@@ -155,7 +163,7 @@ class ScaleSampler:
         largest = None if groups.whole or not _is_one(scales.unit) else self._largest_of(rows)
         if self._one_zero is None:
             self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
-        found = losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
+        found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
         if not all(bool(numbers.isfinite().all()) for numbers in found):
             return
         found = self._as_stored(found, rows, col // groups.cols)
@@ -167,14 +175,14 @@ class ScaleSampler:
         self._sampled.append(_Sampled(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole))
 
     def _add_parts(
-        self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: Groups, found: Losses
+        self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: ScaleGroups, found: Losses
     ) -> None:
         """Of floats with scales that are far too large: the parts of groups whose values are small."""
         levels, cols = self._weight.levels, x.shape[1]
         if not self.has_floats or scales.shift is not None or not levels or cols % PART:
             return
         if bool((found.needed < 1 / WIDE).any()):
-            parts = losses_of_parts(levels, x, scales.unit, found, groups, PART)
+            parts = measure_part_losses(levels, x, scales.unit, found, groups, PART)
             self._within.append(_Sampled(parts, rows, range(col, col + cols, PART), PART))
 
     def _largest_of(self, rows: Sequence[int]) -> float | None:
@@ -232,7 +240,7 @@ class ScaleSampler:
     def _has_one_scale(self) -> bool:
         return self._weight.scale is not None and self._weight.scale.n == 1 and not self._weight.rotated
 
-    def _groups(self, scales: Scaling, shape: tuple[int, ...]) -> tuple[Groups | None, Tensor | None]:
+    def _groups(self, scales: Scaling, shape: tuple[int, ...]) -> tuple[ScaleGroups | None, Tensor | None]:
         """How sampled elements share scales, and the order of columns that brings groups together, if they are not."""
         weight, unit = self._weight, scales.unit
         rows, cols = weight.matrix
@@ -241,17 +249,17 @@ class ScaleSampler:
             units = unit.expand(-1, shape[1])[:, : shape[1] // block[1] * block[1]]
             if not units.numel() or shape[0] % block[0]:
                 return None, None
-            if groups_of((1 if len(units) == 1 else block[0], block[1]), units):
-                return Groups(*block), None
-            order = in_order(block[1], units) if block[0] == 1 else None
-            return (Groups(*block), order) if order is not None else (None, None)
+            if find_groups((1 if len(units) == 1 else block[0], block[1]), units):
+                return ScaleGroups(*block), None
+            order = order_columns(block[1], units) if block[0] == 1 else None
+            return (ScaleGroups(*block), order) if order is not None else (None, None)
         of_rows = weight.scale.n >= rows if weight.scale is not None else unit.shape[0] == shape[0]
-        if unit.shape[1] > 1 and groups_of((1, shape[1]), unit) is None:
+        if unit.shape[1] > 1 and find_groups((1, shape[1]), unit) is None:
             return None, None
         if of_rows:
-            return Groups(1, shape[1], shape[1] == cols), None
+            return ScaleGroups(1, shape[1], shape[1] == cols), None
         whole = shape == (rows, cols)
-        return Groups(shape[0], shape[1], whole) if self._has_one_scale else Groups(1, shape[1], False), None
+        return ScaleGroups(shape[0], shape[1], whole) if self._has_one_scale else ScaleGroups(1, shape[1], False), None
 
     def result(self, found: Attainable, beside: "ScaleSampler | None") -> Attainable:
         """The sample of the codes, with what scales lose; the groups that stand out may be ``beside`` it as well."""

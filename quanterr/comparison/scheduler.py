@@ -22,7 +22,7 @@ from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight
-from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
+from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, split_chunk
 from quanterr.util.platform import limit_of_memory, usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
@@ -231,7 +231,7 @@ class Scheduler:
 
     def _fitting(self, chunks: list[Chunk], size: int) -> list[Chunk]:
         """The same elements in chunks of at most that size."""
-        return chunks if size == self.size else [piece for chunk in chunks for piece in divided(chunk, size)]
+        return chunks if size == self.size else [piece for chunk in chunks for piece in split_chunk(chunk, size)]
 
     def _with_room(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
         """What ``work`` gives; while the device has no room for it, after going over to smaller chunks, or the CPU."""

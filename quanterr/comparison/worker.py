@@ -22,15 +22,15 @@ from quanterr.comparison.kernel import Wanted, exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.scale_sampling import ScaleSampler
 from quanterr.formats import Values, Weight
-from quanterr.formats.shared.scale_grid import chunks_of_scale
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable, Part
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.native import Kernel
 from quanterr.pairing.plan import ComparedWeight, Element, Pair
-from quanterr.tensors.casts import CastTest, Copy, least_normal, narrowest, rounds_to_nearest
-from quanterr.tensors.chunks import Chunk, Cut, divided
-from quanterr.tensors.levels import Scaling, nearest, rounding
+from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
+from quanterr.tensors.chunks import Chunk, Cut, split_chunk
+from quanterr.tensors.levels import Scaling, find_nearest, measure_rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
@@ -200,7 +200,7 @@ class Worker:
         weight = rotated.weight if rotated else pair.quantized
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
-        chunks = [piece for chunk in sampled(weight.shape) for piece in divided(chunk, self.size)]
+        chunks = [piece for chunk in sampled(weight.shape) for piece in split_chunk(chunk, self.size)]
         of_scales = self._scale_sampler(weight, sums, bool(rotated))
         found = None if rotated else self._plain(pair, chunks, sums, place, of_scales)
         if found is None:
@@ -219,7 +219,7 @@ class Worker:
         for chunk in chunks:
             x, y = self._values(pair, chunk, place)
             if rotated:
-                x = rotated.turn(x.clone(), self._kernel)
+                x = rotated.rotate(x.clone(), self._kernel)
                 y = weight.dequantize(chunk, self._quantized[place]).weight
             self._add_nearest(weight, chunk, x, y, sampler, None if spread_over_rows(weight) else of_scales)
         return sampler.result(), of_scales
@@ -237,7 +237,7 @@ class Worker:
         scales = weight.scaling(chunk, self._ends)
         if scales is None or weight.levels is None:
             return
-        found = nearest(weight.levels, x, y, scales)
+        found = find_nearest(weight.levels, x, y, scales)
         if codes is not None:
             codes.add(chunk, x, y, found)
         if of_scales is not None:
@@ -263,7 +263,7 @@ class Worker:
         scales = pair.quantized.scaling(chunk, self._ends)
         if scales:
             x = self._kernel.buffer("values_x", chunk.shape, torch.float32)
-            for rows in divided(chunk._replace(col=0, stop_col=pair.original.matrix[1]), self.size):
+            for rows in split_chunk(chunk._replace(col=0, stop_col=pair.original.matrix[1]), self.size):
                 whole = self._kernel.buffer("whole_rows", rows.shape, torch.float32)
                 self._read(pair, "x", rows, place, whole)
                 x[rows.row - chunk.row : rows.stop_row - chunk.row] = whole[:, chunk.col : chunk.stop_col]
@@ -305,7 +305,7 @@ class Worker:
                 return None
             x, y = self._sample(pair, together, place)
             e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
-            mean = rounding(weight.levels, x, e, scales, self._kernel)
+            mean = measure_rounding(weight.levels, x, e, scales, self._kernel)
             if mean is None:
                 return None
             steps += mean * x.numel()
@@ -418,7 +418,7 @@ def _is_copy(pair: Pair) -> bool:
 
 def _dtypes(pair: Pair) -> tuple[str, str]:
     """Those of two sides of floats with the fewest digits."""
-    x, y = (narrowest({entry.dtype for entry in side.parts.values()}) for side in (pair.original, pair.quantized))
+    x, y = (find_narrowest({entry.dtype for entry in side.parts.values()}) for side in (pair.original, pair.quantized))
     return x, y
 
 
@@ -437,7 +437,7 @@ def _fingerprint(entries: Iterable[Entry]) -> str:
     return f"{crc:08x}"
 
 
-def _scales(weight: Weight, workspace: Workspace) -> Scales | None:
+def _scales(weight: Weight, workspace: Workspace) -> ScaleStatistics | None:
     if weight.scale is None:
         return None
-    return Scales.of(chunks_of_scale(weight.scale, workspace))
+    return ScaleStatistics.compute(iterate_scales(weight.scale, workspace))

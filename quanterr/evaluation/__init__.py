@@ -58,8 +58,8 @@ from quanterr.gates.planned import read_plan
 from quanterr.keywords import accept_fields_of
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
-from quanterr.recipes import recipe_named, recipes_named
-from quanterr.recipes.candidate import mixed, quantized_by
+from quanterr.recipes import parse_recipe, parse_recipes
+from quanterr.recipes.quantized_file import mix_recipes, quantize_by
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
@@ -68,7 +68,7 @@ from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.ranking.making import short_names
 from quanterr.report.subjects import overall
 from quanterr.selection import Selection
-from quanterr.tensors.devices import described, pick_device
+from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.company import Company, company_of_environment
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
@@ -115,7 +115,7 @@ def evaluate_candidates(
     """The same with rules that were read before."""
     started = datetime.now(UTC)
     plans, words = _plans_and_recipes(against)
-    recipes = recipes_named(words) if words else []
+    recipes = parse_recipes(words) if words else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [*(recipe.name for recipe in recipes), *plans]
     check_rounding(chosen.activations, chosen.kv)
@@ -129,7 +129,7 @@ def evaluate_candidates(
         every = [
             opened,
             *(entered(stack, side, chosen.lenient, chosen.cache) for side in candidates),
-            *quantized_by(recipes, opened, Selection(())),
+            *quantize_by(recipes, opened, Selection(())),
             *(_quantize_as_planned(plan, name, opened) for name, plan in plans.items()),
         ]
         sides = Sides(opened, prepared.architecture.device)
@@ -319,8 +319,8 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
                 f"--against {display(path)}: it is of another original: {layer.display_name} {found}, where "
                 f"{layer.elements:,} elements are planned; plan again, from this one"
             )
-    recipes = {one.layer_name: recipe_named(one.recipe) for one in plan.layers if one.recipe != ORIGINAL}
-    made, left = mixed(original, recipes, path)
+    recipes = {one.layer_name: parse_recipe(one.recipe) for one in plan.layers if one.recipe != ORIGINAL}
+    made, left = mix_recipes(original, recipes, path)
     if left:
         raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored so: {left[0].reason}")
     return made
@@ -457,7 +457,7 @@ def _run(chosen: EvaluateOptions, device: torch.device, started: datetime, secon
     return RunInfo(
         started=started.isoformat(timespec="seconds"),
         seconds=seconds,
-        device=described(device),
+        device=describe_device(device),
         threads=torch.get_num_threads(),
         kernel=None,
         torch=torch.__version__,

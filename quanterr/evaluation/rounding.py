@@ -19,10 +19,10 @@ from quanterr.evaluation.states import products_of, storage_of
 from quanterr.evaluation.units import Unit
 from quanterr.findings import finding
 from quanterr.findings.activations import no_input_scale
-from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import Inputs, declared_cache, declared_inputs
 from quanterr.pairing.plan import Plan
-from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, Stored
+from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display
@@ -36,7 +36,7 @@ class Rounded(NamedTuple):
     """How the inputs of a weight are rounded: a scheme, what is stored for it, factors that come first."""
 
     scheme: InputScheme
-    stored: Stored
+    stored: StoredInputScale
     factors: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Rounding:
                 self._add(name, found)
         elif activations != NONE:
             coded = [pair for pair in plan.pairs if pair.quantized.has_codes and pair.quantized.matrix[0] > 1]
-            self.inputs = {pair.name: Rounded(INPUT_SCHEMES[activations], Stored()) for pair in coded}
+            self.inputs = {pair.name: Rounded(INPUT_SCHEMES[activations], StoredInputScale()) for pair in coded}
         declared, scales = declared_cache(plan.labels["quantized"].config, entries)
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
         self._cache = {name: self._number(entry) for name, entry in scales.items()} if self.rounds_cache else {}
@@ -91,10 +91,10 @@ class Rounding:
             self.clamped.append(name)
         zero = None if found.zero_point is None else self._tensor(found.zero_point)
         factors = None if found.factors is None else self._tensor(found.factors)
-        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], Stored(scale, zero, found.bound), factors)
+        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], StoredInputScale(scale, zero, found.bound), factors)
 
     def _tensor(self, entry: Entry) -> Tensor:
-        pieces = [piece.flatten().float() for piece in chunks_of_scale(entry, self._workspace)]
+        pieces = [piece.flatten().float() for piece in iterate_scales(entry, self._workspace)]
         found = torch.cat(pieces).to(self._device)
         return found[0] if found.numel() == 1 else found
 
@@ -188,9 +188,9 @@ class RoundingMode(TorchFunctionMode):
         for place, name, scale in ((1, "key", self._cache[0]), (2, "value", self._cache[1])):
             of = torch.tensor(scale)
             if len(given) > place:
-                given[place] = CACHE_SCHEME(given[place], Stored(of))
+                given[place] = CACHE_SCHEME(given[place], StoredInputScale(of))
             else:
-                named[name] = CACHE_SCHEME(named[name], Stored(of))
+                named[name] = CACHE_SCHEME(named[name], StoredInputScale(of))
         self._owner.cached += 1
         return tuple(given), named
 

@@ -8,8 +8,8 @@ from quanterr.checkpoints import Entry
 from quanterr.findings.codes import finding
 from quanterr.findings.neighbours import of_neighbours
 from quanterr.formats import is_auxiliary
-from quanterr.formats.shared.scale_grid import chunks_of_scale
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.pairing import SIDES
 from quanterr.pairing.plan import Bucket, Pair, Plan
 from quanterr.report.base import Finding
@@ -90,7 +90,7 @@ def _of_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Ite
         left -= entry.n
         if left < 0:
             break
-        scales = Scales.of(chunks_of_scale(entry, workspace))
+        scales = ScaleStatistics.compute(iterate_scales(entry, workspace))
         zero = 0 if name.endswith(MAY_BE_ZERO) else scales.zero
         extreme = scales.number and not scales.nonfinite and not zero and _is_extreme(scales)
         for names, n in zip(bad.values(), (scales.nonfinite, scales.negative, zero, extreme), strict=True):
@@ -109,7 +109,7 @@ def _of_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Ite
     yield from of_neighbours(side, means, pairs, workspace)
 
 
-def _is_extreme(scales: Scales) -> bool:
+def _is_extreme(scales: ScaleStatistics) -> bool:
     sizes = [abs(value) for value in (scales.low, scales.high) if value]
     return any(not LEAST_SCALE <= size <= MOST_SCALE for size in sizes)
 

@@ -6,7 +6,7 @@ from math import ceil, isfinite, log2, log10, sqrt
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
-from quanterr.formats import rows_of
+from quanterr.formats import find_rows
 from quanterr.metrics.attainable import Attainable, Part, level
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import ComparedWeight, Pair
@@ -344,7 +344,7 @@ def _clipping(pair: Pair, found: Attainable) -> Finding:
 
 def least_scale(pair: Pair) -> float:
     """The least that the format's scales can be, where that is known; 0 of others."""
-    return min((row.least_scale for row in rows_of(pair.quantized.format)), default=0.0)
+    return min((row.least_scale for row in find_rows(pair.quantized.format)), default=0.0)
 
 
 def underflows(pair: Pair, sums: Sums) -> bool:

@@ -4,7 +4,7 @@ from math import isfinite, log, log2
 
 from torch import Tensor
 
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 
 # Largest codes: scales are made with them, and a step that leaves one out, or repeats it, is off by just that.
 LARGEST = {
@@ -28,7 +28,7 @@ POWERS = {
 NEAR = 0.01  # of the logarithm
 
 
-def meaning(factor: float, scales: Scales | None) -> str:
+def meaning(factor: float, scales: ScaleStatistics | None) -> str:
     """What y = factor · x suggests, in words that follow a sentence; ``scales`` are those that are stored."""
     if factor < 0:
         return ": the sign is inverted" if _near(-factor, 1) else ": the sign is inverted as well"

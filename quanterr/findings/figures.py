@@ -4,7 +4,7 @@ from functools import cache
 from math import inf, isfinite, log10, sqrt
 from typing import NamedTuple
 
-from quanterr.formats import rows_of
+from quanterr.formats import find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.plan import Pair
 
@@ -59,7 +59,7 @@ def level_of(bits: int) -> float:
 
 def usual_of(format_name: str) -> tuple[int, int] | None:
     """The usual SNR in dB of a format, from … to …, where it hardly depends on the weight."""
-    rows = rows_of(format_name)
+    rows = find_rows(format_name)
     usual = rows[0].usual_db if len(rows) == 1 else None
     return usual if usual and usual[1] - usual[0] <= NARROW else None
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from quanterr.findings.codes import finding
 from quanterr.findings.factors import meaning
 from quanterr.findings.figures import Figures
-from quanterr.formats import rows_of
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats import find_rows
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.names import canonical
 from quanterr.pairing.plan import Pair
@@ -34,7 +34,7 @@ class WeightSummary(NamedTuple):
     number: int
     pair: Pair
     figures: Figures | None
-    scales: Scales | None
+    scales: ScaleStatistics | None
     offset: float | None  # of a norm: by how much all its elements differ
     zero: bool = False  # the quantized weight is
     near: bool = False  # about as good as its scales allow, and good scales would
@@ -236,7 +236,7 @@ def biases_beside_codes(pairs: Iterable[Pair]) -> set[str]:
     modules = {
         pair.name.removesuffix("weight")
         for pair in pairs
-        if pair.quantized.has_codes and any(row.corrects_biases for row in rows_of(pair.quantized.format))
+        if pair.quantized.has_codes and any(row.corrects_biases for row in find_rows(pair.quantized.format))
     }
     return {pair.name for pair in pairs if pair.name.endswith("bias") and pair.name.removesuffix("bias") in modules}
 

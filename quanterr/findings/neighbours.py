@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from quanterr.findings.codes import finding
-from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing import SIDES
 from quanterr.pairing.plan import Pair
 from quanterr.report.base import Finding
@@ -130,7 +130,7 @@ def _equal(scales: Mapping[str, float], pairs: Sequence[Pair], side: int, read: 
         weight = (pair.original, pair.quantized)[side]
         own = [entry for entry in weight.parts.values() if entry.n == 1 and entry.dtype == "F32"]
         for name in (entry.name for entry in pair.consumed[side] if entry.n == 1 and entry.name in scales):
-            values = {float(next(chunks_of_scale(entry, read))) for entry in own}
+            values = {float(next(iterate_scales(entry, read))) for entry in own}
             compared += bool(values)
             if scales[name] in values and _has_many_digits(scales[name]):
                 equal[name] = f"{name} ({scales[name]:.3g})"

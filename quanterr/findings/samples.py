@@ -17,7 +17,7 @@ from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, severity
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Correction, Sample, simplest, snr_db
 from quanterr.formats import Weight
-from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.plan import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
@@ -180,7 +180,7 @@ def _pattern(pair: Pair, corrected: Correction, workspace: Workspace) -> str:
     """What the factors of all rows, or of all blocks of them, suggest of the scales, where those are as many."""
     if corrected.factors is None or pair.quantized.scale is None or pair.quantized.scale.n != corrected.factors.numel():
         return ""
-    stored = torch.cat([piece.flatten().double() for piece in chunks_of_scale(pair.quantized.scale, workspace)])
+    stored = torch.cat([piece.flatten().double() for piece in iterate_scales(pair.quantized.scale, workspace)])
     return pattern(corrected.factors.flatten(), stored)
 
 

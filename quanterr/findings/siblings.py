@@ -11,7 +11,7 @@ from quanterr.checkpoints import Entry
 from quanterr.findings.codes import finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
-from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
@@ -56,7 +56,7 @@ def _global_scale(one: WeightSummary) -> Entry | None:
 
 def _apart(group: Sequence[WeightSummary], read: Workspace) -> tuple[float, tuple[str, float, float]] | None:
     """By how much their scales differ; name, dB as stored and dB as fused of the one that loses most."""
-    scales = [float(next(chunks_of_scale(entry, read))) for one in group if (entry := _global_scale(one))]
+    scales = [float(next(iterate_scales(entry, read))) for one in group if (entry := _global_scale(one))]
     if min(scales) <= 0 or max(scales) / min(scales) <= 1 + DIFFER:
         return None
     largest, rows = max(scales), []

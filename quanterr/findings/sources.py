@@ -33,7 +33,7 @@ from quanterr.pairing.plan import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.levels import Scaling, cells
+from quanterr.tensors.levels import Scaling, find_cells
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
@@ -161,7 +161,7 @@ def _sampled(pair: Pair, workspaces: Workspaces) -> Sample | None:
         chunk = Chunk(max(start, after), start + height, 0, cols)
         after = chunk.stop_row
         x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
-        x = turn.turn(x.clone(), workspaces[0]) if turn else x
+        x = turn.rotate(x.clone(), workspaces[0]) if turn else x
         y = weight.dequantize(chunk, workspaces[1]).weight.float()
         scales = weight.scaling(chunk, ends)
         if scales is None or weight.levels is None:
@@ -169,7 +169,7 @@ def _sampled(pair: Pair, workspaces: Workspaces) -> Sample | None:
         unit, shift = (None if side is None else side.float().expand_as(x)[:, :WIDTH] for side in scales)
         assert unit is not None  # noqa: S101
         x, y = x[:, :WIDTH], y[:, :WIDTH]
-        around = cells(weight.levels, x, Scaling(unit, shift))
+        around = find_cells(weight.levels, x, Scaling(unit, shift))
         fine = around.inside & x.isfinite() & y.isfinite() & around.nearest.isfinite() & (around.width > 0)
         sides = (x, y - x, around.nearest - x)
         pieces.append((*(side.masked_fill(~fine, 0.0) for side in sides), around.width.masked_fill(~fine, 1.0), fine))

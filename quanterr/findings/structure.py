@@ -7,7 +7,7 @@ from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import finding
 from quanterr.findings.configs import CONFIG, config_of
 from quanterr.findings.schemes import of_scheme
-from quanterr.formats import FORMATS, rows_of
+from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.plan import Pair, Plan
 from quanterr.report.base import Finding
@@ -114,7 +114,7 @@ def _tied(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
     if not isinstance(main, dict) or main.get("tie_word_embeddings") is not True:
         return
     coded = (p for p in pairs if p.quantized.has_codes and p.quantized.codes.name.startswith(HEAD))
-    for name in (p.name for p in coded if not any(row.takes_tied_head for row in rows_of(p.quantized.format))):
+    for name in (p.name for p in coded if not any(row.takes_tied_head for row in find_rows(p.quantized.format))):
         yield _mismatch(
             f"config.json declares tie_word_embeddings, but {display(name)} is quantized for itself: "
             "loaders take the embedding in its place",

@@ -158,9 +158,9 @@ def presets() -> Iterator[Entry]:
 
 def recipes() -> Iterator[Entry]:
     """One entry per recipe of sweep, plan and rank --against."""
-    from quanterr.recipes import listing
+    from quanterr.recipes import list_recipes
 
-    for name, summary in listing().items():
+    for name, summary in list_recipes().items():
         yield Entry(name, f"## {name}\n\nRecipe: {summary}.")
 
 

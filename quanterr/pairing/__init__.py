@@ -16,7 +16,7 @@ from typing import NamedTuple
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
-from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
+from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, is_auxiliary
 from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
 from quanterr.pairing.fusing import Held, Holders, plain_naming, swapped
@@ -269,7 +269,7 @@ class _Pairing:
         stored = {own.removeprefix(f"{module}."): side.entries[own] for own in parts}
         if not parts and is_computed(self.original.codes[self.names[shared]]):
             return Bucket.CONSUMED, COMPUTED
-        if parts and (reason := refused(stored, side.labels.config)):
+        if parts and (reason := explain_unsupported(stored, side.labels.config)):
             return Bucket.UNSUPPORTED, reason
         if shared.endswith(".weight") and parts:
             kinds = ", ".join(str(side.entries[own]) for own in parts[:4])

@@ -111,7 +111,7 @@ class Holders:
         config = self._quantized.checkpoint.config.get("config.json")
         known = isinstance(config, dict) and config.get("model_type") in INTERLEAVED_GATE_UP
         first, second = (alternate, below) if known else (below, alternate)
-        return first.or_else((*first.alternatives, replace(second, alternatives=())))
+        return first.with_alternatives((*first.alternatives, replace(second, alternatives=())))
 
     def _stacked(self, wanted: Atoms, holders: list[str], shape: Shape, transpose: bool) -> Weight:
         pieces = []

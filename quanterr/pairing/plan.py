@@ -10,7 +10,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Labels
 from quanterr.formats import Weight
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.sampling import Bar
@@ -131,7 +131,7 @@ class ComparedWeight(NamedTuple):
 
     number: int
     sums: Sums
-    scales: Scales | None
+    scales: ScaleStatistics | None
     worst: Element | None
     attainable: Attainable | None = None  # with its scales; None where that cannot be told
     copy: Copy | None = None  # of the original's, of what is not quantized on either side

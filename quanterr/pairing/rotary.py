@@ -51,7 +51,7 @@ def in_one_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
         return replace(pair, original=halves)
     # a file whose names alone are Mistral's
     as_stored = replace(stored, evidence=("rows of heads as they are stored", *stored.evidence))
-    return replace(pair, quantized=halves.or_else((*halves.alternatives, as_stored)))
+    return replace(pair, quantized=halves.with_alternatives((*halves.alternatives, as_stored)))
 
 
 def _number_of_heads(word: str, configs: Iterable[JsonFields]) -> int | None:

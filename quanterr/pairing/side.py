@@ -6,7 +6,7 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
 from quanterr.errors import FormatMismatch
 from quanterr.formats import CODE_DTYPES, Hints, Weight, anchored_weight, part_names, recognize
-from quanterr.formats.shared.scale_grid import CONFIG, common_block
+from quanterr.formats.shared.scale_grid import CONFIG, find_common_block
 from quanterr.util.text import display
 
 NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes in which no format stores codes
@@ -63,7 +63,7 @@ class Side:
                     self.expects_scale = f"activations have one ({display(scale)})"
         if self.labels.method and not self.expects_scale:
             self.expects_scale = f"config.json declares quant_method {self.labels.method}"
-        description = ((self.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
+        description = ((self.labels.block, CONFIG), (find_common_block(scaled), "the other weights of this checkpoint"))
         self.blocks = tuple((block, source) for block, source in description if block)
         if self.labels.marker:  # in those files a weight without a scale has the scale 1
             self.expects_scale = None

@@ -46,7 +46,7 @@ def stacked(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
     if len(weights) == 1:
         return reshaped(weights[0], shape)
     others = zip(*(weight.alternatives for weight in weights), strict=False)
-    return _stack(weights, shape).or_else(_stack(alternatives, shape) for alternatives in others)
+    return _stack(weights, shape).with_alternatives(_stack(alternatives, shape) for alternatives in others)
 
 
 def _stack(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
@@ -204,7 +204,7 @@ def _transposed(entry: Entry, rows: int, cols: int, chunk: Chunk, workspace: Wor
     for expert in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
         top = expert * cols
         begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
-        stored = workspace.held("transposed", entry, expert * rows * cols, (rows, cols))
+        stored = workspace.read_cached("transposed", entry, expert * rows * cols, (rows, cols))
         values[begin - chunk.row : end - chunk.row] = stored[chunk.col : chunk.stop_col, begin - top : end - top].t()
     return Values(values)
 
@@ -260,7 +260,7 @@ def _scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk, workspace:
 
 def _each(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
     """The view of a weight, with the same view of each of its readings."""
-    return view(weight).or_else(map(view, weight.alternatives))
+    return view(weight).with_alternatives(map(view, weight.alternatives))
 
 
 def _computed(weight: Weight, dequantize: Dequantize) -> Weight:

@@ -22,7 +22,7 @@ from quanterr.keywords import accept_fields_of
 from quanterr.knapsack import Choice, path, solve
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
-from quanterr.recipes import PRESETS, recipes_named
+from quanterr.recipes import PRESETS, parse_recipes
 from quanterr.report.base import Tool
 from quanterr.report.keeping import UNITS, amount_of, original_bytes, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report
@@ -125,7 +125,7 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
     measured_as = _measure(chosen)
     if goals[0].kind == "snr" and measured_as != SQUARED:
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
-    recipes = recipes_named(chosen.to or PRESETS, chosen.scales)
+    recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
         checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)

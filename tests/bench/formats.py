@@ -24,7 +24,7 @@ from quanterr.comparison.scheduler import CHUNKS_AT_ONCE
 from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
 from quanterr.metrics import OUTLIER
-from quanterr.native import Kernel, best
+from quanterr.native import Kernel, find_best
 from quanterr.pairing.plan import Pair
 from quanterr.pairing.side import Side
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
@@ -227,7 +227,7 @@ def rates(original: Weight, weight: Weight) -> list[float]:
         for first in range(0, len(chunks), CHUNKS_AT_ONCE):
             worker.compare([pair], chunks[first : first + CHUNKS_AT_ONCE])
 
-    kernels = [None, best().kernel] if best().kernel else [None]
+    kernels = [None, find_best().kernel] if find_best().kernel else [None]
     compared = [cores * weight.n / best_of(partial(compare, kernel), cores) / 1e9 for kernel in kernels]
     return [weight.n / best_of(dequantize, 1) / 1e9, *compared]
 
@@ -249,7 +249,7 @@ def main() -> None:
     options = parser.parse_args()
     shape = options.rows, options.cols
     print(f"G weights/s of {shape[0]} x {shape[1]}: dequantized on one thread; compared on {usable_cores()} by torch,")
-    print(f"then by the compiled kernel ({best()})")
+    print(f"then by the compiled kernel ({find_best()})")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_file({"X.weight": scales(*shape, dtype=torch.bfloat16)}, Path(folder) / "original.safetensors")
         checkpoint = stack.enter_context(open_checkpoint(Path(folder) / "original.safetensors"))

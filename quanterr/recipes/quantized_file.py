@@ -1,7 +1,7 @@
 """An original as a checkpoint that is quantized while it is read.
 
-Each weight that a recipe takes is a file of its own, which holds the tensors that the recipe stores of it: made when
-somebody reads them, kept nowhere. So such a candidate goes through the same pairs, readers and findings as one on disk.
+Each weight that a recipe takes is a file of its own with the tensors that the recipe stores; they are made when they
+are read and not kept. So such a candidate goes through the same pairing, readers and findings as one on disk.
 """
 
 import threading
@@ -20,27 +20,27 @@ from quanterr.checkpoints import Checkpoint, Entry, StoredFile
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
-from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, Stored
-from quanterr.recipes.scales import KeptScales
+from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, StoredTensor
+from quanterr.recipes.scales import ScaleCache
 from quanterr.selection import Selection
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
-PIECE = 1 << 19  # elements that are measured or encoded at once: fewer cost more in Python than a cache saves
-PIECES_KEPT = 4  # of a thread
+PIECE = 1 << 19  # elements measured or encoded at once: fewer cost more in Python than the cache saves
+PIECES_KEPT = 4  # per thread
 
-# Parts of names that stay as they are. Norms and biases are small and sensitive; embeddings (also T5's
-# relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose
-# among alternatives, where a small error changes the choice. Programs quantize embeddings and heads as well, where they
-# are told to, and llama-quantize always: so do recipes where a pattern names them.
+# Parts of names of tensors that stay unquantized. Norms and biases are small and sensitive; embeddings (also T5's
+# relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose among
+# alternatives, where a small error changes the choice. Programs quantize embeddings and heads too if asked to, and
+# llama-quantize always does: so do recipes if a pattern names them.
 SKIP = ("norm", "bias", "router", ".gate.", "wpe")
 ENDS = ("embed", "wte", "lm_head")
 
-ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # of a weight of that shape: (cols,) float32
+ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # by a weight's name and shape: (cols,) float32
 
 
 class QuantizedFile(StoredFile):
-    """What a recipe stores of one weight, one tensor after the other, made while it is read."""
+    """The tensors that a recipe stores for one weight, one after the other, made while they are read."""
 
     is_certain = True
 
@@ -50,37 +50,40 @@ class QuantizedFile(StoredFile):
         recipe: Recipe,
         source: Source,
         rows: Rows,
-        kept: KeptScales,
+        kept: ScaleCache,
         stretch: float = 1.0,
         importance: Tensor | None = None,
     ) -> None:
-        """``rows`` gives the weight's own; nothing is read yet.
+        """Describe the file; ``rows`` returns the weight's rows, and nothing is read yet.
 
-        ``stretch`` multiplies what scales are made of; ``importance`` is that of the columns, for calibrators.
+        ``stretch`` multiplies the numbers that scales are derived from; ``importance`` of the columns is for
+        calibrators.
         """
         self.stretch, self.importance = stretch, importance
         self.path = Path(recipe.name)
         self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
-        self.entries = list(self._entries(recipe.scheme.stored(source)))
+        self.entries = list(self._make_entries(recipe.scheme.list_tensors(source)))
         self.size = self.entries[-1].offset + self.entries[-1].nbytes
-        self._known = {self._named(name): tensor for name, tensor in recipe.scheme.known(source).items()}
+        self._known = {
+            self._expand_name(name): tensor for name, tensor in recipe.scheme.constant_tensors(source).items()
+        }
         self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
-        together = min(recipe.scheme.together(source), source.rows)
-        self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes
+        together = min(recipe.scheme.joint_rows(source), source.rows)
+        self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes of joint rows
         kept.register(self)
 
     @property
     def kind(self) -> tuple[str, int]:
-        """Recipes in which it is the same can be measured together."""
+        """Key of the recipes that can be measured together."""
         return self.weight, self._together
 
-    def _named(self, name: str) -> str:
+    def _expand_name(self, name: str) -> str:
         return name.format(weight=self.weight, module=self.weight.removesuffix(".weight"))
 
-    def _entries(self, stored: tuple[Stored, ...]) -> Iterator[Entry]:
+    def _make_entries(self, stored: tuple[StoredTensor, ...]) -> Iterator[Entry]:
         offset = 0
         for name, dtype, shape in stored:
-            entry = Entry(self._named(name), dtype, shape, self, offset, _bytes(dtype, shape))
+            entry = Entry(self._expand_name(name), dtype, shape, self, offset, _count_bytes(dtype, shape))
             offset += entry.nbytes
             yield entry
 
@@ -106,92 +109,92 @@ class QuantizedFile(StoredFile):
                 if entry is self.entries[0]:
                     self._encode(into, begin)
                 else:
-                    into.copy_(self._part(entry)[begin - entry.offset : end - entry.offset])
+                    into.copy_(self._read_part(entry)[begin - entry.offset : end - entry.offset])
 
-    def _part(self, entry: Entry) -> Tensor:
-        """All bytes of another part than the codes."""
+    def _read_part(self, entry: Entry) -> Tensor:
+        """Return all bytes of a part other than the codes."""
         found = self._known.get(entry.name)
         if found is None:
-            found = self._kept.of(self)[self._made.index(entry.name)]
+            found = self._kept.get(self)[self._made.index(entry.name)]
         return found.contiguous().view(-1).view(torch.uint8)
 
     def _encode(self, into: Tensor, begin: int) -> None:
-        """The bytes of codes from ``begin`` on."""
-        settled = self._kept.of(self)
+        """Write the bytes of the codes from ``begin`` on to ``into``."""
+        settled = self._kept.get(self)
         first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
         done = 0
         for row, stop in self.pieces(first * self._together, min(last * self._together, self.source.rows)):
             codes = self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
-            at = row // self._together * self._unit  # of the piece, in the entry
+            at = row // self._together * self._unit  # offset of the piece in the entry
             skip = max(begin - at, 0)
             n = min(len(codes) - skip, len(into) - done)
             into[done : done + n] = codes[skip : skip + n]
             done += n
 
     def pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Rows that are measured or encoded at once."""
+        """Yield the spans of rows that are measured or encoded at once."""
         step = max(PIECE // max(self.source.cols, 1) // self._together, 1) * self._together
         for row in range(first, stop, step):
             yield row, min(row + step, stop)
 
     def will_need(self, offset: int, n: int) -> None:
-        """Nothing to fetch."""
+        """Do nothing: there is nothing to fetch."""
 
     def check_unchanged(self) -> None:
-        """The original's file is checked."""
+        """Do nothing: the original's file is checked."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no open file."""
 
 
-def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+def _count_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     elements, n_bytes = BLOCKS.get(dtype) or (8, DTYPE_BITS[dtype])
     return prod(shape) * n_bytes // elements
 
 
-class Left(NamedTuple):
-    """A weight that stays as it is."""
+class SkippedWeight(NamedTuple):
+    """A weight that stays unquantized."""
 
     name: str
     reason: str
 
 
-class _Reading(threading.local):
-    """Each thread's buffers: the last few rows that it has read, which several recipes ask for one after the other."""
+class _RowReader(threading.local):
+    """A thread's buffers: the rows it read last, which several recipes request in turn."""
 
     def __init__(self) -> None:
         self.workspace = Workspace(torch.device("cpu"))
         self.kept: OrderedDict[tuple[int, int, int], tuple[Entry, str]] = OrderedDict()
 
     @torch.inference_mode()
-    def rows(self, entry: Entry, first: int, stop: int) -> Tensor:
-        """Rows of a matrix, float32."""
+    def read_rows(self, entry: Entry, first: int, stop: int) -> Tensor:
+        """Return rows of a matrix as float32."""
         shape, key = (stop - first, entry.shape[1]), (id(entry), first, stop)
         if key in self.kept:
             return self.workspace.buffer(self.kept[key][1], shape, torch.float32)
         stored = self.workspace.read("stored", entry, first * shape[1], shape)
         name = self.kept.popitem(last=False)[1][1] if len(self.kept) == PIECES_KEPT else f"x{len(self.kept)}"
         found = self.workspace.buffer(name, shape, torch.float32).copy_(stored)
-        self.kept[key] = entry, name  # the entry too, so that no other has its id
+        self.kept[key] = entry, name  # keeping the entry prevents reuse of its id
         return found
 
 
-_reading = _Reading()
+_reader = _RowReader()
 
 
-def rows_of(entry: Entry) -> Rows:
-    """Rows of a stored matrix of floats, not to be changed: a buffer that holds until the thread reads a few others."""
-    return partial(_rows, entry)
+def open_rows(entry: Entry) -> Rows:
+    """Return a reader of a stored float matrix; its read-only buffers are valid until the thread reads a few others."""
+    return partial(_read_rows, entry)
 
 
-def _rows(entry: Entry, first: int, stop: int) -> Tensor:
-    return _reading.rows(entry, first, stop)
+def _read_rows(entry: Entry, first: int, stop: int) -> Tensor:
+    return _reader.read_rows(entry, first, stop)
 
 
-def choose(original: Checkpoint, selection: Selection) -> tuple[list[str], list[Left]]:
-    """The weights to quantize of those that are selected, and the matrices that stay, with the reason.
+def choose_weights(original: Checkpoint, selection: Selection) -> tuple[list[str], list[SkippedWeight]]:
+    """Return the selected weights to quantize, and the matrices that stay, with the reason.
 
-    Embeddings and heads stay but where a pattern takes them in.
+    Embeddings and heads stay unless a pattern names them.
     """
     chosen, left = [], []
     for name, entry in original.entries.items():
@@ -200,44 +203,44 @@ def choose(original: Checkpoint, selection: Selection) -> tuple[list[str], list[
         stays = SKIP if selection.names(name) else (*SKIP, *ENDS)
         skipped = next((part for part in stays if part in name.lower()), None)
         if len(entry.shape) != 2 or not name.endswith(".weight"):
-            left.append(Left(name, f"of shape {list(entry.shape)}: recipes quantize matrices X.weight"))
+            left.append(SkippedWeight(name, f"of shape {list(entry.shape)}: recipes quantize matrices X.weight"))
         elif entry.dtype not in FLOATS:
-            left.append(Left(name, f"stored as {entry.dtype}, not as floats"))
+            left.append(SkippedWeight(name, f"stored as {entry.dtype}, not as floats"))
         elif skipped:
             why = "norms and routers stay, embeddings and heads where no pattern names them"
-            left.append(Left(name, f'"{skipped}" in its name: {why}'))
+            left.append(SkippedWeight(name, f'"{skipped}" in its name: {why}'))
         elif not all(entry.shape):
-            left.append(Left(name, "it is empty"))
+            left.append(SkippedWeight(name, "it is empty"))
         else:
             chosen.append(name)
     return chosen, left
 
 
-def quantized_by(
+def quantize_by(
     recipes: Sequence[Recipe], original: Checkpoint, selection: Selection, importance: ImportanceOf | None = None
 ) -> list[Checkpoint]:
-    """The original with the selected weights quantized by each recipe; a note says what a recipe cannot store.
+    """Return the original with the selected weights quantized by each recipe; notes list weights it cannot store.
 
-    ``importance`` gives that of the columns of a weight, where it is known.
+    ``importance`` returns the importance of a weight's columns, if known.
 
     Raises:
         UsageError: there is nothing to quantize.
     """
     if not recipes:
         return []
-    kept, (chosen, stay) = KeptScales(), choose(original, selection)
-    return [_noted(recipe, original, chosen, stay, importance, kept) for recipe in recipes]
+    kept, (chosen, stay) = ScaleCache(), choose_weights(original, selection)
+    return [_quantize_by_one(recipe, original, chosen, stay, importance, kept) for recipe in recipes]
 
 
-def _noted(
+def _quantize_by_one(
     recipe: Recipe,
     original: Checkpoint,
     chosen: list[str],
-    stay: list[Left],
+    stay: list[SkippedWeight],
     importance: ImportanceOf | None,
-    kept: KeptScales,
+    kept: ScaleCache,
 ) -> Checkpoint:
-    virtual, left = mixed(original, dict.fromkeys(chosen, recipe), recipe.name, importance, kept)
+    virtual, left = mix_recipes(original, dict.fromkeys(chosen, recipe), recipe.name, importance, kept)
     if len(left) == len(chosen):
         why = (left or stay)[0] if left or stay else None
         reason = f": {display(why.name)} ({why.reason})" if why else ""
@@ -250,20 +253,20 @@ def _noted(
     return virtual
 
 
-def mixed(
+def mix_recipes(
     original: Checkpoint,
     recipes: Mapping[str, Recipe],
     name: str,
     importance: ImportanceOf | None = None,
-    kept: KeptScales | None = None,
-) -> tuple[Checkpoint, list[Left]]:
-    """The original with some weights quantized, each by its recipe, and those of them that cannot be stored so.
+    kept: ScaleCache | None = None,
+) -> tuple[Checkpoint, list[SkippedWeight]]:
+    """Return the original with some weights quantized, each by its recipe, and the weights that a recipe cannot store.
 
-    ``importance`` gives that of the columns of a weight; ``kept`` is what candidates have in common.
+    ``importance`` returns the importance of a weight's columns; candidates share ``kept``.
     """
     entries: dict[str, Entry] = {}
-    left: list[Left] = []
-    kept = kept or KeptScales()
+    left: list[SkippedWeight] = []
+    kept = kept or ScaleCache()
     for own, entry in original.entries.items():
         recipe = recipes.get(own)
         if recipe is None:
@@ -271,13 +274,13 @@ def mixed(
             continue
         rows, cols = entry.shape
         source = Source(rows, cols, entry.dtype)
-        why = recipe.scheme.refusal(source)
+        why = recipe.scheme.explain_refusal(source)
         if why:
-            left.append(Left(own, f"{recipe.name}: {why}"))
+            left.append(SkippedWeight(own, f"{recipe.name}: {why}"))
             entries[own] = entry
             continue
         columns = None if importance is None else importance(own, entry.shape)
-        for part in QuantizedFile(own, recipe, source, rows_of(entry), kept, importance=columns).entries:
+        for part in QuantizedFile(own, recipe, source, open_rows(entry), kept, importance=columns).entries:
             entries[part.name] = part
     configs = {str(recipe.scheme.config): recipe.scheme.config for recipe in recipes.values() if recipe.scheme.config}
     config = dict(original.config)
