@@ -1,4 +1,4 @@
-"""How a run was made: when it began, how long it took, on what machine."""
+"""The start, duration and machine of a run."""
 
 import platform
 import time
@@ -14,13 +14,13 @@ class Clock:
     """The time since a run began."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start the clock."""
         self._began, self._clock = datetime.now(UTC), time.monotonic()
 
     def describe_run(
         self, command: Iterable[str], device: str, threads: int, read_bytes: int, kernel: str | None = None
     ) -> RunInfo:
-        """Return what a result says of its run: ``kernel`` is the one that added up the errors."""
+        """Describe the run until now; ``kernel`` is the kernel that summed the errors."""
         return RunInfo(
             started=self._began.isoformat(timespec="seconds"),
             seconds=time.monotonic() - self._clock,
