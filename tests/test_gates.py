@@ -496,7 +496,7 @@ class TestVerdict:
         found = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
 
         assert ("pass", Status.OK, "fail") == (found.verdict, exit_status(found), found.gates[0].status)
-        assert "the gate holds; 1 gate with a warning does not hold" in found.reasons[0]
+        assert "the gate holds; failed with a warning: 1 gate" in found.reasons[0]
 
     @pytest.mark.parametrize(
         ("report", "reason"),
@@ -591,7 +591,7 @@ class TestExplain:
 
         assert [
             "layer a2, in layers",
-            "  rule attn: snr_db >= 30: selects it; a later rule of the same id decides",
+            "  rule attn: snr_db >= 30: selects it; a later rule with the same id decides",
             "  rule attn: snr_db >= 15: holds: 16 (margin 1)",
             "  rule all: mean(snr_db) >= 15: includes it with 16",
             "  rule model: global(nmse) <= 1: applies to the whole model",

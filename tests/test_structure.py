@@ -92,7 +92,7 @@ def test_a_layer_that_is_said_to_be_left_and_is_quantized(tmp_path, entry):
     config = CONFIG | {"quantization_config": {"quant_method": "compressed-tensors", "ignore": [entry]}}
     (found,) = mismatches(report_of(tmp_path, coded(model()), config))
 
-    assert "not quantized, but codes are stored: " in found
+    assert "from quantization, but codes are stored: " in found
     assert "model.layers.1.mlp.up_proj.weight" in found
 
 

@@ -122,8 +122,8 @@ def _report_underflow(pair: Pair, found: Attainable, part: Part) -> Finding:
         "underflow",
         "warning" if many else "info",
         pair.name,
-        f"{display(pair.name)}: {_describe_place(part)}: beside the largest values theirs are too small for the scales "
-        f"of {pair.quantized.format}: they become zeros, or a few coarse values ({part.snr_db:.1f} dB at worst)",
+        f"{display(pair.name)}: {_describe_place(part)}: next to the largest values, theirs are too small for the "
+        f"scales of {pair.quantized.format}: they become zeros, or a few coarse values ({part.snr_db:.1f} dB at worst)",
         "leave this layer in higher precision if these values matter, or use a format whose scales have a wider range",
         **_evidence(part),
     )

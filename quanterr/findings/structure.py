@@ -93,7 +93,9 @@ def _check_sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair])
         odd = [p.name for p in pairs if p.name.endswith(endings) and heads and p.original.shape[0] % heads]
         if odd:
             yield _report_mismatch(
-                f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide {listed(odd, 3)}", odd
+                f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide the rows of "
+                f"{listed(odd, 3)}",
+                odd,
             )
 
 
@@ -132,7 +134,7 @@ def _check_recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding
     taken = [p.name for p in pairs if p.quantized.has_codes and any(_matches(entry, p.name) for entry in ignored)]
     if taken:
         yield _report_mismatch(
-            f"config.json declares that {count(len(taken), 'layer')} are not quantized, but codes are stored: "
+            f"config.json excludes {count(len(taken), 'layer')} from quantization, but codes are stored: "
             f"{listed(taken, 3)}",
             taken,
         )

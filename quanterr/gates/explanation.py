@@ -40,7 +40,7 @@ def _explain_rule(item: Item, subject: Subject, rules: list[Rule], n: int, basel
     if not make_selector(rule)(item):
         return "does not select it"
     if not make_decider(rules, n)(item):
-        return "selects it; a later rule of the same id decides"
+        return "selects it; a later rule with the same id decides"
     before = {old.name: old for old in baseline.items_with(condition.metric)} if baseline else {}
     numbers = collect_values([item], rule, before)
     if numbers.skipped:

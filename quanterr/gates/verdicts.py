@@ -46,7 +46,7 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
     errors = [gate.message for gate in failed if gate.severity == "error"]
     reasons = doubts + errors
     if not reasons:
-        warned = f"; {count(len(failed), 'gate')} with a warning does not hold" if failed else ""
+        warned = f"; failed with a warning: {count(len(failed), 'gate')}" if failed else ""
         reasons = [f"{subject.vocabulary.done}; {_count_holding(len(gates) - len(failed))}{warned}"]
     return Verdict("inconclusive" if doubts else "fail" if errors else "pass", reasons, gates)
 

@@ -120,7 +120,7 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
     if goals[0].kind == "kld" and chosen.sensitivity is None:
         raise UsageError("--max-kld needs --sensitivity FILE, written by quanterr evaluate --sensitivity")
     if chosen.verify != (chosen.text is not None):
-        raise UsageError("--verify measures a plan on a text: give both, --verify and --text FILE")
+        raise UsageError("--verify measures a plan on a text: give both --verify and --text FILE")
     if chosen.verify and chosen.importance is not None:
         raise UsageError("--verify quantizes without an importance matrix; omit --importance")
     measured_as = _choose_measure(chosen)
@@ -155,7 +155,7 @@ def _make_plan(
 ) -> Plan:
     rows, left_out = _collect_layers(reports, measure)
     if not rows:
-        raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names none of them")
+        raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names no layer")
     groups = _group_layers(rows, same_in)
     names = [_shared_recipes(group) for group in groups]
     choices = [
