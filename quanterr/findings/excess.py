@@ -79,7 +79,7 @@ def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
 
 
 def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
-    """Return True if the sample represents the whole weight, and its scales mean something."""
+    """Return True if the sample represents the whole weight and its scales are meaningful."""
     sums = done.sums
     if sums.nonfinite or not sums.y_sq:
         return False

@@ -13,7 +13,7 @@ FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all wei
 
 
 def merge_excess(found: Sequence[Finding]) -> list[Finding]:
-    """Replace the findings of one EXCESS code that more than a few weights share, errors aside, by one."""
+    """Merge findings with the same EXCESS code and severity if more than a few weights have them; keep errors."""
     kept = list(found)
     for code in EXCESS:
         for severity in ("warning", "info"):

@@ -96,12 +96,12 @@ def _middle_without(values: Sequence[float], left_out: int) -> tuple[float, floa
 
 
 def _is_huge(name: str, value: float) -> bool:
-    """Return True for a scale of the KV cache that no key or value needs."""
+    """Return True for a KV cache scale that is larger than any key or value needs."""
     return _split_name(name)[1] in OF_CACHE and value > MOST_OF_CACHE
 
 
 def _find_missing(groups: Sequence[Mapping[str, float]], pairs: Sequence[Pair], side: int) -> Found:
-    """Return the modules without a scale although most modules like them have one."""
+    """Return the scales missing from modules whose counterparts in other blocks have one."""
     kinds = _classify_modules(pairs, side)
     found: Found = {}
     for group in groups:

@@ -153,7 +153,7 @@ def _try_block_factors(sample: Sample) -> Correction | None:
 
 
 def _apply_factors(check: Sample, factors: Tensor) -> Correction:
-    """Return the correction that ``factors`` reach on ``check``."""
+    """Return the correction that results from multiplying the values of ``check`` by ``factors``."""
     used = 1 / factors[factors != 0]
     description = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
     corrected = _measure_correction(check, check.y * factors, description)

@@ -41,7 +41,7 @@ def diagnose(
 ) -> Iterator[Finding]:
     """Report what corrects the worst of the doubtful weights.
 
-    Besides weights with a doubtful finding, these are weights that one factor improves, or below the usual level.
+    These are weights with a doubtful finding, weights that one factor improves, and weights below the usual level.
 
     Args:
         seen: the weights that differ.
@@ -226,7 +226,7 @@ def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
 
 
 def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Workspaces) -> Finding | None:
-    """Report another weight of the same shape whose original values these are; experts may be much alike."""
+    """Report that the values match another weight of the same shape; experts may be much alike."""
     if figures.cosine > ITS_OWN:
         return None
     shape = pair.original.shape

@@ -20,7 +20,7 @@ from quanterr.util.text import count, display
 NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
 MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # levels, at most → dB added to the limits
 PART_WARNED_DB = 6.0  # for groups, which lose up to 4 in sound files
-UPDATED = 4.0  # largest stored / good scale of groups whose values compensated for errors of others first
+UPDATED = 4.0  # largest stored / good scale of groups whose values were first changed to compensate for errors
 SAME_RANGE = 0.02  # distance from 1 of a ratio of scales that differ only by their zero points
 FEWER = 0.8  # stored / good scale of most groups, if only the others are wrong
 MANY_UNDERFLOW = 0.05  # share of the sample from which on underflow is a warning
@@ -78,7 +78,7 @@ def _rate_scales(pair: Pair, found: Attainable) -> str | None:
 
 
 def _is_due_to_zero_points(ratio: float, snr_db: float) -> bool:
-    """Return True if scales of this ratio and SNR are right: then only other zero points, or luck, do better."""
+    """Return True if scales with this ratio and SNR are right, so that only other zero points would do better."""
     return abs(ratio - 1) < SAME_RANGE and snr_db > 0
 
 

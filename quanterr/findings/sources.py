@@ -200,7 +200,7 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
     """Return True if errors are larger than any rounding makes them, in all columns alike.
 
     Args:
-        errors: in distances between codes, as stored and with refitted scales.
+        errors: the errors as stored and with refitted scales, in distances between codes.
         least: errors of the nearest codes, in the same unit.
         fine: elements that count, bool.
     """
@@ -254,8 +254,8 @@ def _follows_grid(sample: ErrorSample) -> bool:
 def _remove_own_grid(sample: ErrorSample) -> Tensor:
     """Return the errors, (r, c), without the part that follows from the position of values between two codes.
 
-    That part is the mean error at each position, on either side of the nearest code and of zero, because truncation
-    distinguishes them; it is taken per window of columns, because GPTQ moves those least that it rounds first.
+    This part is the mean error at each position. It is taken separately on either side of the nearest code and of zero,
+    because truncation distinguishes them, and per window of columns, because GPTQ changes the first columns least.
     """
     x, error, least, width, fine = sample
     place = (least.abs() / width * 2 * CELLS).long().clamp_(max=CELLS - 1)  # from the nearest code to halfway

@@ -252,7 +252,7 @@ def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
 
 
 def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], workspace: Workspace) -> Finding | None:
-    """Report another tensor of the same shape whose original values these are."""
+    """Report that the values match another tensor of the same shape."""
     before = measure_snr(sample.x, sample.y - sample.x)
     others = [one for one in pairs if one.original.shape == pair.original.shape and one.name != pair.name]
     for other in others[:MOST_OTHERS]:

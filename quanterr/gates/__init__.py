@@ -136,7 +136,7 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
     values = _values(document)
     if not hasattr(values, "with_verdicts"):
         raise UsageError(f"a {values.VOCABULARY.document} stores no verdict")
-    return values.with_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # a module, by its kind
+    return values.with_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # values is a module
 
 
 def subjects_of(document: "Document", rules: list[Rule]) -> list[Subject]:

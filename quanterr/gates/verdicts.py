@@ -125,7 +125,7 @@ def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | 
 
 
 def _judge_so_far(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome | None:
-    """Return the violations that layers of an interrupted run already show, since no later layer can correct them."""
+    """Return the violations found in an interrupted run, which later layers cannot correct."""
     if not rules[n].condition.per_item:
         return None
     outcome = _judge_items(subject, rules, n, baseline)
@@ -186,7 +186,7 @@ def _judge_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject 
 
 
 def _find_removed(items: list[Item], before: dict[str, Item], takes: Callable[[Item], bool]) -> list[Violation]:
-    """Return violations for layers of the baseline that are gone, which are as bad as layers that got worse."""
+    """Return a violation for each layer of the baseline that is gone, which is as bad as a layer that got worse."""
     here = {item.name for item in items}
     gone = [w for w in before.values() if w.name not in here and w.kind != "not_compared" and takes(w)]
     return [Violation(item.name, None, None, "is in the baseline but not in this report") for item in gone]

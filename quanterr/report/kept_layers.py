@@ -32,7 +32,7 @@ class KeptLayer(NamedTuple):
     """A layer to store as in the original."""
 
     name: str
-    added: int  # bytes more than quantized
+    added: int  # bytes in addition to the quantized size
     error: float  # Σe² that this removes
 
 
