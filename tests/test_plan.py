@@ -132,9 +132,9 @@ class TestChoice:
         [
             ({}, "give one goal"),
             ({"bits": 4, "size": 1e6}, "give one goal"),
-            ({"bits": 3}, "--bits 3: cannot be met; the least possible is 5.031 bits per weight"),
+            ({"bits": 3}, "bits 3: cannot be met; the least possible is 5.031 bits per weight"),
             ({"size": 1000}, "cannot be met; the least possible is "),
-            ({"max_kld": 0.1}, "--max-kld needs --sensitivity"),
+            ({"max_kld": 0.1}, "max_kld needs sensitivity"),
         ],
     )
     def test_what_cannot_be_planned_is_a_sentence(self, original, options, told):
@@ -180,7 +180,7 @@ class TestImportance:
         assert quantized[0] != quantized[1]
 
     def test_a_limit_of_squared_error_is_refused(self, original, importance):
-        with pytest.raises(UsageError, match="--min-snr limits the squared error"):
+        with pytest.raises(UsageError, match="min_snr limits the squared error"):
             plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
 
 
