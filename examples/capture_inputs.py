@@ -6,7 +6,7 @@
                 pipe("a fox", generator=torch.Generator().manual_seed(seed))
     recorder.save("calls.safetensors")
 
-Each call takes some megabytes, and few runs need those of all steps: ``every=4`` keeps every fourth.
+Each call takes several megabytes, and few evaluations need every step: ``every=4`` keeps every fourth.
 """
 
 import inspect
@@ -20,10 +20,13 @@ from safetensors.torch import save_file
 
 
 class Recorder:
-    """Keeps what the forward of a model is called with; groups are what is drawn at random: a prompt and a seed."""
+    """Recorder of the arguments of a model's forward calls.
+
+    A group holds the calls of one random draw: one prompt and seed.
+    """
 
     def __init__(self, model: torch.nn.Module, every: int = 1) -> None:
-        """Nothing is kept yet."""
+        """Prepare to record every ``every``-th call of ``model``."""
         self._model, self._every, self._names = model, every, list(inspect.signature(model.forward).parameters)
         self._tensors: dict[str, torch.Tensor] = {}
         self._calls: dict[str, dict[str, Any]] = {}
@@ -38,7 +41,7 @@ class Recorder:
 
     @contextmanager
     def group(self, name: str) -> Iterator[None]:
-        """Calls of one prompt and seed."""
+        """Assign the calls in this context to the group ``name``."""
         self._group, self._step = name, 0
         yield
 
@@ -57,6 +60,6 @@ class Recorder:
                 self._tensors[f"{call}/{key}"] = value.detach().cpu().clone().contiguous()
 
     def save(self, path: str) -> None:
-        """Write them."""
-        said = {"version": 1, "class": type(self._model).__name__, "calls": self._calls}
-        save_file(self._tensors, path, {"quanterr.inputs": json.dumps(said)})
+        """Write the recorded calls to a safetensors file."""
+        description = {"version": 1, "class": type(self._model).__name__, "calls": self._calls}
+        save_file(self._tensors, path, {"quanterr.inputs": json.dumps(description)})

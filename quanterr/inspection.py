@@ -7,8 +7,8 @@ from math import prod
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import FormatMismatch
-from quanterr.findings import finding
-from quanterr.findings.files import of_config, of_notes, of_unread
+from quanterr.findings import make_finding
+from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.inputs import declared_cache, inputs_of
 from quanterr.pairing.side import Side
@@ -181,26 +181,26 @@ def _of_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]) -> 
     for weight in weights:
         if weight.reason:
             message = f"{weight.display_name}: not read: {weight.reason}"
-            yield finding("not_read", "error", weight.name, message)
+            yield make_finding("not_read", "error", weight.name, message)
     for name, warning in warnings:
-        yield finding("ambiguous_layout", "warning", name, f"{display(name)}: {warning}")
+        yield make_finding("ambiguous_layout", "warning", name, f"{display(name)}: {warning}")
 
 
 def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
     labels = side.labels
     if labels.orphans:
         message = f"the header labels layers that are not stored: {listed(list(labels.orphans))}"
-        yield finding("label_without_layer", "warning", None, message)
+        yield make_finding("label_without_layer", "warning", None, message)
     casts = [weight.name for weight in weights if weight.format == "fp8_cast"]
     if casts:
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
-        yield finding("fp8_without_scale", "info", None, message)
+        yield make_finding("fp8_without_scale", "info", None, message)
     if labels.method and all(weight.format in PLAIN for weight in weights):
         message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
-        yield finding("config_without_codes", "warning", None, message)
+        yield make_finding("config_without_codes", "warning", None, message)
     bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
     if bare:
-        yield finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
-    yield from of_config(labels.config, (weight.code_bits for weight in weights))
-    yield from of_notes(side.checkpoint)
-    yield from of_unread(side.checkpoint)
+        yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
+    yield from check_declared_bits(labels.config, (weight.code_bits for weight in weights))
+    yield from report_notes(side.checkpoint)
+    yield from report_unread(side.checkpoint)

@@ -42,7 +42,7 @@ USED = (
     "cli",
     "comparison",
     "gates.github",
-    "gates.explaining",
+    "gates.explanation",
     "cli.progress",
     "report.view",
     "report.terminal",

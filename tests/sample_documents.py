@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sample_reports import Model, report_of, tiny
 
-from quanterr.findings import finding
+from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.report.base import RunInfo, Tool
 from quanterr.report.diff.candidates import CandidateDiff
@@ -137,7 +137,7 @@ def candidate(name: str, scale: float = 1.0) -> Evaluated:
         weights=weights,
         missing=[Missing("lm_head.weight", "lm_head.weight", "tied: the embedding stands for it")],
         gates=[],
-        findings=[finding("config_mismatch", "warning", None, "rope_theta is 10000, the original's 500000")],
+        findings=[make_finding("config_mismatch", "warning", None, "rope_theta is 10000, the original's 500000")],
     )
 
 
@@ -301,7 +301,7 @@ def inspection(path: str = "tiny-8bit/model.safetensors", width: int = 8) -> Ins
             "norm": {"dense": rest},
         },
         activations={"int8_token": 2},
-        findings=[finding("unread_weights", "warning", None, "a finding for the snapshot")],
+        findings=[make_finding("unread_weights", "warning", None, "a finding for the snapshot")],
         weights=weights,
         run=RUN,
     )

@@ -18,7 +18,7 @@ import torch
 from hostile_names import HOSTILE
 
 from quanterr.comparison.assembly import Group, _described, _fraction
-from quanterr.findings import finding
+from quanterr.findings import make_finding
 from quanterr.metrics import METRICS, Measured, evaluate
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import RowSums, Sums, exact
@@ -337,7 +337,7 @@ def implausible_error(layers: list[Layer]) -> Iterator[object]:
                 "cannot represent"
             )
             remedy = "compare the scale and the rows of this layer with what the quantizer wrote"
-            yield finding("implausible_error", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
+            yield make_finding("implausible_error", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
 
 
 def gates_of(layers: list[Layer], floor: float) -> Iterator[Gate]:
@@ -370,7 +370,7 @@ def changes(other: list[Layer]) -> Iterator[object]:
     if other:
         what = count(len(other), "norm, bias or other 1-D tensor", "norms, biases or other 1-D tensors")
         message = f"{what} changed: {other[0].display_name}; see other_changes"
-        yield finding("other_changes", "info", None, message, tensors=len(other))
+        yield make_finding("other_changes", "info", None, message, tensors=len(other))
 
 
 def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared: list[NotCompared]) -> Coverage:
@@ -434,7 +434,7 @@ def hostile() -> Report:
         "selection": Selection(patterns=list(HOSTILE)),
         "formats": _by_text(report.formats),
         "findings": [
-            finding(text, "error", name, text, text) for text, name in zip(HOSTILE, cycle(names), strict=False)
+            make_finding(text, "error", name, text, text) for text, name in zip(HOSTILE, cycle(names), strict=False)
         ],
         "groups": {kind: _by_text(found) for kind, found in report.groups.items()},
         "not_compared": [lost.model_copy(update={"layer_name": text, "reason": text}) for text in HOSTILE],

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import quanterr
 from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sampled
-from quanterr.findings import finding
+from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -93,7 +93,7 @@ class TestOneWeight:
         expected = 100 * float(((x / unit > 127.5) | (x / unit < -128.5)).double().mean())
 
         assert report.layers[0].clipped_pct == pytest.approx(expected)
-        assert "what is larger is clipped" in told(report)["scale_loss"].message
+        assert "larger values are clipped" in told(report)["scale_loss"].message
         assert 0.0 == report.layers[0].excess_db
 
     def test_eight_bits_at_thirteen_decibels_are_an_error_in_every_layer(self, tmp_path, x):
@@ -111,7 +111,7 @@ class TestOneWeight:
 
         assert "warning" == found.severity
         assert found.evidence["excess_db"] == pytest.approx(6, abs=0.3)
-        assert "one of the two around its value: truncated" in found.message
+        assert "one of the two next to its value: truncated" in found.message
 
     def test_digits_do_not_depend_on_threads(self, tmp_path, monkeypatch):
         wide = numbers(2048, 512, seed=5).float()
@@ -259,7 +259,7 @@ def test_a_report_tells_the_new_numbers_in_every_layer(tmp_path, x):
 
 
 def test_many_findings_of_one_kind_are_one():
-    many = [finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
+    many = [make_finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
     (found,) = merge_excess(many)
 
     assert ("clipped", None, 9) == (found.code, found.layer, len(found.evidence["layers"]))
@@ -268,9 +268,9 @@ def test_many_findings_of_one_kind_are_one():
 @pytest.mark.parametrize("code", ["excess_error", "excess_rows"])
 def test_what_is_infinite_is_the_worst_of_many(code):
     numbers = [1.0, None, 3.0, 2.0]
-    many = [finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
+    many = [make_finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
 
-    assert "4 weights, the worst is w1" == merge_excess(many)[0].message
+    assert "4 weights; the worst: w1" == merge_excess(many)[0].message
 
 
 class TestTooGood:

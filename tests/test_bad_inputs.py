@@ -629,7 +629,7 @@ BESIDE = [
                         .parent),
         INCONCLUSIVE, "config.json declares quant_method fp8"),
     Row(59, "config.json declares 4 bits, the codes have 8", configured(b'{"quantization_config": {"bits": 4}}'), OK,
-        "config.json declares codes of 4 bits, the tensors hold codes of 8 bits: read as stored"),
+        "config.json declares codes of 4 bits, but the tensors hold codes of 8 bits: read as stored"),
     Row(60, "code names in config.json", configured(CODE), OK, "3 of 3 original"),
 ]  # fmt: skip
 

@@ -15,8 +15,8 @@ from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.errors import Status
-from quanterr.gates.github import MAX_SUMMARY, annotations, summary
-from quanterr.gates.judging import Verdict
+from quanterr.gates.github import MAX_SUMMARY, format_summary, make_annotations
+from quanterr.gates.verdicts import Verdict
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import decisive
 
@@ -539,35 +539,35 @@ def failed(n, severity="error", violations=()):
 class TestLimitsOfGitHub:
     @pytest.mark.parametrize(("n", "shown"), [(1, 1), (10, 10), (11, 10), (50, 10)])
     def test_at_most_ten_annotations_of_which_the_last_counts_the_rest(self, n, shown):
-        lines = annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
+        lines = make_annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
 
         assert shown == len(lines)
         assert (f"and {n - 9} more gates do not hold" in lines[-1]) == (n > 10)
 
     def test_errors_come_before_warnings_and_what_is_left_out_is_as_bad_as_its_worst(self):
         gates = [failed(n, "warn") for n in range(12)] + [failed(99)]
-        lines = annotations(Verdict("fail", [], gates))
+        lines = make_annotations(Verdict("fail", [], gates))
 
         assert lines[0].startswith("::error ")
         assert "gate99" in lines[0]
         assert {"::warning"} == {line.split()[0] for line in lines[1:]}
 
     def test_a_warning_is_one_and_an_unreliable_result_comes_first(self):
-        lines = annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
+        lines = make_annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
 
         assert ["::error title=quanterr::inconclusive: 100 %25 why\\x0d", "::warning title=quanterr::gate1"] == lines
 
     def test_a_summary_is_never_too_large_and_says_so(self):
         violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20)]
-        text = summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
+        text = format_summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
 
         assert MAX_SUMMARY - 1000 < len(text.encode()) <= MAX_SUMMARY
         assert "The rest is omitted" in text[-200:]
-        assert "" == summary(Verdict("fail", [], [failed(1)]), limit=10)
+        assert "" == format_summary(Verdict("fail", [], [failed(1)]), limit=10)
 
     def test_of_the_layers_of_a_gate_the_20_worst_are_named(self):
         violations = [Violation(f"layer{n}", 0.1, -0.9, None) for n in range(6000)]
-        text = summary(Verdict("fail", [], [failed(1, violations=violations)]))
+        text = format_summary(Verdict("fail", [], [failed(1, violations=violations)]))
 
         assert 20 == sum(line.startswith("- `layer") for line in text.splitlines())
         assert "- and 5,980 more" in text

@@ -104,7 +104,7 @@ class TestLevels:
         x = weight()
         report = compared(tmp_path, x, write(x, 0.3)[0])
 
-        assert "what is larger is clipped" in told(report)["scale_loss"].message
+        assert "larger values are clipped" in told(report)["scale_loss"].message
         assert "clipped" not in told(report)
 
     def test_the_bits_that_are_used_are_told(self, tmp_path):

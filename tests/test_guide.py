@@ -47,11 +47,11 @@ def test_the_readme_is_short():
 class TestGuide:
     def test_lists_every_page_that_is_there(self):
         assert set(guide.TOPICS) == {page.stem for page in guide.PAGES.glob("*.md")}
-        assert all(f"  {topic} " in guide.contents() for topic in guide.TOPICS)
+        assert all(f"  {topic} " in guide.list_pages() for topic in guide.TOPICS)
 
     @pytest.mark.parametrize("topic", guide.TOPICS)
     def test_shows_a_page_without_its_markers(self, topic):
-        text = guide.page(topic)
+        text = guide.read_page(topic)
 
         assert text.startswith("# ")
         assert "made by" not in text
@@ -59,7 +59,7 @@ class TestGuide:
 
     @pytest.mark.parametrize("topic", guide.TOPICS)
     def test_links_lead_to_pages(self, topic):
-        assert set(re.findall(r"\]\((.+?)\.md\)", guide.page(topic))) <= set(guide.TOPICS)
+        assert set(re.findall(r"\]\((.+?)\.md\)", guide.read_page(topic))) <= set(guide.TOPICS)
 
     def test_an_unknown_page_names_the_nearest(self):
         done = call("guide", "metric")
@@ -72,11 +72,11 @@ class TestGuide:
         assert "\x1b[" in in_terminal("explain", "scale_factor")
 
     def test_without_a_topic_lists_the_pages(self):
-        assert guide.contents() == call("guide").stdout.rstrip()
+        assert guide.list_pages() == call("guide").stdout.rstrip()
 
 
 class TestExplain:
-    @pytest.mark.parametrize("kind", [*guide.KINDS, guide.formats], ids=lambda kind: kind.__name__)
+    @pytest.mark.parametrize("kind", [*guide.KINDS, guide.list_formats], ids=lambda kind: kind.__name__)
     def test_knows_every_name(self, kind):
         for entry in kind():
             assert entry.text in guide.explain(entry.name)

@@ -19,10 +19,10 @@ from stored import quantized, raw_header, write
 from quanterr.cli import progress
 from quanterr.cli.progress import Bar, Heartbeat
 from quanterr.comparison.scheduler import Progress
-from quanterr.gates.as_text import gate_lines
-from quanterr.gates.github import LEFT_OUT, annotations, summary
-from quanterr.gates.judging import Verdict
+from quanterr.gates.as_text import format_gates
+from quanterr.gates.github import LEFT_OUT, format_summary, make_annotations
 from quanterr.gates.rules import read_rules
+from quanterr.gates.verdicts import Verdict
 from quanterr.report import OUTPUTS
 from quanterr.report.base import dumps
 from quanterr.report.files import targets
@@ -222,9 +222,9 @@ def gate_of(name):
 def test_a_gate_is_only_text(name):
     judged = Verdict("inconclusive", [name], [gate_of(name)])
 
-    check_lines("\n".join(gate_lines(judged.gates)))
-    check_lines("\n".join(annotations(judged)), ["::error title=quanterr::"])
-    check_markdown(summary(judged))
+    check_lines("\n".join(format_gates(judged.gates)))
+    check_lines("\n".join(make_annotations(judged)), ["::error title=quanterr::"])
+    check_markdown(format_summary(judged))
 
 
 @every_name

@@ -12,7 +12,7 @@ from making import numbers, quantized_fp8, quantized_int8, store
 import quanterr
 from quanterr.comparison import compare_each
 from quanterr.errors import ReportError, UsageError
-from quanterr.gates import judged
+from quanterr.gates import apply_rules
 from quanterr.gates.expression import parse
 from quanterr.gates.rules import Rule
 from quanterr.options import CompareOptions
@@ -331,7 +331,7 @@ class TestSensitivity:
         assert known[0].predicted_kld == report.aggregate.predicted_kld
         assert str(tmp_path / "s.json") == report.settings.sensitivity
         assert "sensitivity_missing" in [found.code for found in report.findings]
-        assert "pass" == judged(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
+        assert "pass" == apply_rules(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
         assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
 
     def test_of_another_model_is_inconclusive(self, tmp_path, x):

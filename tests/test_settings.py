@@ -8,7 +8,7 @@ from forked import call
 from stored import pair
 
 from quanterr.errors import Status
-from quanterr.guide import page
+from quanterr.guide import read_page
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ class TestEnvironment:
 
 
 def test_the_example_of_the_guide_is_right(checkpoints, project):
-    (example,) = re.findall(r"```toml\n(.*?)```", page("settings"), re.S)
+    (example,) = re.findall(r"```toml\n(.*?)```", read_page("settings"), re.S)
     finished = call("compare", "--help", cwd=project(example))
 
     assert Status.OK == finished.returncode

@@ -83,7 +83,7 @@ class TestPass:
             patch.setattr(Worker, "_attainable", lambda *_: None)  # reads a sample again
             patch.setattr("quanterr.comparison.worker._fingerprint", lambda *_: None)  # reads a few bytes again
             patch.setattr(comparison, "choose_alternatives", lambda plan: plan)  # looks at samples beforehand
-            patch.setattr("quanterr.findings.diagnoses", lambda *_: ())  # and at those of doubtful weights afterwards
+            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()
             compare_each(checkpoint, candidates, CompareOptions(device="cpu"))
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quanterr.formats.base import Format
-    from quanterr.gates import Prepared
+    from quanterr.gates import PreparedRules
     from quanterr.report.document import Document
     from quanterr.report.files import Target
     from quanterr.report.model import Report
@@ -176,7 +176,7 @@ def compare(
 ) -> None:
     """Compare two checkpoints."""
     from quanterr.gates import prepare
-    from quanterr.gates.fail_fast import first_violation
+    from quanterr.gates.fail_fast import make_violation_check
     from quanterr.report.formatting import doubts
 
     if not isfinite(options.outlier_threshold):
@@ -184,7 +184,7 @@ def compare(
     sides = _sides(original, quantized, original_option, quantized_option)
     to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
     rules = prepare(options)
-    violated = first_violation(rules.rules, next(iter(rules.before), None)) if fail_fast else None
+    violated = make_violation_check(rules.rules, next(iter(rules.before), None)) if fail_fast else None
     judge = _judge(rules, planned)
     announce(sides, show.quiet)
     with Interrupt() as interrupt, ended_by(interrupt):
@@ -217,14 +217,14 @@ def _sides(*given: str | None) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
-def _judge(rules: "Prepared", planned: str | None) -> "Callable[[Report], Report]":
+def _judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Report], Report]":
     """Read the plan, if one is given, and return what judges a report by the rules and by it."""
     if planned is None:
         return rules.judge
-    from quanterr.gates.planned import judged_by_plan, read_plan
+    from quanterr.gates.plan_check import check_against_plan, read_plan
 
     plan = read_plan(planned)
-    return lambda report: judged_by_plan(rules.judge(report), plan)
+    return lambda report: check_against_plan(rules.judge(report), plan)
 
 
 def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":

@@ -31,9 +31,9 @@ def names(incomplete: str) -> list[str]:
 
 def formats(incomplete: str) -> list[str]:
     """Formats that are read."""
-    from quanterr.guide import page
+    from quanterr.guide import read_page
 
-    return _beginning(FORMAT.findall(page("formats")), incomplete)
+    return _beginning(FORMAT.findall(read_page("formats")), incomplete)
 
 
 def _beginning(known: Iterable[str], incomplete: str) -> list[str]:

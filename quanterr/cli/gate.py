@@ -74,7 +74,7 @@ def gate(
     """Judge a stored document."""
 
     from quanterr.gates import github, read_subjects, verdicts_of, with_verdicts
-    from quanterr.gates.explaining import explain as explained
+    from quanterr.gates.explanation import explain_layer as explained
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.documents import kind_of, read_document
     from quanterr.report.gate_results import Verdict, exit_status
@@ -156,11 +156,11 @@ def not_judged(report: "Report", error: UsageError) -> "Report":
 
 def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool = False, colored: bool = False) -> None:
     """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
-    from quanterr.gates.as_text import gate_lines
+    from quanterr.gates.as_text import format_gates
 
     if judged.gates and not quiet:
         of = [] if candidate is None else [no_command(f"{display(candidate)}:")]
-        print("\n".join([*of, *gate_lines(judged.gates, colored)]), file=sys.stderr)
+        print("\n".join([*of, *format_gates(judged.gates, colored)]), file=sys.stderr)
     annotate(judged, candidate)
 
 
@@ -168,9 +168,9 @@ def annotate(judged: "Judged", candidate: str | None = None) -> None:
     """On GitHub: the verdict in the job's summary and as annotations."""
     from quanterr.gates import github
 
-    if not github.here():
+    if not github.is_on_github():
         return
-    for line in github.annotations(judged, candidate):
+    for line in github.make_annotations(judged, candidate):
         print(line, file=sys.stderr)
     if problem := github.write_summary(judged, candidate):
         print(f"quanterr: {problem}", file=sys.stderr)

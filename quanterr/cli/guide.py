@@ -19,9 +19,9 @@ def guide(
     from quanterr import guide as pages
 
     if topic is None:
-        _print(pages.contents())
+        _print(pages.list_pages())
     else:
-        _show(pages.page(topic), paged=True)
+        _show(pages.read_page(topic), paged=True)
 
 
 def explain(

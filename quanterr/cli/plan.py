@@ -65,7 +65,7 @@ def plan(
     with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.planning import plan_layers
-        from quanterr.planning.exports import CONSUMERS, check_consumer, exported, usage
+        from quanterr.planning.exports import CONSUMERS, check_consumer, export_command, export_plan
 
         check_consumer(export)
         with watching(show.quiet or export is not None) as on_progress:
@@ -74,12 +74,12 @@ def plan(
                 original, replace(options, on_progress=on_progress, stop=interrupt.stop, command=command)
             )
         if export is not None:
-            text = exported(found, export)
+            text = export_plan(found, export)
             for target in to:
                 write_output(found, target)
             with printing():
                 print(text, end="", flush=True)
-            if not show.quiet and (how := usage(found, export)):
+            if not show.quiet and (how := export_command(found, export)):
                 print(f"quanterr: as {CONSUMERS[export].file}, for: {display(how, LONG)}", file=sys.stderr)
             return
         deliver(found, to, show, next_step=after_plan(found, command))

@@ -8,17 +8,17 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.findings import (
     FindingCollector,
-    finding,
-    of_activations,
-    of_folding,
-    of_importance,
-    of_plan,
-    of_sensitivity,
+    check_activation_scales,
+    check_importance,
+    check_plan,
+    check_sensitivity,
+    make_finding,
+    report_folding,
 )
-from quanterr.findings.activations import no_input_scale
-from quanterr.findings.configs import of_configs
-from quanterr.findings.files import of_config, of_notes, of_unread
-from quanterr.findings.structure import of_structure
+from quanterr.findings.activations import report_missing_input_scales
+from quanterr.findings.configs import compare_configs
+from quanterr.findings.files import check_declared_bits, report_notes, report_unread
+from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
 from quanterr.metrics.attainable import Attainable
@@ -240,20 +240,24 @@ class ReportBuilder:
         self._end_batch()
         not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
-            *of_notes(original),
-            *of_notes(quantized),
-            *of_unread(original, quantized),
-            *of_unread(quantized, original),
-            *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
-            *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
-            *of_configs(original, quantized),
-            *of_structure(quantized, self._plan),
-            *of_plan(self._plan),
-            *of_activations(self._plan),
-            *no_input_scale(clamped_inputs(self._plan, quantized.entries)),
-            *of_folding(self._plan.folded),
-            *of_importance(self._plan),
-            *of_sensitivity(self._plan, self._alphas),
+            *report_notes(original),
+            *report_notes(quantized),
+            *report_unread(original, quantized),
+            *report_unread(quantized, original),
+            *check_declared_bits(
+                self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)
+            ),
+            *check_declared_bits(
+                self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)
+            ),
+            *compare_configs(original, quantized),
+            *check_structure(quantized, self._plan),
+            *check_plan(self._plan),
+            *check_activation_scales(self._plan),
+            *report_missing_input_scales(clamped_inputs(self._plan, quantized.entries)),
+            *report_folding(self._plan.folded),
+            *check_importance(self._plan),
+            *check_sensitivity(self._plan, self._alphas),
             *self._noticed.findings(complete),
             *self._on_the_whole(),
         ]
@@ -291,9 +295,11 @@ class ReportBuilder:
                 f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "
             )
             message += f"{listed(names, 3)}; see other_changes"
-            found.append(finding("other_changes", "info", None, message, tensors=len(names)))
+            found.append(make_finding("other_changes", "info", None, message, tensors=len(names)))
         if not self._by_block:
-            found.append(finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block"))
+            found.append(
+                make_finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block")
+            )
         return found
 
     def _coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:

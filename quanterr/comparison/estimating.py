@@ -13,14 +13,14 @@ from quanterr.checkpoints import Checkpoint, Entry, entered
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
-from quanterr.findings.files import of_notes
+from quanterr.findings.files import report_notes
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
 from quanterr.recipes.quantized_file import QuantizedFile, quantize_by
 from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin
 from quanterr.recipes.tensors import read_weight
 from quanterr.report.base import Tool
-from quanterr.report.keeping import Budget
+from quanterr.report.kept_layers import Budget
 from quanterr.report.model import Selection as Selected
 from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
@@ -183,7 +183,7 @@ def _rankable(
         excess_db=None,
         worst_layer=WorstLayer(worst, display(worst), db(known[worst].signal, known[worst].noise)),
         formats=formats,
-        findings=list(of_notes(virtual)),
+        findings=list(report_notes(virtual)),
         gates=[],
         snr_db_margin=find_margin(list(known.values())),
     )

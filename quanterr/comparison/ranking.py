@@ -9,7 +9,7 @@ from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison import Path, compare_each
 from quanterr.comparison.bounds import with_bounds
 from quanterr.comparison.estimating import estimate
-from quanterr.gates import Prepared, prepare
+from quanterr.gates import PreparedRules, prepare
 from quanterr.keywords import accept_fields_of
 from quanterr.options import ComparisonOptions, RankKeywords, RankOptions, SweepKeywords, SweepOptions
 from quanterr.pairing.importance import read_importance, weighing
@@ -17,7 +17,7 @@ from quanterr.recipes import PRESETS, Recipe, parse_recipes
 from quanterr.recipes.sampling import parse_share
 from quanterr.recipes.studies import study_recipes
 from quanterr.report.hardware import bandwidth_of
-from quanterr.report.keeping import budget
+from quanterr.report.kept_layers import parse_budget
 from quanterr.report.ranking.making import names_of, ranked
 from quanterr.report.ranking.model import Ranking
 from quanterr.selection import Selection
@@ -41,7 +41,7 @@ def rank(
 
 
 def rank_candidates(
-    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], options: RankOptions, rules: Prepared
+    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], options: RankOptions, rules: PreparedRules
 ) -> Ranking:
     """The same with rules that were read before."""
     recipes = parse_recipes(options.against) if options.against else []
@@ -66,13 +66,13 @@ def sweep(original: Path | Checkpoint, to: Iterable[str] = (), **options: Unpack
     return sweep_recipes(original, chosen, prepare(chosen))
 
 
-def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: Prepared) -> Ranking:
+def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: PreparedRules) -> Ranking:
     """The same with rules that were read before."""
     recipes = parse_recipes(options.to or PRESETS, options.scales)
     if options.hardware is not None:
         bandwidth_of(options.hardware)  # a mistake in it costs no run
     if options.sample is not None:
-        keep = None if options.keep_original is None else budget(options.keep_original)
+        keep = None if options.keep_original is None else parse_budget(options.keep_original)
         found = estimate(original, recipes, parse_share(options.sample), keep, options)
     else:
         found = _ranked(original, recipes, names_in(recipes), options, options.keep_original, rules)
@@ -87,10 +87,10 @@ def _ranked(
     names: Sequence[str],
     options: ComparisonOptions,
     keep_original: str | None,
-    rules: Prepared,
+    rules: PreparedRules,
 ) -> Ranking:
     """The ranking of candidates and recipes under these names, each judged."""
-    keep = None if keep_original is None else budget(keep_original)
+    keep = None if keep_original is None else parse_budget(keep_original)
     reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
     return ranked(names, reports, keep, [one.name for one in candidates if isinstance(one, Recipe)])
 

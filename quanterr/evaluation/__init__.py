@@ -50,11 +50,11 @@ from quanterr.evaluation.tokens import (
     tokenizer_fingerprint,
 )
 from quanterr.evaluation.workload import CAUSAL
-from quanterr.findings import finding
-from quanterr.findings.configs import of_configs
-from quanterr.findings.files import RECIPE, of_notes
-from quanterr.gates import Prepared, prepare
-from quanterr.gates.planned import read_plan
+from quanterr.findings import make_finding
+from quanterr.findings.configs import compare_configs
+from quanterr.findings.files import RECIPE, report_notes
+from quanterr.gates import PreparedRules, prepare
+from quanterr.gates.plan_check import read_plan
 from quanterr.keywords import accept_fields_of
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
@@ -110,7 +110,7 @@ def evaluate_candidates(
     candidates: Sequence[str | os.PathLike[str] | Checkpoint],
     against: Iterable[str | Plan],
     chosen: EvaluateOptions,
-    rules: Prepared,
+    rules: PreparedRules,
 ) -> Evaluation:
     """The same with rules that were read before."""
     started = datetime.now(UTC)
@@ -421,18 +421,18 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> It
     same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"
-        yield finding("identical", "warning", None, message, "check that it is the quantized one")
-    yield from of_configs(candidate.sides.checkpoint, candidate.checkpoint)
+        yield make_finding("identical", "warning", None, message, "check that it is the quantized one")
+    yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:
-        yield from of_notes(candidate.checkpoint)
+        yield from report_notes(candidate.checkpoint)
     if candidate.checkpoint.gguf is not None:  # which has its own: a tokenizer.json beside it is another model's
         return
     with model_folder(candidate.checkpoint) as folder:
         own = tokenizer_fingerprint(folder)
     if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
         message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
-        yield finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
+        yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
 
 
 def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:

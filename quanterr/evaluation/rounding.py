@@ -17,8 +17,8 @@ from quanterr.errors import UsageError
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.states import products_of, storage_of
 from quanterr.evaluation.units import Unit
-from quanterr.findings import finding
-from quanterr.findings.activations import no_input_scale
+from quanterr.findings import make_finding
+from quanterr.findings.activations import report_missing_input_scales
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import Inputs, declared_cache, declared_inputs
 from quanterr.pairing.plan import Plan
@@ -211,7 +211,7 @@ def _same(one: Rounded, other: Rounded) -> bool:
 def of_rounding(rounding: Rounding) -> Iterator[Finding]:
     """What is not emulated, and inputs that a runtime clamps for want of a scale."""
     for why in rounding.reasons():
-        yield finding(
+        yield make_finding(
             "not_emulated", "warning", None, why, "evaluate with --activations none --kv none, or in the runtime"
         )
-    yield from no_input_scale(rounding.clamped)
+    yield from report_missing_input_scales(rounding.clamped)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quanterr.metrics import METRICS
 from quanterr.report.base import Finding
 from quanterr.report.formatting import sentence
-from quanterr.report.keeping import DTYPES, Kept, bound_layers, by_worth, original_bytes, stored_bytes
+from quanterr.report.kept_layers import (
+    DTYPES,
+    KeptLayer,
+    find_bound_layers,
+    order_by_worth,
+    original_bytes,
+    stored_bytes,
+)
 from quanterr.report.layers import sort_layers
 from quanterr.report.model import Layer, Report
 from quanterr.roles import place_of, role_of
@@ -151,9 +158,9 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
 
 def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     """Layers in the order in which they are worth keeping unquantized, with what each gives and costs."""
-    bound = bound_layers(report.findings)
+    bound = find_bound_layers(report.findings)
     free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
-    ordered = by_worth(map(_kept, free))[:MAX_KEPT]
+    ordered = order_by_worth(map(_kept, free))[:MAX_KEPT]
     dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
     return {
         "rows": [rows[layer.name] for layer in ordered],
@@ -166,10 +173,10 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     }
 
 
-def _kept(layer: Layer) -> Kept:
+def _kept(layer: Layer) -> KeptLayer:
     elements = layer.tensor_elements
     added = original_bytes(layer.original_dtype, elements) - stored_bytes(layer.bits_per_weight, elements)
-    return Kept(layer.layer_name, added, layer.error_norm**2)
+    return KeptLayer(layer.layer_name, added, layer.error_norm**2)
 
 
 def _entries(report: Report) -> Iterator[tuple[int, Any]]:

@@ -175,7 +175,7 @@ def show(found: Any, rows: list[dict[str, Any]], seconds: float) -> None:
         f"PPL of the original {base.ppl_original:.3f} ± {base.ppl_original_se:.2f}; {base.tokens:,} predictions scored"
     )
     print()
-    print("| recipe | bits | weight SNR dB | output error | KLD | predicted KLD | PPL | same top |")
+    print("| recipe | bits | weight SNR dB | output error | KLD | predicted KLD | PPL | same top token |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows[: len(RECIPES)]:
         cells = (

@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.report.base import Tool
-from quanterr.report.keeping import (
+from quanterr.report.kept_layers import (
     FEW,
     Budget,
-    Kept,
-    bound_layers,
-    by_worth,
+    KeptLayer,
+    choose_few,
+    choose_within,
+    cut_at_knee,
     dtype_name,
-    few,
+    find_bound_layers,
+    order_by_worth,
     original_bytes,
     stored_bytes,
-    to_the_knee,
-    within,
 )
 from quanterr.report.model import Layer, Report
 from quanterr.report.ranking.gains import gains_of
@@ -111,7 +111,7 @@ def ranked(
     by_name = dict(zip(names, reports, strict=True))
     excluded = {name: why for name, report in by_name.items() if (why := _why_not(report))}
     chosen = [
-        Rankable(name, _candidate(name, report, None), _tensors(report), bound_layers(report.findings))
+        Rankable(name, _candidate(name, report, None), _tensors(report), find_bound_layers(report.findings))
         for name, report in by_name.items()
         if name not in excluded
     ]
@@ -307,11 +307,11 @@ def _kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budge
     """Layers of a candidate to leave as in the original: within a budget, or the few that make most of its error."""
     stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
     added = {name: original_bytes(own.dtype, own.elements) - own.nbytes for name, own in stored.items()}
-    ordered = by_worth(Kept(name, added[name], own.error) for name, own in stored.items())
+    ordered = order_by_worth(KeptLayer(name, added[name], own.error) for name, own in stored.items())
     error = candidate.error
-    found = within(ordered, keep, error) if keep else few(ordered, error, candidate.nbytes)
+    found = choose_within(ordered, keep, error) if keep else choose_few(ordered, error, candidate.nbytes)
     if keep and not keep.is_gain:
-        found = to_the_knee(found)
+        found = cut_at_knee(found)
     swaps = [Swap(k.name, display(k.name), None, dtype_name(stored[k.name].dtype), k.added, -k.error) for k in found]
     return _together(candidate, swaps, signal)
 

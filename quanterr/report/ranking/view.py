@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from quanterr.report import html_data
 from quanterr.report.formatting import LONG, doubts, percent_of, sentence, stated
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
-from quanterr.report.keeping import FEW
+from quanterr.report.kept_layers import FEW
 from quanterr.report.made import how_it_was_made
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
 from quanterr.report.sections import (

@@ -1,20 +1,20 @@
-"""Why one layer passes or does not, rule by rule."""
+"""Explanation, rule by rule, of why one layer passes or not."""
 
 from difflib import get_close_matches
 
 from quanterr.errors import UsageError
-from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
-from quanterr.gates.selecting import decider, selector
+from quanterr.gates.selectors import make_decider, make_selector
+from quanterr.gates.verdicts import collect_values, format_rule, format_value
 from quanterr.report.subjects import Item, Subject
 from quanterr.util.text import decisive, display
 
 
-def explain(subject: Subject, rules: list[Rule], name: str, baseline: Subject | None = None) -> list[str]:
-    """What each rule says of one layer, and which of several of the same id decides.
+def explain_layer(subject: Subject, rules: list[Rule], name: str, baseline: Subject | None = None) -> list[str]:
+    """Return lines that say what each rule does with a layer, and which of several rules with the same id decides.
 
     Raises:
-        UsageError: no layer of that name; names the nearest.
+        UsageError: there is no layer of this name; the message suggests the nearest.
     """
     found = [item for item in subject.items if name in (item.name, display(item.name))]
     if not found:
@@ -25,23 +25,24 @@ def explain(subject: Subject, rules: list[Rule], name: str, baseline: Subject | 
     for item in found:
         lines.append(f"layer {display(item.name)}, in {item.kind}")
         lines += [
-            f"  rule {label(rule)}: {_explained(item, subject, rules, n, baseline)}" for n, rule in enumerate(rules)
+            f"  rule {format_rule(rule)}: {_explain_rule(item, subject, rules, n, baseline)}"
+            for n, rule in enumerate(rules)
         ]
     return lines
 
 
-def _explained(item: Item, subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> str:
+def _explain_rule(item: Item, subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> str:
     rule, condition = rules[n], rules[n].condition
     if not condition.of_items:
         return "applies to the whole model"
     if item not in subject.items_with(condition.metric):
         return f"applies to {condition.item}s"
-    if not selector(rule)(item):
+    if not make_selector(rule)(item):
         return "does not select it"
-    if not decider(rules, n)(item):
-        return "selects it; a later rule of the same id decides"
+    if not make_decider(rules, n)(item):
+        return "selects it; a later rule with the same id decides"
     before = {old.name: old for old in baseline.items_with(condition.metric)} if baseline else {}
-    numbers = numbers_of([item], rule, before)
+    numbers = collect_values([item], rule, before)
     if numbers.skipped:
         return f"skips it: {numbers.skipped[0].reason}"
     if numbers.missing:
@@ -49,4 +50,4 @@ def _explained(item: Item, subject: Subject, rules: list[Rule], n: int, baseline
     value = numbers.known[0][1]
     if not condition.per_item:
         return f"includes it with {decisive(value)}"
-    return f"{'holds' if condition.holds(value) else 'does not hold'}: {value_text(rule, value)}"
+    return f"{'holds' if condition.holds(value) else 'does not hold'}: {format_value(rule, value)}"

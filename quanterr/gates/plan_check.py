@@ -1,4 +1,4 @@
-"""Whether a checkpoint is what was planned, layer by layer: one gate."""
+"""A gate that checks a checkpoint against the plan that it was made from, layer by layer."""
 
 from collections.abc import Iterator, Mapping
 from math import sqrt
@@ -13,11 +13,11 @@ from quanterr.util.text import count, display
 
 REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
 TOLERANCE = 0.5  # dB below the prediction
-BITS = 0.05  # of the planned bits: scales may be stored in another dtype
+BITS = 0.05  # relative difference of the bits: scales may be stored in another dtype
 
 FLOAT16 = "torch.float16"
 
-# Floats that a tensor may be cast to: relative error of a normal number at most, half of the smallest subnormal one.
+# Floats that a tensor may be cast to → largest relative error of a normal number, half of the smallest subnormal.
 CASTS = {
     "torch.float32": (2.0**-24, 2.0**-150),
     "torch.bfloat16": (2.0**-8, 2.0**-134),
@@ -42,30 +42,30 @@ SAME = (
 
 
 def read_plan(path: str) -> Plan:
-    """A plan that ``quanterr plan`` wrote.
+    """Read a plan that ``quanterr plan`` wrote.
 
     Raises:
-        ReportError: it is none.
+        ReportError: the file is no plan.
     """
     return read_stored(path, Plan, SCHEMA, SCHEMA_VERSION)
 
 
-def judged_by_plan(report: Report, plan: Plan) -> Report:
-    """The report with one more gate: whether each planned layer is as planned, and all others as in the original.
+def check_against_plan(report: Report, plan: Plan) -> Report:
+    """Return the report with one more gate: planned layers are as planned, all others as in the original.
 
     Raises:
-        UsageError: none of the planned layers was compared, or one is of another original.
+        UsageError: none of the planned layers was compared, or one belongs to another original.
     """
     actual: dict[str, Layer | LosslessLayer] = {}
     for layers in (report.layers, report.other_changes, report.lossless):
         actual |= {layer.layer_name: layer for layer in layers}
     if actual.keys().isdisjoint(layer.layer_name for layer in plan.layers):
-        raise UsageError("--plan: names none of the compared layers; it is of another original")
+        raise UsageError("--plan: names none of the compared layers; the plan was made for another original")
     _check_original(plan, actual)
-    found = [violation for layer in plan.layers for violation in _violations(layer, actual.get(layer.layer_name))]
-    found += _unplanned_changes(report, plan)
+    found = [violation for layer in plan.layers for violation in _find_violations(layer, actual.get(layer.layer_name))]
+    found += _find_unplanned_changes(report, plan)
     found.sort(key=lambda violation: violation.margin if violation.margin is not None else float("-inf"))
-    gate = _gate(found, len(plan.layers))
+    gate = _make_gate(found, len(plan.layers))
     if report.verdict == "inconclusive":
         return report.model_copy(update={"gates": [*report.gates, gate]})
     failed = [one.message for one in (*report.gates, gate) if one.status == "fail" and one.severity == "error"]
@@ -83,11 +83,11 @@ def _check_original(plan: Plan, actual: Mapping[str, Layer | LosslessLayer]) -> 
         there = Marks(planned.original_norm, planned.original_fingerprint)
         here = Marks(layer.original_norm, layer.original_fingerprint)
         if why := other_tensor(planned.layer_name, there, here):
-            raise UsageError(f"--plan: it is of another original: {why}; plan again, from this one")
+            raise UsageError(f"--plan: the plan was made for another original: {why}; plan again from this one")
 
 
-def _unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
-    """Layers that differ although none was planned for them: more than by a cast, or by scales that they took up."""
+def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
+    """Find layers outside the plan that changed by more than a cast or absorbed scales explain."""
     expected = {layer.layer_name for layer in plan.layers}
     folded = (finding for finding in report.findings if finding.code == "folded_scales" and finding.severity == "info")
     expected |= {name for finding in folded for name in (finding.layer, *finding.evidence.get("sources", ()))}
@@ -98,23 +98,23 @@ def _unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
 
 
 def _is_cast(layer: Layer) -> bool:
-    """Whether its errors are no larger than those of a cast to the floats that it is stored as."""
+    """Return True if the errors are no larger than those of a cast to the stored dtype."""
     if layer.quantized_dtype not in CASTS or layer.quantized_dtype == layer.original_dtype or not layer.finite:
         return False
     relative, least = CASTS[layer.quantized_dtype]
     if layer.error_norm > relative * layer.original_norm + least * sqrt(layer.tensor_elements):
         return False
-    may_be_subnormal = layer.quantized_dtype == FLOAT16  # whose relative errors have no limit
+    may_be_subnormal = layer.quantized_dtype == FLOAT16  # relative errors of subnormals have no limit
     return may_be_subnormal or layer.max_relative_error is None or bool(layer.max_relative_error <= relative)
 
 
-def _violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None) -> Iterator[Violation]:
+def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None) -> Iterator[Violation]:
     name = planned.layer_name
     if actual is None:
-        yield Violation(name, None, None, "was planned, but not compared: is it missing, or left out by -l?")
+        yield Violation(name, None, None, "was planned but not compared: is it missing, or excluded by -l?")
         return
     found_format = actual.format
-    if not _alike(planned.format, found_format):
+    if not _is_same_format(planned.format, found_format):
         expected = "the original's" if planned.recipe == ORIGINAL else planned.format
         yield Violation(name, None, None, f"is {found_format}, planned {expected} ({planned.recipe})")
         return
@@ -128,11 +128,11 @@ def _violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None) -> 
         yield Violation(name, snr, margin, f"has {snr:.2f} dB, planned {planned.snr_db:.2f}")
 
 
-def _alike(planned: str, found: str) -> bool:
+def _is_same_format(planned: str, found: str) -> bool:
     return planned == found or any({planned, found} <= same for same in SAME)
 
 
-def _gate(violations: list[Violation], n: int) -> Gate:
+def _make_gate(violations: list[Violation], n: int) -> Gate:
     worst = violations[0] if violations else None
     message = f"gate {REQUIRE} holds: {count(n, 'layer')}"
     if worst is not None:

@@ -1,4 +1,4 @@
-"""Plans that are measured: evaluated on the fly, and made again until a limit of the divergence holds."""
+"""Verification of plans: evaluate them on the fly, and plan again until a limit of the divergence holds."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,15 @@ from quanterr.report.plan.model import Measurement, Plan
 from quanterr.util.text import size
 
 ROUNDS = 6
-CLOSE = 0.97  # of a limit that is used so far
+CLOSE = 0.97  # share of the limit from which on a plan is close enough
 
 
 def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measurement:
-    """Evaluate the plan on the text of ``chosen``, quantized on the fly.
+    """Evaluate the plan, quantized on the fly, on the text of ``chosen``.
 
     Raises:
-        UsageError: too little text, or one that says nothing; a model that predicts no tokens; transformers is missing.
+        UsageError: there is too little text, or its result is inconclusive; the model does not predict tokens;
+            transformers is missing.
     """
     options = EvaluateOptions(
         text=chosen.text,
@@ -47,13 +48,19 @@ def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measuremen
 
 
 def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint, chosen: PlanOptions) -> Plan:
-    """The smallest plan that was found whose measured divergence is no larger than ``limit`` [nat].
+    """Return the smallest plan found whose measured divergence is at most ``limit`` [nat].
 
-    ``make`` gives the smallest plan of a predicted divergence. What is off in a prediction is nearly the same for plans
-    of about the same size, so each is made with what was learned of the one before.
+    The error of the prediction is nearly the same for plans of about the same size, so each plan corrects the
+    prediction by the measurement of the one before.
+
+    Args:
+        limit: the largest divergence.
+        make: returns the smallest plan of a predicted divergence.
+        original: the checkpoint.
+        chosen: the options.
 
     Raises:
-        UsageError: none was found.
+        UsageError: no plan within the limit was found.
     """
     plan, best, why = make(limit), None, ""
     for _ in range(ROUNDS):
@@ -61,7 +68,7 @@ def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint
         kept = found.kld <= limit
         if kept and (best is None or plan.bytes < best.bytes):
             best = plan.model_copy(update={"measured": found})
-        why = f"a plan of {size(plan.bytes)} measured {found.kld:.4g} nat"
+        why = f"a plan of {size(plan.bytes)} has a measured KLD of {found.kld:.4g} nat"
         if not found.kld or CLOSE * limit <= found.kld <= limit:
             break
         after = make(plan.cost * limit / found.kld * (1.0 if kept else CLOSE))
@@ -69,5 +76,5 @@ def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint
             break
         plan = after
     if best is None:
-        raise UsageError(f"--max-kld {limit:g}: cannot be kept; {why}")
+        raise UsageError(f"--max-kld {limit:g}: cannot be met; {why}")
     return best
