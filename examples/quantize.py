@@ -22,7 +22,7 @@ from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import QuanterrError, UsageError
 from quanterr.recipes import recipe_named
 from quanterr.recipes.candidate import choose, mixed
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 
 PIECE = 1 << 24  # bytes that are written at once
 
@@ -59,7 +59,7 @@ def write_quantized(source: Path, target: Path, recipe: str, layers: Iterable[st
     temporary = target.with_name(f".{target.name}.tmp")
     made_by = recipe_named(recipe)
     with open_checkpoint(source) as original:
-        chosen, _ = choose(original, Selection(layers))
+        chosen, _ = choose(original, LayerSelection(layers))
         made, left = mixed(original, dict.fromkeys(chosen, made_by), recipe)
         done = [name for name in chosen if name not in {one.name for one in left}]
         if not done:

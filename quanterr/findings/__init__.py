@@ -56,7 +56,7 @@ from quanterr.findings.siblings import sibling_scales
 from quanterr.findings.sources import of_sources
 from quanterr.findings.sums import of_weight
 from quanterr.findings.vectors import copy_once_shifted, of_vectors
-from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
+from quanterr.pairing.model import Bucket, ComparedWeight, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
 
@@ -77,7 +77,7 @@ PROOFS = 3  # weights that are read again, until one shows that a factor correct
 class FindingCollector:
     """Takes in compared weights and returns the findings at the end."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Pairing) -> None:
         """Nothing noticed yet."""
         self._plan = plan
         self._folded = {one.source.rpartition(".")[0] for one in plan.folded}

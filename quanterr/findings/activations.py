@@ -11,7 +11,7 @@ from quanterr.formats import is_auxiliary
 from quanterr.formats.shared.scale_grid import chunks_of_scale
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.pairing import SIDES
-from quanterr.pairing.plan import Bucket, Pair, Plan
+from quanterr.pairing.model import Bucket, Pair, Pairing
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
@@ -26,7 +26,7 @@ MOST_EACH = 4096  # elements of one
 MOST = 1 << 20  # and of all that are read
 
 
-def of_activations(plan: Plan) -> Iterator[Finding]:
+def of_activations(plan: Pairing) -> Iterator[Finding]:
     """Scales of activations, and other tensors that are part of no weight, that cannot be right."""
     for side in SIDES:
         of_none = _of_none(plan, side)
@@ -64,7 +64,7 @@ def _of_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
         yield finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
 
 
-def _of_sizes(plan: Plan) -> Iterator[Finding]:
+def _of_sizes(plan: Pairing) -> Iterator[Finding]:
     """Scales of activations that are neither one nor one for each, or some, of the rows or columns of their weight."""
     odd = [
         f"{entry.name} ({entry.n:,})"
@@ -114,12 +114,12 @@ def _is_extreme(scales: Scales) -> bool:
     return any(not LEAST_SCALE <= size <= MOST_SCALE for size in sizes)
 
 
-def _of_weights(plan: Plan, side: str) -> list[Entry]:
+def _of_weights(plan: Pairing, side: str) -> list[Entry]:
     """What is stored beside the weights of a side."""
     return [entry for pair in plan.pairs for entry in pair.consumed[SIDES.index(side)]]
 
 
-def _of_none(plan: Plan, side: str) -> list[Entry]:
+def _of_none(plan: Pairing, side: str) -> list[Entry]:
     """What is known and is part of no weight of a side."""
     known = (one for one in plan.leftovers if one.side == side and one.bucket == Bucket.CONSUMED)
     return [entry for leftover in known for entry in leftover.entries]

@@ -7,9 +7,9 @@ from quanterr.findings.codes import finding
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
 from quanterr.formats import rows_of
-from quanterr.metrics.attainable import Attainable, Part, level
+from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
@@ -68,7 +68,7 @@ def is_usual(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     found = done.attainable
     if found is None or not _shows_all(pair, done, found):
         return False
-    return found.judged_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
+    return found.weighted_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
 
 
 def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
@@ -138,7 +138,7 @@ def of_attainable(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[
 
 def _severity(pair: Pair, found: Attainable, method: Method, rounded: str | None) -> str | None:
     """How bad it is that a weight is worse than its scales allow; None where nothing is to be said."""
-    excess = found.judged_excess_db
+    excess = found.weighted_excess_db
     if found.excess_db <= NOTED_DB:
         return None
     if rounded == AT_RANDOM or (method.compensates and excess <= BROKEN_DB):
@@ -168,7 +168,7 @@ def _off_pct(found: Attainable) -> float:
     return 100 * found.off / max(found.n - found.clipped, 1)
 
 
-def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None, rounded: str | None) -> Finding:
+def _of_weight(pair: Pair, found: Attainable, severity: str, part: BadRegion | None, rounded: str | None) -> Finding:
     snr, off = level(found.x_sq, found.e_sq), _off_pct(found)
     steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is a step off at most"
     if rounded is not None:
@@ -191,7 +191,7 @@ def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None, 
     )
 
 
-def _of_part(pair: Pair, found: Attainable, part: Part, method: Method) -> Finding:
+def _of_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> Finding:
     return finding(
         KINDS[part.kind],
         _severity_of_part(pair, found, part, method),
@@ -202,7 +202,7 @@ def _of_part(pair: Pair, found: Attainable, part: Part, method: Method) -> Findi
     )
 
 
-def _severity_of_part(pair: Pair, found: Attainable, part: Part, method: Method) -> str:
+def _severity_of_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> str:
     """A warning from some size on, but for what a format or a method leaves in parts.
 
     That are scales or a branch that were rounded after the codes; columns in which errors were piled up, and no factor
@@ -218,7 +218,7 @@ def _severity_of_part(pair: Pair, found: Attainable, part: Part, method: Method)
     return "info" if small or afterwards or piled_up or undone or _is_of_least_scales(pair, found, part) else "warning"
 
 
-def _is_of_least_scales(pair: Pair, found: Attainable, part: Part) -> bool:
+def _is_of_least_scales(pair: Pair, found: Attainable, part: BadRegion) -> bool:
     """Whether an error is no larger than what half of the least scale that can be stored makes of the codes."""
     least, levels = least_scale(pair), pair.quantized.levels
     if not least or levels is None:
@@ -227,12 +227,12 @@ def _is_of_least_scales(pair: Pair, found: Attainable, part: Part) -> bool:
     return sqrt(squared_error) <= least * (levels.highest - levels.lowest) / 2
 
 
-def _lost_db(part: Part) -> float:
+def _lost_db(part: BadRegion) -> float:
     """What codes lose, and a scale that is too large by a factor of its own."""
     return part.attainable_db - part.snr_db + (20 * log10(part.factor) if part.apart and part.factor > 1 else 0.0)
 
 
-def _described(part: Part) -> str:
+def _described(part: BadRegion) -> str:
     how = ""
     if isfinite(part.factor) and abs(part.factor - 1) > CLOSE:
         how = ", all zero" if abs(part.factor) < ZERO else f", {part.factor:.3g} times the original's"
@@ -240,7 +240,7 @@ def _described(part: Part) -> str:
     return f"{_named(part)}: {part.snr_db:.1f} dB at worst{how}; {allowed}"
 
 
-def _evidence(part: Part | None) -> dict[str, object]:
+def _evidence(part: BadRegion | None) -> dict[str, object]:
     if part is None:
         return {}
     return {
@@ -252,7 +252,7 @@ def _evidence(part: Part | None) -> dict[str, object]:
     }
 
 
-def _told(pair: Pair, found: Attainable, method: Method) -> Part | None:
+def _told(pair: Pair, found: Attainable, method: Method) -> BadRegion | None:
     """Of rows, columns and tiles that stand out those that say it best: what is worth a warning, rows or columns of a
     factor of their own, or the kind with the fewest elements.
 
@@ -261,19 +261,19 @@ def _told(pair: Pair, found: Attainable, method: Method) -> Part | None:
     of_scales = any(part.kind not in KINDS for part in found.parts)
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_codes(part))]
 
-    def order(part: Part) -> tuple[bool, bool, int]:
+    def order(part: BadRegion) -> tuple[bool, bool, int]:
         small = _severity_of_part(pair, found, part, method) == "info"
         return small, part.kind == "tile" or not part.apart, part.number * part.size
 
     return min(parts, key=order, default=None)
 
 
-def _has_no_codes(part: Part) -> bool:
+def _has_no_codes(part: BadRegion) -> bool:
     """Whether no codes would be better."""
     return part.attainable_db - part.snr_db < NOTED_DB
 
 
-def _named(part: Part) -> str:
+def _named(part: BadRegion) -> str:
     """The parts in words, neighbours as a range."""
     if part.kind == "tile":
         row, col = part.worst

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quanterr.formats import rows_of
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 
 LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # dB that right weights of this many bits reach
 LEVEL = 29.0  # dB, of more bits

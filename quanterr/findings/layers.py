@@ -12,8 +12,8 @@ from quanterr.findings.figures import Figures
 from quanterr.formats import rows_of
 from quanterr.formats.shared.scale_statistics import Scales
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.pairing.names import canonical
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
+from quanterr.pairing.names import canonicalize
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.tensors.casts import Copy
@@ -152,7 +152,7 @@ def norm_offset(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterato
 
 
 def _is_norm(pair: Pair) -> bool:
-    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonical(pair.name)[1]
+    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonicalize(pair.name)[1]
 
 
 def _kind(name: str) -> str:

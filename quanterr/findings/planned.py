@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from quanterr.findings.codes import finding
-from quanterr.pairing.plan import COMPUTED, Bucket, Folded, Plan
+from quanterr.pairing.model import COMPUTED, Bucket, FoldedScales, Pairing
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonFields, as_object
@@ -14,7 +14,7 @@ FEW_MISSING = 0.05  # share of the other quantized weights
 FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 
 
-def of_plan(plan: Plan) -> Iterator[Finding]:
+def of_plan(plan: Pairing) -> Iterator[Finding]:
     """What headers and labels show."""
     if plan.idle:
         yield finding("nothing_excluded", "info", None, f"{'; '.join(plan.idle)}; so nothing was left out by that")
@@ -39,7 +39,7 @@ def of_plan(plan: Plan) -> Iterator[Finding]:
             "are the arguments swapped?"
         )
         yield finding("swapped_sides", "warning", None, message, "pass the original first")
-    for name in plan.dummies:
+    for name in plan.names_with_unused_scale:
         message = f"{display(name)} is not quantized but has a scale of 1, which was ignored"
         yield finding("dummy_scale", "warning", name, message)
     for side in plan.labels:
@@ -71,7 +71,7 @@ def _fused_rotations(config: JsonFields) -> str:
     return ", ".join(description)
 
 
-def of_folding(folded: Sequence[Folded]) -> Iterator[Finding]:
+def of_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:
     """Scales that moved between weights: reported with the error as stored, and with them undone."""
     if folded:
         names = list(dict.fromkeys(name for one in folded for name in one.names))
@@ -112,7 +112,7 @@ def of_folding(folded: Sequence[Folded]) -> Iterator[Finding]:
             )
 
 
-def of_importance(plan: Plan) -> Iterator[Finding]:
+def of_importance(plan: Pairing) -> Iterator[Finding]:
     """For which weights, and which matrices of stacks, nothing is known of their inputs."""
     covered = plan.covered
     if covered is None:
@@ -134,7 +134,7 @@ def of_importance(plan: Plan) -> Iterator[Finding]:
         yield finding("importance_uncovered", "warning", None, message, experts=n)
 
 
-def _not_covered(plan: Plan, missing: Sequence[str]) -> Finding:
+def _not_covered(plan: Pairing, missing: Sequence[str]) -> Finding:
     """A warning where it is more than embeddings, the head, and a few others."""
     quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
     left = [pair for pair in quantized if pair.name in set(missing)]
@@ -150,7 +150,7 @@ def _not_covered(plan: Plan, missing: Sequence[str]) -> Finding:
     return finding("importance_missing", "info", None, message, weights=len(missing), share=share)
 
 
-def of_sensitivity(plan: Plan, alphas: Mapping[str, float] | None) -> Iterator[Finding]:
+def of_sensitivity(plan: Pairing, alphas: Mapping[str, float] | None) -> Iterator[Finding]:
     """For which matrices it is not known how much they matter."""
     matrices = [pair.name for pair in plan.pairs if len(pair.original.shape) > 1]
     missing = [name for name in matrices if name not in (alphas or {})]

@@ -18,7 +18,7 @@ from quanterr.findings.layers import WeightSummary, severity
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Correction, Sample, simplest, snr_db
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import chunks_of_scale
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut

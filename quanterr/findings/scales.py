@@ -7,8 +7,8 @@ from quanterr.findings.codes import finding
 from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
-from quanterr.metrics.attainable import Attainable, Part, level
-from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.metrics.attainable import Attainable, BadRegion, level
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.tensors.good_scales import FEW_LEVELS
 from quanterr.util.text import count, display
@@ -94,7 +94,7 @@ def _words(pair: Pair, ratio: float, snr_db: float) -> str:
     return f"{what}scales are {ratio:.3g} x what the values need"
 
 
-def _of_groups(pair: Pair, part: Part, method: Method) -> Finding:
+def _of_groups(pair: Pair, part: BadRegion, method: Method) -> Finding:
     lost = part.attainable_db - part.snr_db
     updated = method.compensates and 1 / UPDATED < part.factor < UPDATED
     warned = BROKEN_DB if updated else PART_WARNED_DB
@@ -111,7 +111,7 @@ def _of_groups(pair: Pair, part: Part, method: Method) -> Finding:
     )
 
 
-def _underflow(pair: Pair, found: Attainable, part: Part) -> Finding:
+def _underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:
     """Groups that are lost beside far larger ones: a few of them matter to nothing."""
     many = part.number * part.size > MANY_UNDERFLOW * found.n
     return finding(
@@ -125,12 +125,12 @@ def _underflow(pair: Pair, found: Attainable, part: Part) -> Finding:
     )
 
 
-def _where(part: Part) -> str:
+def _where(part: BadRegion) -> str:
     row, col = part.worst
     columns = f", columns from {col}" if col >= 0 else ""
     return f"{count(part.number, 'group')} of {part.size}, the worst at row {row}{columns}"
 
 
-def _evidence(part: Part) -> dict[str, object]:
+def _evidence(part: BadRegion) -> dict[str, object]:
     places = [list(place) for place in part.places[:MOST_NAMED]]
     return {"places": places, "number": part.number, "worst_snr_db": part.snr_db}

@@ -20,8 +20,8 @@ from quanterr.findings.repairs import BETTER, Sample, snr_db
 from quanterr.findings.samples import first_rows, one_thread, sample_of
 from quanterr.findings.sums import UNRELATED
 from quanterr.metrics.sums import ratio
-from quanterr.pairing.names import FED_BY_NORM, canonical
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
+from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
@@ -59,7 +59,7 @@ def of_vectors(
     changed, sought = [], 0
     shifts: dict[str, _Shift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
-    vectors = {canonical(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
+    vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
     with one_thread(), on_cpu() as workspaces:
         for one in seen:
             beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
@@ -143,7 +143,7 @@ def _shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: Workspac
 
 def _input_norm(weight: Pair, vectors: _Vectors, workspace: Workspace) -> float:
     """The norm of typical inputs: that of the norm's weight before it; of inputs of size one where there is none."""
-    path, _ = canonical(weight.name)
+    path, _ = canonicalize(weight.name)
     for norms, fed in FED_BY_NORM:
         before = re.fullmatch(rf"((?:.*\.)?)(?:{fed})", path)
         names = [before[1] + norm for norm in norms.split("|")] if before else []

@@ -51,7 +51,7 @@ from quanterr.formats.shared.scale_grid import Grid, fit_grid
 from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
 from quanterr.formats.shared.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
 from quanterr.tensors.levels import OF_DTYPE, signed_bytes
-from quanterr.util.text import display, whole
+from quanterr.util.text import display, parse_digits
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
@@ -120,7 +120,7 @@ def _fit_integers(parts: Parts, declared: Described) -> Weight:
         raise FormatMismatch(f"its scale {scale} should be floating")
     target = declared.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
-    code_bits = whole(named.removeprefix("int")) or 8
+    code_bits = parse_digits(named.removeprefix("int")) or 8
     padded = unpadded(parts, codes.shape, group)
     return parts.weight(
         codes.shape,

@@ -7,7 +7,7 @@ from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import decider, selector
 from quanterr.report.subjects import Item, Subject
-from quanterr.util.text import decisive, display
+from quanterr.util.text import display, format_decisive
 
 
 def explain(subject: Subject, rules: list[Rule], name: str, baseline: Subject | None = None) -> list[str]:
@@ -48,5 +48,5 @@ def _explained(item: Item, subject: Subject, rules: list[Rule], n: int, baseline
         return f"does not hold: {display(numbers.missing[0].reason or '', 2000)}"
     value = numbers.known[0][1]
     if not condition.per_item:
-        return f"includes it with {decisive(value)}"
+        return f"includes it with {format_decisive(value)}"
     return f"{'holds' if condition.holds(value) else 'does not hold'}: {value_text(rule, value)}"

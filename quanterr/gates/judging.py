@@ -16,7 +16,7 @@ from quanterr.gates.selecting import check_patterns, dead_pattern, decider, sele
 from quanterr.report import NORM
 from quanterr.report.gate_results import Gate, Verdict, Violation
 from quanterr.report.subjects import WIDTH, Item, Subject, change
-from quanterr.util.text import count, decisive, display
+from quanterr.util.text import count, display, format_decisive
 
 
 def needed(rules: list[Rule]) -> tuple[set[str], set[str]]:
@@ -338,5 +338,5 @@ def _over(rule: Rule, outcome: _Outcome) -> str:
 def value_text(rule: Rule, value: float) -> str:
     """A value and its margin, with as many digits as it takes to see on which side of the limit it is."""
     margin = _margin(rule.condition, value)
-    shown = decisive(value, rule.condition.limit)
-    return shown + ("" if margin is None else f" (margin {decisive(margin, 0)})")
+    shown = format_decisive(value, rule.condition.limit)
+    return shown + ("" if margin is None else f" (margin {format_decisive(margin, 0)})")

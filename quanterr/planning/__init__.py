@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from math import fsum, log10, sqrt
 from typing import Final, Literal, NamedTuple, Unpack
 
-from quanterr.checkpoints import Checkpoint, entered
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.findings.files import LEFT
 from quanterr.keywords import accept_fields_of
-from quanterr.knapsack import Choice, path, solve
+from quanterr.knapsack import KnapsackItem, solve, trace_path
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import PRESETS, recipes_named
@@ -127,7 +127,7 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
     recipes = recipes_named(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
+        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
         for recipe, report in zip(recipes, reports, strict=True):
@@ -159,7 +159,9 @@ def _planned(
     names = [_shared(group) for group in groups]
     choices = [
         [
-            Choice(sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group))
+            KnapsackItem(
+                sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group)
+            )
             for recipe in own
         ]
         for group, own in zip(groups, names, strict=True)
@@ -186,7 +188,7 @@ def _planned(
     planned_bytes = sum(layer.bytes for layer in layers)
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
-    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
+    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(trace_path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
     notes += [first.settings.calibration] if first.settings.calibration else []
     notes += [found.message for report in reports.values() for found in report.findings if found.code == LEFT]
@@ -314,14 +316,14 @@ def _most(goal: Goal, signal: float) -> float:
     return goal.amount if goal.kind == "kld" else float("inf")
 
 
-def _solve(choices: Sequence[Sequence[Choice]], limit: float, most: float) -> tuple[list[int], float] | None:
+def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:
     """The choice of each group, and what no plan can cost less: the least cost of ``limit`` bytes, or where the cost
     may be ``most``, the least bytes. None where nothing meets it.
     """
     if most == float("inf"):
         found = solve(choices, limit)
         return None if found is None else (found.picks, found.bound)
-    found = solve([[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
+    found = solve([[KnapsackItem(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
     if found is None:
         return None
     return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
@@ -352,7 +354,7 @@ def _uniform(recipe: str, rows: Sequence[_Row], fixed: int, limit: float, most: 
     return Uniform(recipe, fixed + nbytes, cost, nbytes <= limit and cost <= most)
 
 
-def _sampled(points: Sequence[Choice]) -> list[Choice]:
+def _sampled(points: Sequence[KnapsackItem]) -> list[KnapsackItem]:
     """Some forty of them, the ends among these."""
     step = max((len(points) - 1) / (POINTS - 1), 1)
     places = sorted({min(round(n * step), len(points) - 1) for n in range(POINTS)})

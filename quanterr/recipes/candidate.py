@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Checkpoint, Entry, StoredFile
+from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, Stored
 from quanterr.recipes.scales import KeptScales
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
@@ -39,7 +39,7 @@ ENDS = ("embed", "wte", "lm_head")
 ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # of a weight of that shape: (cols,) float32
 
 
-class QuantizedFile(StoredFile):
+class QuantizedFile(CheckpointFile):
     """What a recipe stores of one weight, one tensor after the other, made while it is read."""
 
     is_certain = True
@@ -188,7 +188,7 @@ def _rows(entry: Entry, first: int, stop: int) -> Tensor:
     return _reading.rows(entry, first, stop)
 
 
-def choose(original: Checkpoint, selection: Selection) -> tuple[list[str], list[Left]]:
+def choose(original: Checkpoint, selection: LayerSelection) -> tuple[list[str], list[Left]]:
     """The weights to quantize of those that are selected, and the matrices that stay, with the reason.
 
     Embeddings and heads stay but where a pattern takes them in.
@@ -214,7 +214,7 @@ def choose(original: Checkpoint, selection: Selection) -> tuple[list[str], list[
 
 
 def quantized_by(
-    recipes: Sequence[Recipe], original: Checkpoint, selection: Selection, importance: ImportanceOf | None = None
+    recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection, importance: ImportanceOf | None = None
 ) -> list[Checkpoint]:
     """The original with the selected weights quantized by each recipe; a note says what a recipe cannot store.
 

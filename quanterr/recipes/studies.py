@@ -19,7 +19,7 @@ from quanterr.recipes.blocks import Blocks
 from quanterr.recipes.candidate import ImportanceOf, choose, rows_of
 from quanterr.recipes.tensors import fake_quantized, refusal
 from quanterr.report.ranking.model import Changed, Study
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 
 SAMPLE = 256  # rows of a weight, evenly spaced; with blocks of more than a row those are of the sample
 OUTLIERS = (0.01, 0.1, 1.0)  # per cent of the elements
@@ -30,7 +30,7 @@ STRETCHES = (-10.0, -5.0, -1.0, 1.0, 5.0, 10.0)  # per cent
 def studied(
     original: Checkpoint,
     recipes: Sequence[Recipe],
-    selection: Selection,
+    selection: LayerSelection,
     stop: threading.Event | None = None,
     importance: ImportanceOf | None = None,
 ) -> list[Study]:

@@ -348,8 +348,8 @@ CODES = {
     "not_emulated": Code(
         ("warning",),
         "the files declare a rounding of activations, or of keys and values, that evaluate does not emulate",
-        "inputs of 112 weights were not rounded: model.layers.0.mlp.up_proj.weight: its files declare a static scale "
-        "of activations, and store no input_scale",
+        "inputs of 112 weights were not rounded: model.layers.0.mlp.up_proj.weight: its files declare a static "
+        "activation scale, but store no input_scale",
         "Read the numbers as those of the weights alone; --activations none --kv none says so, and is judged as that.",
     ),
     "sibling_scales": Code(
