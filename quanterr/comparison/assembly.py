@@ -103,7 +103,7 @@ class LayerGroup:
         self._values = LayerValues()
         self._measured = Measurement(Sums(histogram=Histogram.empty()), layers=self._values)
         self._layers = 0
-        # Over layers with a known attainable SNR, in units of 2^-1074: Σx², Σe², Σe*² with stored and with good scales.
+        # Sums over layers with a known attainable SNR, in units of 2^-1074: Σx², Σe², Σe*² with stored and good scales.
         self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0
 
     def add(self, sums: Sums, pair: Pair, layer: Layer, sample: Attainable | None = None) -> None:

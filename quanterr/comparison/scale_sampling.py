@@ -100,7 +100,7 @@ class ScaleSampler:
         self._one_zero: bool | None = None
 
     def make_companion(self) -> "ScaleSampler":
-        """Return a sampler for further groups; it knows whether zero points differ in this sample."""
+        """Return a sampler for further groups, which reuses the finding whether zero points differ."""
         self._take_waiting()
         found = ScaleSampler(self._weight, self._largest, self._least, self._runs)
         found._one_zero = self._one_zero
