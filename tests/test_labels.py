@@ -92,7 +92,7 @@ class TestTensor:
             (b"[" * 60_000, "nested too deep"),
             (
                 b'{"format": "' + b"x" * (1 << 16) + b'"}',
-                "a.comfy_quant (U8 [65550]): a .comfy_quant label is a short row",
+                "a.comfy_quant (U8 [65550]): a .comfy_quant label must be a short row",
             ),
         ],
         ids=lambda value: None if isinstance(value, str) else repr(value[:30]),
