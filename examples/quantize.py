@@ -23,7 +23,7 @@ from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import QuanterrError, UsageError
 from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import choose_weights, mix_recipes
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 
 PIECE = 1 << 24  # bytes written at once
 
@@ -62,7 +62,7 @@ def write_quantized(source: Path, target: Path, recipe: str, layers: Iterable[st
     temporary = target.with_name(f".{target.name}.tmp")
     made_by = parse_recipe(recipe)
     with open_checkpoint(source) as original:
-        chosen, _ = choose_weights(original, Selection(layers))
+        chosen, _ = choose_weights(original, LayerSelection(layers))
         made, left = mix_recipes(original, dict.fromkeys(chosen, made_by), recipe)
         done = [name for name in chosen if name not in {one.name for one in left}]
         if not done:

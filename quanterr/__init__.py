@@ -1,12 +1,12 @@
-"""How far is a quantized checkpoint from its original, layer by layer?
+"""Measure how far a quantized checkpoint is from its original, layer by layer.
 
 >>> import quanterr
 >>> report = quanterr.compare("orig.safetensors", "quant.safetensors")  # doctest: +SKIP
 >>> report.aggregate.overall_snr_db  # doctest: +SKIP
 31.48
 
-Importing this module loads nothing else: the public names are found when they are first asked for,
-so that ``quanterr --help`` does not wait for torch.
+Importing this module loads nothing else: public names are imported when first used, so that ``quanterr --help`` does
+not wait for torch.
 """
 
 from importlib import import_module
@@ -104,7 +104,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Find a public name where it lives, at its first use."""
+    """Import a public name from its module at first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'quanterr' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

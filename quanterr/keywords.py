@@ -1,4 +1,4 @@
-"""Keywords of the library's functions: the fields of the dataclasses in options.py, as the command line's options."""
+"""Keyword arguments of the library's functions, made from the fields of the dataclasses in options.py."""
 
 import inspect
 import re
@@ -13,14 +13,14 @@ from quanterr.options import Option
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE)?")  # but for those of a proposed command
+_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE)?")  # group 1: it is part of a proposed command
 
 
 def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for a function whose keywords, after its own parameters, are the fields of a dataclass.
 
     ``help()`` and notebooks then show each keyword with its type and default. An unknown keyword raises a TypeError
-    that names the nearest one. A UsageError names arguments in the place of the command line's options.
+    that names the nearest one. A UsageError names arguments instead of the command line's options.
     """
     hints = get_type_hints(kind, include_extras=True)
     arguments = {_flag(field, hints[field.name]): field.name for field in fields(kind)}

@@ -17,12 +17,12 @@ from types import SimpleNamespace
 import torch
 from hostile_names import HOSTILE
 
-from quanterr.comparison.assembly import Group, _described, _fraction
+from quanterr.comparison.assembly import LayerGroup, _compute_compared_fraction, _describe_bucket
 from quanterr.findings import make_finding
-from quanterr.metrics import METRICS, Measured, evaluate
+from quanterr.metrics import METRICS, Measurement, compute_metrics
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import RowSums, Sums, exact
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.report.base import RunInfo, Tool
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import (
@@ -229,8 +229,8 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
     bits = 8 if format_name in DTYPES else 16
     scales = shape[0] if bits == 8 else 0
     uniform = 8 if format_name.startswith("int8") else None
-    measured = Measured(sums, sums.n * bits + 32 * scales, sums.n * 16, uniform, counts_saturated=bits == 8)
-    values, nonfinite = evaluate(METRICS, measured)
+    measured = Measurement(sums, sums.n * bits + 32 * scales, sums.n * 16, uniform, counts_saturated=bits == 8)
+    values, nonfinite = compute_metrics(METRICS, measured)
     return Layer(
         **header(name, shape, format_name),
         block_size=(1, shape[-1]) if scales else None,
@@ -252,7 +252,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
 def report_of(model: Model) -> Report:
     """The report of a synthetic model."""
     random, groups = Random(0), {"role": {}, "format": {}, "block": {}}
-    layers, whole = [], Group()
+    layers, whole = [], LayerGroup()
     for name, shape, format_name, level in model.weights:
         sums = sums_of(shape, level, random)
         layer = layer_of(name, shape, format_name, sums)
@@ -264,7 +264,7 @@ def report_of(model: Model) -> Report:
         whole.add(sums, pair, layer)
         for kind, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
             if key and key not in groups[kind]:
-                groups[kind][key] = Group()
+                groups[kind][key] = LayerGroup()
             if key:
                 groups[kind][key].add(sums, pair, layer)
     other = [layer_of(name, shape, "dense", sums_of(shape, 55, random)) for name, shape in model.changed]
@@ -272,7 +272,8 @@ def report_of(model: Model) -> Report:
     not_compared = [missing(*item) for item in model.missing]
     findings = [*implausible_error(layers), *changes(other)]
     reasons = [
-        f"1 tensor {_described(Bucket(item.bucket))}: {item.display_name} ({item.reason})" for item in not_compared
+        f"1 tensor {_describe_bucket(Bucket(item.bucket))}: {item.display_name} ({item.reason})"
+        for item in not_compared
     ]
     reasons += [found.message for found in findings if found.severity == "error"]
     buckets = coverage(layers + other, lossless, not_compared)
@@ -389,8 +390,8 @@ def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared:
     return Coverage(
         original=sizes,
         quantized=quantized,
-        original_compared_fraction=_fraction(sizes),
-        quantized_compared_fraction=_fraction(quantized),
+        original_compared_fraction=_compute_compared_fraction(sizes),
+        quantized_compared_fraction=_compute_compared_fraction(quantized),
     )
 
 

@@ -10,7 +10,7 @@ from mutation import unusual
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sampled
+from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sample_chunks
 from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
 
@@ -163,7 +163,7 @@ class TestParts:
     def test_a_bad_row_that_is_not_sampled(self, tmp_path):
         large = numbers(1024, 256, seed=4).float()
         codes, unit = by_row(large)
-        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sampled((1024, 256))))
+        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sample_chunks((1024, 256))))
         codes[row] += 5
         found = told(report_of(tmp_path, large, codes, unit))["excess_rows"]
 
@@ -233,7 +233,7 @@ class TestCleared:
     def test_a_low_weight_is_not_cleared_by_a_sample_that_is_better(self, tmp_path):
         large = numbers(4096, 64, seed=4).float()
         codes, unit = by_row(large)
-        inside = {n for c in sampled((4096, 64)) for n in range(c.row, c.stop_row)}
+        inside = {n for c in sample_chunks((4096, 64)) for n in range(c.row, c.stop_row)}
         for row in range(4096):
             if row not in inside:
                 codes[row] = codes[row].flip(0)
@@ -243,13 +243,13 @@ class TestCleared:
 
 
 def test_the_sample_is_chosen_by_index():
-    chunks = sampled((4096, 512))
+    chunks = sample_chunks((4096, 512))
 
     assert RUNS == len(chunks)
     assert {RUN} == {chunk.stop_row - chunk.row for chunk in chunks}
     assert (0, 4096) == (chunks[0].row, chunks[-1].stop_row)
-    assert 1 == len(sampled((64, 256)))
-    assert [] == sampled((0, 8))
+    assert 1 == len(sample_chunks((64, 256)))
+    assert [] == sample_chunks((0, 8))
 
 
 def test_a_report_tells_the_new_numbers_in_every_layer(tmp_path, x):
@@ -342,7 +342,7 @@ class TestExperts:
 
 def test_a_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
     wide = numbers(64, WIDEST * 3 // 2, seed=5).float()
-    chunks = sampled(tuple(wide.shape))
+    chunks = sample_chunks(tuple(wide.shape))
 
     assert {(0, WIDEST), (WIDEST, wide.shape[1])} == {(chunk.col, chunk.stop_col) for chunk in chunks}
     codes, unit = by_row(wide)

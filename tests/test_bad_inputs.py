@@ -704,7 +704,9 @@ NO_MEMORY = (
     "import torch\nfrom quanterr.comparison.worker import Worker\n"
     "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.compare = fail\n"
 )
-NO_MEMORY_FOR_HEADERS = "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.entered = fail\n"
+NO_MEMORY_FOR_HEADERS = (
+    "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.enter_checkpoint = fail\n"
+)
 FULL = "/dev/full: No space left on device"
 
 

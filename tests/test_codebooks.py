@@ -16,7 +16,7 @@ from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import exl3, quip_sharp
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import matches
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

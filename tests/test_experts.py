@@ -39,7 +39,7 @@ class TestOfAStack:
     @pytest.mark.parametrize("size", [16, 64, 1000, 48 * 64, 5000, 1 << 19])
     def test_have_the_energies_that_float64_gives(self, size, wide):
         x, y = stack(2)
-        for sums in (summed(x, y, size, wide), Sums.merged(summed_by_chunk(x, y, size, wide))):
+        for sums in (summed(x, y, size, wide), Sums.merge(summed_by_chunk(x, y, size, wide))):
             assert list(range(4)) == sorted(sums.matrices)
             for expert in range(4):
                 found = sums.matrices[expert]

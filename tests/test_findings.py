@@ -197,7 +197,7 @@ class TestScales:
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
         if not judged:  # as of codebooks, whose scales are not judged
-            monkeypatch.setattr(Worker, "_attainable", lambda *_: None)
+            monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)
         x = model()
         found = told(compared(tmp_path, x, stored(x, clipped)))
 
@@ -402,7 +402,7 @@ class TestRows:
 
 
 def test_far_below_the_usual_level_of_its_format(tmp_path, monkeypatch):
-    monkeypatch.setattr(Worker, "_attainable", lambda *_: None)  # as of codebooks, which have no nearest code
+    monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)  # as of codebooks, which have no nearest code
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
@@ -595,7 +595,7 @@ class TestNumbersThatTellNothing:
 
 class TestAllWeights:
     def test_one_far_below_its_group(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(Worker, "_attainable", lambda *_: None)  # else its excess says it
+        monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)  # else its excess says it
         x = model(8)
         y = stored(x, by_row)
         name = UP.format(3)
@@ -624,7 +624,7 @@ class TestAllWeights:
         assert all("1 sampled row (7)" in one.message for one in found)
 
     def test_bad_rows_of_many_without_nearest_codes_are_no_warning(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(Worker, "_attainable", lambda *_: None)
+        monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)
         x = model(8)
         y = stored(x, by_row)
         for name in list(x)[:4]:

@@ -28,7 +28,7 @@ from safetensors.torch import safe_open
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.formats import FORMATS
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 

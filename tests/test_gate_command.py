@@ -18,7 +18,7 @@ from quanterr.errors import Status
 from quanterr.gates.github import MAX_SUMMARY, format_summary, make_annotations
 from quanterr.gates.verdicts import Verdict
 from quanterr.report.gate_results import Gate, Violation
-from quanterr.util.text import decisive
+from quanterr.util.text import format_decisive
 
 UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 HOSTILE = [
@@ -180,8 +180,8 @@ class TestWhatIsTold:
         both = gate(stored, "--require", "snr_db >= 99").stderr
 
         assert f"gate snr_db >= {limit!r} does not hold" in one
-        assert f"{decisive(lower, limit)} (margin {decisive(lower - limit, 0)})" in one
-        assert float(decisive(lower, limit)) < limit
+        assert f"{format_decisive(lower, limit)} (margin {format_decisive(lower - limit, 0)})" in one
+        assert float(format_decisive(lower, limit)) < limit
         assert f"{higher:.5g}, limit 99, margin {higher - 99:.5g}" in both
 
     def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):

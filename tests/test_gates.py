@@ -17,7 +17,7 @@ from quanterr.gates.rules import Rule
 from quanterr.gates.verdicts import judge_subject
 from quanterr.report.gate_results import exit_status
 from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
-from quanterr.util.text import decisive
+from quanterr.util.text import format_decisive
 
 
 def judge(report, *rules, baseline=None):
@@ -106,8 +106,8 @@ class TestEveryFunction:
 
         assert (lowest, limit, lowest - limit) == (found.observed, found.limit, found.margin)
         assert found.margin < 0
-        assert decisive(lowest, limit) in found.message
-        assert float(decisive(lowest, limit)) < limit
+        assert format_decisive(lowest, limit) in found.message
+        assert float(format_decisive(lowest, limit)) < limit
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("sign", OPERATORS)

@@ -8,7 +8,7 @@ from making import numbers
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.comparison.attainable import sampled
+from quanterr.comparison.attainable import sample_chunks
 from quanterr.tensors.good_scales import ScaleGroups, find_groups, measure_losses, order_columns
 from quanterr.tensors.levels import E4M3, INT8, Levels, Scaling, uniform
 
@@ -145,7 +145,7 @@ class TestParts:
 
     def test_a_row_that_is_not_sampled(self, tmp_path):
         x = numbers(1024, 256, seed=4).float()
-        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sampled((1024, 256))))
+        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sample_chunks((1024, 256))))
         stored, _ = by_row(x, 1.0)
         stored[f"{NAME}_scale"][row] *= 16
         stored[NAME][row] = (x[row] / stored[f"{NAME}_scale"][row]).round().to(torch.int8)

@@ -30,7 +30,7 @@ from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Report
 from quanterr.report.terminal import console, show
 from quanterr.util import strict_json
-from quanterr.util.text import display, harmless
+from quanterr.util.text import display, escape_text
 
 COMMAND = re.compile(r"^\s*::|##\w*\[", re.IGNORECASE)
 FORMULA = tuple("=+-@\t\r＝＋－＠")
@@ -250,7 +250,7 @@ def test_a_name_in_the_bar_is_only_text(name, monkeypatch, capsys):
 
 @every_name
 def test_a_name_in_an_error_is_only_text(name):
-    check_lines(harmless(f"quanterr: {display(name)}: x\nTraceback: {name}"))
+    check_lines(escape_text(f"quanterr: {display(name)}: x\nTraceback: {name}"))
 
 
 def toml(text):

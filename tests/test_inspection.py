@@ -172,7 +172,7 @@ class TestHardware:
 
         assert 2 * 16 * (100 + 16 + 8 + 32) == decode.active_bytes
         assert pytest.approx(1e12 / decode.active_bytes) == decode.tokens_per_second
-        assert "1 of 4 experts a token" == decode.experts
+        assert "1 of 4 experts per token" == decode.experts
 
     def test_without_a_head_the_embedding_is_one_and_unknown_experts_all_count(self, folder, tmp_path):
         (folder / "config.json").unlink()
@@ -181,7 +181,7 @@ class TestHardware:
         decode = quanterr.inspect(folder, hardware="H100").decode
 
         assert (2 * 16 * 132, 3350.0) == (decode.active_bytes, decode.gigabytes_per_second)
-        assert "all count" in decode.experts
+        assert "all are counted" in decode.experts
 
     def test_the_command_says_that_it_is_a_bound_and_what_is_unknown(self, folder):
         done = CliRunner().invoke(app, ["inspect", str(folder), "--hardware", "4090"])

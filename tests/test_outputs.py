@@ -17,7 +17,7 @@ from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, as_csv, card, items, markdown
 from quanterr.report.model import Report
 from quanterr.report.terminal import console, show
-from quanterr.util.text import decisive, display
+from quanterr.util.text import display, format_decisive
 
 NAMES = [output.name for output in OUTPUTS]
 
@@ -276,9 +276,9 @@ class TestMarkdown:
 
         assert f"{gate.margin:.5g}" in rendered(report, "md")
         assert ("31.545", "29.999999", "30.000001") == (
-            decisive(31.545435637647685),
-            decisive(29.999999, 30),
-            decisive(30.000001, 30),
+            format_decisive(31.545435637647685),
+            format_decisive(29.999999, 30),
+            format_decisive(30.000001, 30),
         )
 
 

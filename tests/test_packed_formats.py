@@ -12,7 +12,7 @@ import quanterr
 from quanterr.formats import bnb_4bit
 from quanterr.formats.shared import bit_stream, element_types
 from quanterr.inspection import inspect
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

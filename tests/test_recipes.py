@@ -24,7 +24,7 @@ from quanterr.recipes.tensors import (
     quantize_tensor,
     theoretical_max_error,
 )
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.workspace import Workspace
 
 GOLDEN = Path(__file__).parent / "golden_recipes"
@@ -178,7 +178,7 @@ class TestCandidate:
     )
     def test_its_report_is_that_of_the_same_on_disk(self, original, tmp_path, name):
         checkpoint, tensors = original
-        chosen, _ = choose_weights(checkpoint, Selection())
+        chosen, _ = choose_weights(checkpoint, LayerSelection())
         virtual, left = candidate(checkpoint, parse_recipe(name), chosen)
         report = quanterr.compare(checkpoint, virtual, device="cpu")
 
@@ -230,7 +230,7 @@ class TestCandidate:
             "c.weight": numbers(4, 8, seed=3),
         }
         with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
-            chosen, left = choose_weights(checkpoint, Selection())
+            chosen, left = choose_weights(checkpoint, LayerSelection())
 
         assert ["c.weight"] == chosen
         assert {"lm_head.weight", "a.experts.up_proj", "b.weight"} == {one.name for one in left}
@@ -250,7 +250,7 @@ class TestCandidate:
         names = ["model.embed_tokens.weight", "lm_head.weight", "c.weight", "mlp.router.weight", "final_norm.weight"]
         tensors = {name: numbers(4, 8, seed=n) for n, name in enumerate(names)}
         with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
-            assert sorted(choose_weights(checkpoint, Selection(patterns))[0]) == chosen
+            assert sorted(choose_weights(checkpoint, LayerSelection(patterns))[0]) == chosen
 
     def test_nan_is_named(self, tmp_path):
         x = numbers(8, 64).float()

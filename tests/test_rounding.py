@@ -13,7 +13,7 @@ from torch.nn import functional
 import quanterr
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import UsageError
-from quanterr.pairing.inputs import _of_comfy
+from quanterr.pairing.inputs import _read_comfy
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -341,7 +341,7 @@ class TestFindings:
         ],
     )
     def test_a_label_of_comfyui_that_is_not_emulated_is_no_label_of_weights_alone(self, form, rounded):
-        found = _of_comfy("a", Label("tensor", {"format": form}), {})
+        found = _read_comfy("a", Label("tensor", {"format": form}), {})
 
         assert rounded == (found is not None)
         assert found is None or (found.scheme == "" and form in found.why_not)

@@ -140,7 +140,7 @@ FILES = {
     "no require": ('schema = 1\n[[rule]]\nid = "x"\n', 'thresholds.toml:2: a rule needs require = "…"'),
     "a number to require": ('schema = 1\n[[rule]]\nid = "x"\nrequire = 30\n', 'a rule needs require = "…"'),
     "a misspelt key": (f'schema = 1\n{RULE}layer = ["a"]\n', 'rule "x": unknown key layer; did you mean layers?'),
-    "an unknown key of a rule": (f"schema = 1\n{RULE}colour = 1\n", "there are id, require, layers, severity"),
+    "an unknown key of a rule": (f"schema = 1\n{RULE}colour = 1\n", "known keys: id, require, layers, severity"),
     "layers as a text": (f'schema = 1\n{RULE}layers = "a"\n', "layers must be a list such as"),
     "layers as numbers": (f"schema = 1\n{RULE}layers = [1]\n", "layers must be a list such as"),
     "an empty pattern": (f'schema = 1\n{RULE}layers = [""]\n', "layers: an empty pattern"),

@@ -1,9 +1,9 @@
-"""The tensor types of ggml: their ids in a GGUF file, and the blocks in which they store elements.
+"""The tensor types of ggml: their ids in a GGUF file, and the layout of their blocks.
 
-Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (the blocks).
+Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (block layouts).
 """
 
-# Id → name. The plain ones have the names they have in a safetensors header.
+# Id → name. Types without blocks have their name in a safetensors header.
 TYPES = {
     0: "F32",
     1: "F16",
@@ -40,7 +40,7 @@ TYPES = {
     42: "Q2_0",
 }
 
-# Ids that no file may hold, and why.
+# Ids that a file must not contain → (name, reason).
 REFUSED = {
     **{
         number: (name, "which llama.cpp has removed; convert the model again")
@@ -59,7 +59,7 @@ REFUSED = {
     15: ("Q8_K", "which is only for activations"),
 }
 
-# Name → elements and bytes of a block. A row is whole blocks, and blocks follow each other without padding.
+# Name → (elements, bytes) of a block. A row consists of whole blocks, without padding between them.
 BLOCKS = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),

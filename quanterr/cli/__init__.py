@@ -40,9 +40,9 @@ from quanterr.cli.options import But, Only, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.options import GATES, CompareOptions, ReadOptions
 from quanterr.util import strict_json
-from quanterr.util.colors import painted, wanted
+from quanterr.util.colors import paint, use_color
 from quanterr.util.platform import is_closed_pipe
-from quanterr.util.text import display, harmless
+from quanterr.util.text import display, escape_text
 from quanterr.version import __version__
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ def formats(
         return
     from quanterr.formats import FORMATS
 
-    colored = wanted(sys.stdout, show.colors)
+    colored = use_color(sys.stdout, show.colors)
     if name is None:
         _list_formats(FORMATS, show.as_json, colored)
         return
@@ -409,7 +409,7 @@ def formats(
     if show.as_json:
         print(strict_json.dumps({**_of_format(found), "specification": found.specification.strip()}, indent=1))
         return
-    title = painted(found.name, "strong", colored)
+    title = paint(found.name, "strong", colored)
     print(f"{title}: {found.summary}\nneeds {found.stated_needs}\n\n{found.specification.strip()}")
 
 
@@ -431,8 +431,8 @@ def _list_formats(formats: "Sequence[Format]", as_json: bool, colored: bool) -> 
         return
     width = max(len(row.name) for row in formats)
     for row in formats:
-        needs = painted(row.stated_needs, "faint", colored)
-        print(f"{painted(f'{row.name:{width}}', 'strong', colored)}  {row.summary}\n{'':{width}}    {needs}")
+        needs = paint(row.stated_needs, "faint", colored)
+        print(f"{paint(f'{row.name:{width}}', 'strong', colored)}  {row.summary}\n{'':{width}}    {needs}")
 
 
 def _of_format(row: "Format") -> dict[str, str]:
@@ -519,17 +519,17 @@ def _run() -> int:
     except QuanterrError as error:
         # Of several ranks one reports: what all of them notice at once is rank 0's to say.
         if not isinstance(error, ElsewhereError) and not (isinstance(error, UsageError) and is_other_rank()):
-            print(f"quanterr: {harmless(str(error))}", file=sys.stderr)
+            print(f"quanterr: {escape_text(str(error))}", file=sys.stderr)
         return error.status
     except Exception as error:  # an exit status of 1 would read as "a gate failed"
         if is_out_of_memory(error):
-            why = f" ({harmless(str(error))})" if str(error) else ""
+            why = f" ({escape_text(str(error))})" if str(error) else ""
             print(f"quanterr: out of memory{why}; more memory is needed than is available or allowed", file=sys.stderr)
             return Status.ENVIRONMENT
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             print(f"quanterr: {error.strerror}", file=sys.stderr)
             return Status.ENVIRONMENT
-        print(harmless(traceback.format_exc()), file=sys.stderr)
+        print(escape_text(traceback.format_exc()), file=sys.stderr)
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG
 
@@ -541,5 +541,5 @@ def _wrong_usage(error: Any) -> int:
         return Status.USAGE
     what = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
     command = getattr(getattr(error, "ctx", None), "command_path", "quanterr")
-    print(f"quanterr: {harmless(what)} (see {command} --help)", file=sys.stderr)
+    print(f"quanterr: {escape_text(what)} (see {command} --help)", file=sys.stderr)
     return Status.USAGE

@@ -20,11 +20,11 @@ from typer.core import TyperCommand, TyperGroup
 from quanterr.cli.options import But, Only
 from quanterr.errors import Interrupted, ResourceError, Status, UsageError
 from quanterr.options import OUTPUT, SELECTION, Option
-from quanterr.util.addresses import host_of, without_credentials
+from quanterr.util.addresses import host_of, strip_credentials
 from quanterr.util.platform import is_closed_pipe, limit_of_memory
-from quanterr.util.processes import tasks_apart, this_process
-from quanterr.util.text import size, unicode
-from quanterr.util.waiting import notices, stoppable
+from quanterr.util.processes import count_unconnected_tasks, this_process
+from quanterr.util.text import escape_surrogates, size
+from quanterr.util.waiting import allow_stop, notices
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -185,7 +185,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
-        self._waits = stoppable(self.stop.is_set)
+        self._waits = allow_stop(self.stop.is_set)
         self._waits.__enter__()
         return self
 
@@ -251,7 +251,7 @@ def _load_torch_and_leave() -> NoReturn:
 
 def command_line() -> list[str]:
     """What the user called, for the report."""
-    return ["quanterr", *(unicode(without_credentials(word)) for word in sys.argv[1:])]
+    return ["quanterr", *(escape_surrogates(strip_credentials(word)) for word in sys.argv[1:])]
 
 
 def warn(findings: "Iterable[Finding]") -> None:
@@ -282,7 +282,7 @@ class _Notices(logging.Handler):
 
 def announce(paths: Iterable[str], quiet: bool) -> None:
     """Say on stderr which hosts are read from, when they let wait, and that tasks of srun do the same work again."""
-    if tasks := tasks_apart():
+    if tasks := count_unconnected_tasks():
         print(
             f"quanterr: srun started {tasks} tasks, and each does all the work and writes all outputs: export "
             "MASTER_ADDR and MASTER_PORT, and they share it (quanterr guide scale)",

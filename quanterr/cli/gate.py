@@ -15,8 +15,8 @@ from quanterr.cli.options import But, with_options
 from quanterr.errors import UsageError
 from quanterr.options import GATES, GateOptions
 from quanterr.util import strict_json
-from quanterr.util.colors import painted, wanted
-from quanterr.util.text import display, no_command
+from quanterr.util.colors import paint, use_color
+from quanterr.util.text import display, escape_commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,10 @@ def gate(
     from quanterr.report.gate_results import Verdict, exit_status
     from quanterr.report.subjects import counterpart, overall
 
-    colored, baseline = wanted(sys.stderr, show.colors), None if gates.baseline is None else os.fspath(gates.baseline)
+    colored, baseline = (
+        use_color(sys.stderr, show.colors),
+        None if gates.baseline is None else os.fspath(gates.baseline),
+    )
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
     kind, given = kind_of(report), baseline is not None
@@ -97,7 +100,7 @@ def gate(
     if explain is not None:
         lines = [line for one in subjects for line in explained(one, rules, explain, counterpart(one, before))]
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-        print("\n".join(map(no_command, lines)), file=stream)
+        print("\n".join(map(escape_commands, lines)), file=stream)
     for subject, verdict in zip(subjects, verdicts, strict=True):
         report_verdict(verdict, subject.name, quiet=show.quiet, colored=colored)
     by_name = {subject.name: verdict for subject, verdict in zip(subjects, verdicts, strict=True) if subject.name}
@@ -124,13 +127,13 @@ def _fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence
 def _tell_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
     from quanterr.report.formatting import sentence
 
-    print(f"verdict: {painted(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
+    print(f"verdict: {paint(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
     if quiet or found.verdict != "inconclusive":
         return
     of_gates = {gate.message for gate in found.gates}
     for reason in found.reasons:
         if reason not in of_gates:
-            print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
+            print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
 
 
 def _print_json(fields: dict[str, object]) -> None:
@@ -159,7 +162,7 @@ def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool =
     from quanterr.gates.as_text import format_gates
 
     if judged.gates and not quiet:
-        of = [] if candidate is None else [no_command(f"{display(candidate)}:")]
+        of = [] if candidate is None else [escape_commands(f"{display(candidate)}:")]
         print("\n".join([*of, *format_gates(judged.gates, colored)]), file=sys.stderr)
     annotate(judged, candidate)
 

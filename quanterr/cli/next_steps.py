@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from quanterr.util.addresses import without_credentials
-from quanterr.util.text import unicode
+from quanterr.util.addresses import strip_credentials
+from quanterr.util.text import escape_surrogates
 
 if TYPE_CHECKING:
     from quanterr.report.plan.model import Plan
@@ -58,4 +58,4 @@ def _inputs_of(original: str) -> list[str]:
 
 
 def _line(words: Sequence[str]) -> str:
-    return shlex.join(unicode(without_credentials(word)) for word in words)
+    return shlex.join(escape_surrogates(strip_credentials(word)) for word in words)

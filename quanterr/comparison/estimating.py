@@ -1,4 +1,4 @@
-"""A sweep of a sample of rows: an estimate of what all rows would give, with its margin."""
+"""A sweep over a sample of rows, which estimates the result of all rows with a margin."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, Entry, entered
+from quanterr.checkpoints import Checkpoint, Entry, enter_checkpoint
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
@@ -24,14 +24,14 @@ from quanterr.report.kept_layers import Budget
 from quanterr.report.model import Selection as Selected
 from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
 from quanterr.util.platform import usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 from quanterr.version import __version__
 
-LOOK = 0.1  # seconds between two looks at what is done
+LOOK = 0.1  # seconds between two progress updates
 
 
 def estimate(
@@ -41,22 +41,22 @@ def estimate(
     keep: Budget | None,
     options: ComparisonOptions,
 ) -> Ranking:
-    """The ranking of recipes by a ``share`` of the rows of each weight.
+    """Rank recipes by a sample: a ``share`` (0 to 1) of the rows of each weight.
 
     Raises:
-        UsageError: an option that needs all rows, or nothing to quantize.
-        CheckpointError: a weight holds NaN or infinity, or cannot be read.
-        Interrupted: it was stopped.
+        UsageError: an option needs all rows, or there is nothing to quantize.
+        CheckpointError: a weight contains NaN or infinity, or cannot be read.
+        Interrupted: the run was stopped.
     """
     _check(options)
     clock = Clock()
-    selection = Selection(options.layers, options.exclude)
+    selection = LayerSelection(options.layers, options.exclude)
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, options.lenient, options.cache)
+        checkpoint = enter_checkpoint(stack, original, options.lenient, options.cache)
         selection.check(checkpoint.entries)
-        virtuals = _virtuals(recipes, checkpoint, selection)
-        files = [_files(virtual) for virtual in virtuals]
-        found = _estimates(checkpoint, files, share, options)
+        virtuals = _quantize(recipes, checkpoint, selection)
+        files = [_list_files(virtual) for virtual in virtuals]
+        found = _estimate_all(checkpoint, files, share, options)
         checkpoint.check_unchanged()
         others = {
             name: Stored(entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False)
@@ -65,10 +65,10 @@ def estimate(
         }
         signals = {name: next(one.signal for one in each if one is not None) for name, each in found.items()}
         chosen = [
-            _rankable(recipe, virtual, own, {name: each[n] for name, each in found.items()}, signals, others)
+            _make_rankable(recipe, virtual, own, {name: each[n] for name, each in found.items()}, signals, others)
             for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
         ]
-        read_bytes = sum(_read_bytes(checkpoint.entries[name], recipes, each) for name, each in found.items())
+        read_bytes = sum(_count_read_bytes(checkpoint.entries[name], recipes, each) for name, each in found.items())
         run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
     return Ranking.model_construct(
         tool=Tool(name="quanterr", version=__version__),
@@ -96,11 +96,11 @@ def _check(options: ComparisonOptions) -> None:
     if options.device not in ("auto", "cpu"):
         raise UsageError(f"--device {display(options.device)}: a sample is measured on the CPU")
     if this_process().world > 1:
-        raise UsageError("--sample: one process measures a sample")
+        raise UsageError("--sample: a sample is measured by a single process")
 
 
-def _virtuals(recipes: Sequence[Recipe], original: Checkpoint, selection: Selection) -> list[Checkpoint]:
-    """The original by each recipe; scales of all rows are measured for those alone that need them."""
+def _quantize(recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection) -> list[Checkpoint]:
+    """Return the original quantized by each recipe, on the fly; only recipes with non-local scales measure all rows."""
     found: dict[str, Checkpoint] = {}
     for is_local in (True, False):
         own = [recipe for recipe in recipes if recipe.scheme.is_local == is_local]
@@ -108,29 +108,29 @@ def _virtuals(recipes: Sequence[Recipe], original: Checkpoint, selection: Select
     return [found[recipe.name] for recipe in recipes]
 
 
-def _read_bytes(entry: Entry, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
-    """What was read of a weight: each sample once, and all rows where scales depend on them."""
+def _count_read_bytes(entry: Entry, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
+    """Return the bytes read from a weight: each sample once, and all rows if scales depend on all rows."""
     rows = {one.runs: one.runs.read for one in estimates if one is not None}
     is_whole = any(one and not recipe.scheme.is_local for one, recipe in zip(estimates, recipes, strict=True))
     return entry.nbytes // entry.shape[0] * (sum(rows.values()) + is_whole * entry.shape[0])
 
 
-def _files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
-    """The weights that a recipe stores."""
+def _list_files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
+    """Return the quantized files of a recipe, by weight."""
     files = (entry.file for entry in virtual.entries.values())
     return {file.weight: file for file in files if isinstance(file, QuantizedFile)}
 
 
-def _estimates(
+def _estimate_all(
     original: Checkpoint, files: Sequence[dict[str, QuantizedFile]], share: float, options: ComparisonOptions
 ) -> dict[str, list[Estimate | None]]:
-    """Each weight by each recipe, all cores at work."""
+    """Estimate each weight for each recipe, on all cores; None where a recipe does not quantize the weight."""
     entries = {name: original.entries[name] for own in files for name in own}
     progress = Progress(sum(entry.nbytes for entry in entries.values()), total_weights=len(entries))
 
     def one(name: str) -> list[Estimate | None]:
         if options.stop is not None and options.stop.is_set():
-            raise Interrupted("interrupted; nothing is estimated before all weights were sampled")
+            raise Interrupted("interrupted before all weights were sampled: no estimate")
         progress.name = name
         made = estimate_matrix(name, entries[name], share, [each.get(name) for each in files])
         progress.done_bytes += entries[name].nbytes
@@ -149,7 +149,7 @@ def _estimates(
         return {name: future.result() for name, future in futures.items()}
 
 
-def _rankable(
+def _make_rankable(
     recipe: Recipe,
     virtual: Checkpoint,
     files: dict[str, QuantizedFile],
@@ -157,7 +157,7 @@ def _rankable(
     signals: dict[str, float],
     others: dict[str, Stored],
 ) -> Rankable:
-    """What is known of a recipe; each has the same ``signals``, whichever rows it was measured on."""
+    """Make the ranking entry of a recipe; all recipes use the same ``signals``, whatever rows each was measured on."""
     known = {name: one for name, one in estimates.items() if one is not None}
     tensors, formats = dict(others), dict[str, int]()
     for name, one in known.items():

@@ -24,7 +24,7 @@ from typing import NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Checkpoint, entered
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models, together
 from quanterr.evaluation.calls import Calls, read_calls
@@ -67,9 +67,9 @@ from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Tas
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.ranking.making import short_names
 from quanterr.report.subjects import overall
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.devices import describe_device, pick_device
-from quanterr.util.company import Company, company_of_environment
+from quanterr.util.rank_group import RankGroup, join_rank_group
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
@@ -123,13 +123,13 @@ def evaluate_candidates(
         raise UsageError(NOTHING_TO_DO)
     stop = chosen.stop or threading.Event()
     saliency, clock = _saliency(chosen), time.monotonic()
-    with company_of_environment(stop) as company, ExitStack() as stack:
-        opened = entered(stack, original, chosen.lenient, chosen.cache)
+    with join_rank_group(stop) as company, ExitStack() as stack:
+        opened = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, opened)
         every = [
             opened,
-            *(entered(stack, side, chosen.lenient, chosen.cache) for side in candidates),
-            *quantize_by(recipes, opened, Selection(())),
+            *(enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates),
+            *quantize_by(recipes, opened, LayerSelection(())),
             *(_quantize_as_planned(plan, name, opened) for name, plan in plans.items()),
         ]
         sides = Sides(opened, prepared.architecture.device)
@@ -185,8 +185,8 @@ def study_original(original: str | os.PathLike[str] | Checkpoint, chosen: Evalua
     stop, saliency = chosen.stop or threading.Event(), _saliency(chosen)
     if chosen.sensitivity is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)
-    with company_of_environment(stop) as company, ExitStack() as stack:
-        checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
+    with join_rank_group(stop) as company, ExitStack() as stack:
+        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
@@ -326,7 +326,7 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
     return made
 
 
-def _pace(chosen: EvaluateOptions, stop: threading.Event, company: Company | None) -> Pace:
+def _pace(chosen: EvaluateOptions, stop: threading.Event, company: RankGroup | None) -> Pace:
     rank, world = (0, 1) if company is None else (company.rank, company.world)
     return Pace(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import IO, NamedTuple
 
 from quanterr.evaluation.states import Product
-from quanterr.pairing.gguf import llama_name
-from quanterr.pairing.names import canonical
+from quanterr.pairing.gguf import to_llama_name
+from quanterr.pairing.names import canonicalize
 from quanterr.report.files import replaced
 
 ALIGNMENT = 32
@@ -35,7 +35,7 @@ def write_importance(path: str, moments: Mapping[str, Product], architecture: st
         ResourceError: the file cannot be written.
     """
     known = {
-        f"{llama_name(architecture, canonical(name)[0])}.weight": product
+        f"{to_llama_name(architecture, canonicalize(name)[0])}.weight": product
         for name, product in moments.items()
         if product.moments is not None and not product.is_stack
     }

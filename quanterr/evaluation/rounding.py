@@ -20,8 +20,8 @@ from quanterr.evaluation.units import Unit
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_missing_input_scales
 from quanterr.formats.shared.scale_grid import iterate_scales
-from quanterr.pairing.inputs import Inputs, declared_cache, declared_inputs
-from quanterr.pairing.plan import Plan
+from quanterr.pairing.inputs import Inputs, find_declared_cache, find_declared_inputs
+from quanterr.pairing.model import Pairing
 from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
@@ -62,19 +62,19 @@ class Rounding:
     """What a candidate's runtime rounds, by the original's names of weights."""
 
     def __init__(
-        self, plan: Plan, entries: Mapping[str, Entry], activations: str, kv: str, device: torch.device
+        self, plan: Pairing, entries: Mapping[str, Entry], activations: str, kv: str, device: torch.device
     ) -> None:
         """Read the stored scales."""
         self._device, self._workspace = device, Workspace(torch.device("cpu"))
         self.inputs, self.why_not = dict[str, Rounded](), dict[str, str]()
         self.clamped: list[str] = []  # weights whose inputs have no stored scale
         if activations == DECLARED:
-            for name, found in declared_inputs(plan, entries).items():
+            for name, found in find_declared_inputs(plan, entries).items():
                 self._add(name, found)
         elif activations != NONE:
             coded = [pair for pair in plan.pairs if pair.quantized.has_codes and pair.quantized.matrix[0] > 1]
             self.inputs = {pair.name: Rounded(INPUT_SCHEMES[activations], StoredInputScale()) for pair in coded}
-        declared, scales = declared_cache(plan.labels["quantized"].config, entries)
+        declared, scales = find_declared_cache(plan.labels["quantized"].config, entries)
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
         self._cache = {name: self._number(entry) for name, entry in scales.items()} if self.rounds_cache else {}
         self.cached = 0  # how often keys and values were rounded

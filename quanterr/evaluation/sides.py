@@ -20,11 +20,11 @@ from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
-from quanterr.pairing.plan import Bucket, Pair, Plan
+from quanterr.pairing.model import Bucket, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
-from quanterr.pairing.side import Recognized, Side
+from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.smoothing import undo_smoothing
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Cut
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
@@ -45,8 +45,8 @@ class Sides:
         Raises:
             CheckpointError: one that is stored in no known way.
         """
-        self.checkpoint, self._recognized, self.device = original, Recognized(), device
-        side = Side("original", original, self._recognized)
+        self.checkpoint, self._recognized, self.device = original, WeightCache(), device
+        side = CheckpointSide("original", original, self._recognized)
         side.attach_siblings()
         self.weights = {name: _recognized(side, name) for name in side.codes}
         self._workspace = Workspace(device)
@@ -79,8 +79,8 @@ class Candidate:
             CheckpointError: a weight that cannot be brought into the original's shape.
         """
         self.sides, self.checkpoint = sides, quantized
-        self.plan: Plan = choose_alternatives(
-            pair(sides.checkpoint, quantized, Selection([]), sides._recognized), undo=False
+        self.plan: Pairing = choose_alternatives(
+            pair(sides.checkpoint, quantized, LayerSelection([]), sides._recognized), undo=False
         )
         virtual = quantized.kind == RECIPE  # its files are none, and declare nothing
         inputs, cache = (NONE if virtual and way == DECLARED else way for way in (activations, kv))
@@ -133,9 +133,9 @@ class Candidate:
         return partial(_shaped, shape=stored.shape, back=back)
 
 
-def _recognized(side: Side, name: str) -> Weight:
+def _recognized(side: CheckpointSide, name: str) -> Weight:
     try:
-        return side.recognized(name)
+        return side.recognize(name)
     except FormatMismatch as error:
         raise CheckpointError(f"{display(side.checkpoint.path)}: {display(name)}: {error}") from error
 
@@ -147,10 +147,10 @@ def _shaped(tensor: Tensor, shape: tuple[int, ...], back: Back) -> Tensor:
 def _inverse(dequantize: object) -> Back:
     """The inverse of a view of views.py that pairing laid on the original; the identity for what is no view."""
     function, args = getattr(dequantize, "func", None), list[Any](getattr(dequantize, "args", ()))
-    if function is views._plus:
+    if function is views._dequantize_shifted:
         return lambda tensor: tensor - args[1]
-    if function is views._minus_exp:
+    if function is views._dequantize_negated_exp:
         return lambda tensor: (-tensor).log()
-    if function in (views._transposed, views._kernels_transposed):
+    if function in (views._dequantize_transposed, views._dequantize_transposed_kernels):
         return lambda tensor: tensor.transpose(-1, -2).contiguous()
     return lambda tensor: tensor

@@ -63,7 +63,7 @@ from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import check_sources
 from quanterr.findings.sums import check_weight
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
-from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
+from quanterr.pairing.model import Bucket, ComparedWeight, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
 
@@ -84,7 +84,7 @@ PROOFS = 3  # weights read again at most to confirm that a common factor correct
 class FindingCollector:
     """Collector of compared weights, which turns them into findings at the end."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Pairing) -> None:
         """Start without weights.
 
         Args:

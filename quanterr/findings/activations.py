@@ -11,7 +11,7 @@ from quanterr.formats import is_auxiliary
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.pairing import SIDES
-from quanterr.pairing.plan import Bucket, Pair, Plan
+from quanterr.pairing.model import Bucket, Pair, Pairing
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
@@ -26,7 +26,7 @@ MOST_EACH = 4096  # elements of one tensor that is read
 MOST = 1 << 20  # elements read in total
 
 
-def check_activation_scales(plan: Plan) -> Iterator[Finding]:
+def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
     """Check activation scales, and other tensors that are part of no weight, for values that cannot be right."""
     for side in SIDES:
         of_none = _entries_of_no_weight(plan, side)
@@ -64,7 +64,7 @@ def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
         yield make_finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
 
 
-def _check_sizes(plan: Plan) -> Iterator[Finding]:
+def _check_sizes(plan: Pairing) -> Iterator[Finding]:
     """Check that each weight has one activation scale, or a number that divides its rows or columns."""
     odd = [
         f"{entry.name} ({entry.n:,})"
@@ -118,12 +118,12 @@ def _is_extreme(scales: ScaleStatistics) -> bool:
     return any(not LEAST_SCALE <= size <= MOST_SCALE for size in sizes)
 
 
-def _entries_of_weights(plan: Plan, side: str) -> list[Entry]:
+def _entries_of_weights(plan: Pairing, side: str) -> list[Entry]:
     """Return the tensors stored beside the weights of a side."""
     return [entry for pair in plan.pairs for entry in pair.consumed[SIDES.index(side)]]
 
 
-def _entries_of_no_weight(plan: Plan, side: str) -> list[Entry]:
+def _entries_of_no_weight(plan: Pairing, side: str) -> list[Entry]:
     """Return the known tensors of a side that are part of no weight."""
     known = (one for one in plan.leftovers if one.side == side and one.bucket == Bucket.CONSUMED)
     return [entry for leftover in known for entry in leftover.entries]

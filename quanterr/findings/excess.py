@@ -7,9 +7,9 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
 from quanterr.formats import find_rows
-from quanterr.metrics.attainable import Attainable, Part, level
+from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
@@ -69,7 +69,7 @@ def has_usual_excess(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     found = done.attainable
     if found is None or not _shows_all(pair, done, found):
         return False
-    return found.judged_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
+    return found.weighted_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
 
 
 def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
@@ -145,7 +145,7 @@ def check_excess(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
 
 def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | None) -> str | None:
     """Return the severity of a weight that is worse than its scales allow; None if there is nothing to report."""
-    excess = found.judged_excess_db
+    excess = found.weighted_excess_db
     if found.excess_db <= NOTED_DB:
         return None
     if rounded == AT_RANDOM or (method.compensates and excess <= BROKEN_DB):
@@ -176,7 +176,9 @@ def _off_pct(found: Attainable) -> float:
     return 100 * found.off / max(found.n - found.clipped, 1)
 
 
-def _report_weight(pair: Pair, found: Attainable, severity: str, part: Part | None, rounded: str | None) -> Finding:
+def _report_weight(
+    pair: Pair, found: Attainable, severity: str, part: BadRegion | None, rounded: str | None
+) -> Finding:
     """Report a weight with more error than its scales allow."""
     snr, off = level(found.x_sq, found.e_sq), _off_pct(found)
     steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is at most one step off"
@@ -200,7 +202,7 @@ def _report_weight(pair: Pair, found: Attainable, severity: str, part: Part | No
     )
 
 
-def _report_part(pair: Pair, found: Attainable, part: Part, method: Method) -> Finding:
+def _report_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> Finding:
     """Report rows, columns or a tile with more error than their scales allow."""
     return make_finding(
         KINDS[part.kind],
@@ -212,7 +214,7 @@ def _report_part(pair: Pair, found: Attainable, part: Part, method: Method) -> F
     )
 
 
-def _rate_part(pair: Pair, found: Attainable, part: Part, method: Method) -> str:
+def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> str:
     """Return ``warning`` for a large loss of a part, but ``info`` for what a format or a method leaves in parts.
 
     That is: scales or a branch rounded after the codes; columns in which errors accumulated and that no factor
@@ -232,7 +234,7 @@ def _rate_part(pair: Pair, found: Attainable, part: Part, method: Method) -> str
     )
 
 
-def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: Part) -> bool:
+def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: BadRegion) -> bool:
     """Return True if half of the smallest scale that can be stored explains the error of a part."""
     least, levels = least_scale(pair), pair.quantized.levels
     if not least or levels is None:
@@ -241,12 +243,12 @@ def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: Part) -> boo
     return sqrt(squared_error) <= least * (levels.highest - levels.lowest) / 2
 
 
-def _lost_db(part: Part) -> float:
+def _lost_db(part: BadRegion) -> float:
     """Return the loss in dB of a part, including a scale that is too large by a factor of its own."""
     return part.attainable_db - part.snr_db + (20 * log10(part.factor) if part.apart and part.factor > 1 else 0.0)
 
 
-def _describe_part(part: Part) -> str:
+def _describe_part(part: BadRegion) -> str:
     """Describe a part: its place, its SNR and what its scales allow."""
     how = ""
     if isfinite(part.factor) and abs(part.factor - 1) > CLOSE:
@@ -255,7 +257,7 @@ def _describe_part(part: Part) -> str:
     return f"{_name_part(part)}: {part.snr_db:.1f} dB at worst{how}; {allowed}"
 
 
-def _evidence(part: Part | None) -> dict[str, object]:
+def _evidence(part: BadRegion | None) -> dict[str, object]:
     """Return the places and numbers of a part, for the report."""
     if part is None:
         return {}
@@ -268,7 +270,7 @@ def _evidence(part: Part | None) -> dict[str, object]:
     }
 
 
-def _choose_part(pair: Pair, found: Attainable, method: Method) -> Part | None:
+def _choose_part(pair: Pair, found: Attainable, method: Method) -> BadRegion | None:
     """Return the rows, columns or tiles that describe the loss best, or None.
 
     Warnings come first, then rows or columns with a factor of their own, then the kind with the fewest elements. Parts
@@ -277,19 +279,19 @@ def _choose_part(pair: Pair, found: Attainable, method: Method) -> Part | None:
     of_scales = any(part.kind not in KINDS for part in found.parts)
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_better_codes(part))]
 
-    def order(part: Part) -> tuple[bool, bool, int]:
+    def order(part: BadRegion) -> tuple[bool, bool, int]:
         small = _rate_part(pair, found, part, method) == "info"
         return small, part.kind == "tile" or not part.apart, part.number * part.size
 
     return min(parts, key=order, default=None)
 
 
-def _has_no_better_codes(part: Part) -> bool:
+def _has_no_better_codes(part: BadRegion) -> bool:
     """Return True if other codes would gain less than NOTED_DB."""
     return part.attainable_db - part.snr_db < NOTED_DB
 
 
-def _name_part(part: Part) -> str:
+def _name_part(part: BadRegion) -> str:
     """Name the rows, columns or tiles of a part; neighbours become a range."""
     if part.kind == "tile":
         row, col = part.worst

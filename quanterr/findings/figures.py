@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quanterr.formats import find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 
 LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # bits → SNR in dB that a correct weight reaches
 LEVEL = 29.0  # the same for more bits

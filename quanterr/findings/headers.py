@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from quanterr.findings.codes import make_finding
-from quanterr.pairing.plan import COMPUTED, Bucket, Folded, Plan
+from quanterr.pairing.model import COMPUTED, Bucket, FoldedScales, Pairing
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonFields, as_object
@@ -14,7 +14,7 @@ FEW_MISSING = 0.05  # share of the other quantized weights that may be missing
 FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 
 
-def check_plan(plan: Plan) -> Iterator[Finding]:
+def check_plan(plan: Pairing) -> Iterator[Finding]:
     """Report contradictions and oddities in headers and labels."""
     if plan.idle:
         yield make_finding("nothing_excluded", "info", None, f"{'; '.join(plan.idle)}; nothing was excluded")
@@ -39,7 +39,7 @@ def check_plan(plan: Plan) -> Iterator[Finding]:
             "are the arguments swapped?"
         )
         yield make_finding("swapped_sides", "warning", None, message, "pass the original first")
-    for name in plan.dummies:
+    for name in plan.names_with_unused_scale:
         message = f"{display(name)} is not quantized but has a scale of 1, which was ignored"
         yield make_finding("dummy_scale", "warning", name, message)
     for side in plan.labels:
@@ -71,7 +71,7 @@ def _describe_fused_rotations(config: JsonFields) -> str:
     return ", ".join(names)
 
 
-def report_folding(folded: Sequence[Folded]) -> Iterator[Finding]:
+def report_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:
     """Report scales that moved between weights, with the error as stored and with the folding undone."""
     if folded:
         names = list(dict.fromkeys(name for one in folded for name in one.names))
@@ -112,7 +112,7 @@ def report_folding(folded: Sequence[Folded]) -> Iterator[Finding]:
             )
 
 
-def check_importance(plan: Plan) -> Iterator[Finding]:
+def check_importance(plan: Pairing) -> Iterator[Finding]:
     """Report the weights, and the experts of stacks, that the importance matrix does not cover."""
     covered = plan.covered
     if covered is None:
@@ -134,7 +134,7 @@ def check_importance(plan: Plan) -> Iterator[Finding]:
         yield make_finding("importance_uncovered", "warning", None, message, experts=n)
 
 
-def _report_uncovered(plan: Plan, missing: Sequence[str]) -> Finding:
+def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
     """Report weights missing from the importance matrix; a warning if more than embeddings, head and few others are."""
     quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
     left = [pair for pair in quantized if pair.name in set(missing)]
@@ -150,7 +150,7 @@ def _report_uncovered(plan: Plan, missing: Sequence[str]) -> Finding:
     return make_finding("importance_missing", "info", None, message, weights=len(missing), share=share)
 
 
-def check_sensitivity(plan: Plan, alphas: Mapping[str, float] | None) -> Iterator[Finding]:
+def check_sensitivity(plan: Pairing, alphas: Mapping[str, float] | None) -> Iterator[Finding]:
     """Report the matrices that the sensitivity (``alphas``, by name) does not cover."""
     matrices = [pair.name for pair in plan.pairs if len(pair.original.shape) > 1]
     missing = [name for name in matrices if name not in (alphas or {})]

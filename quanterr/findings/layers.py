@@ -12,8 +12,8 @@ from quanterr.findings.figures import Figures
 from quanterr.formats import find_rows
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.pairing.names import canonical
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
+from quanterr.pairing.names import canonicalize
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.tensors.casts import Copy
@@ -159,7 +159,7 @@ def check_norm_offsets(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> 
 
 def _is_norm(pair: Pair) -> bool:
     """Return True for a one-dimensional norm weight."""
-    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonical(pair.name)[1]
+    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonicalize(pair.name)[1]
 
 
 def _family_of(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from quanterr.findings.codes import make_finding
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing import SIDES
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace

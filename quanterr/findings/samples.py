@@ -18,7 +18,7 @@ from quanterr.findings.layers import WeightSummary, rate_repair
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut

@@ -7,8 +7,8 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
-from quanterr.metrics.attainable import Attainable, Part, level
-from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.metrics.attainable import Attainable, BadRegion, level
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.tensors.good_scales import FEW_LEVELS
 from quanterr.util.text import count, display
@@ -97,7 +97,7 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
     return f"{what}scales are {ratio:.3g} x what the values need"
 
 
-def _report_groups(pair: Pair, part: Part, method: Method) -> Finding:
+def _report_groups(pair: Pair, part: BadRegion, method: Method) -> Finding:
     """Report groups whose scales are wrong."""
     lost = part.attainable_db - part.snr_db
     updated = method.compensates and 1 / UPDATED < part.factor < UPDATED
@@ -115,7 +115,7 @@ def _report_groups(pair: Pair, part: Part, method: Method) -> Finding:
     )
 
 
-def _report_underflow(pair: Pair, found: Attainable, part: Part) -> Finding:
+def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:
     """Report groups lost beside far larger ones; a few of them do not matter."""
     many = part.number * part.size > MANY_UNDERFLOW * found.n
     return make_finding(
@@ -129,14 +129,14 @@ def _report_underflow(pair: Pair, found: Attainable, part: Part) -> Finding:
     )
 
 
-def _describe_place(part: Part) -> str:
+def _describe_place(part: BadRegion) -> str:
     """Name the number of groups and the worst of them."""
     row, col = part.worst
     columns = f", columns from {col}" if col >= 0 else ""
     return f"{count(part.number, 'group')} of {part.size}, the worst at row {row}{columns}"
 
 
-def _evidence(part: Part) -> dict[str, object]:
+def _evidence(part: BadRegion) -> dict[str, object]:
     """Return the places and the worst SNR of groups, for the report."""
     places = [list(place) for place in part.places[:MOST_NAMED]]
     return {"places": places, "number": part.number, "worst_snr_db": part.snr_db}

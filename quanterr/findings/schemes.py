@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.findings.codes import make_finding
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 from quanterr.report.base import Finding
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed

@@ -29,7 +29,7 @@ from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.samples import use_one_thread
 from quanterr.formats.base import Weight
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk

@@ -9,7 +9,7 @@ from quanterr.findings.configs import CONFIG, config_of
 from quanterr.findings.schemes import check_scheme
 from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.gguf import REORDERED
-from quanterr.pairing.plan import Pair, Plan
+from quanterr.pairing.model import Pair, Pairing
 from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.util.strict_json import JsonFields, as_object
@@ -31,7 +31,7 @@ ROTATED = ("attn_q.weight", "attn_k.weight")
 REMEDY = "check that the configuration belongs to this checkpoint; loaders that follow it fail or build another model"
 
 
-def check_structure(quantized: Checkpoint, plan: Plan) -> Iterator[Finding]:
+def check_structure(quantized: Checkpoint, plan: Pairing) -> Iterator[Finding]:
     """Check what the quantized checkpoint declares about its model against its tensors."""
     declared, where = _read_declared(quantized)
     yield from _check_blocks(declared, where, quantized.entries)
@@ -55,8 +55,8 @@ def _read_declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
 def _read_gguf_sizes(metadata: GgufMetadata) -> dict[str, int]:
     """Return the sizes that GGUF metadata declares, by the keys of config.json."""
     keys = {
-        "num_hidden_layers": metadata.of_model("block_count"),
-        "hidden_size": metadata.of_model("embedding_length"),
+        "num_hidden_layers": metadata.get_model_int("block_count"),
+        "hidden_size": metadata.get_model_int("embedding_length"),
         "num_attention_heads": metadata.heads(0),
         "num_key_value_heads": metadata.kv_heads(0),
     }

@@ -6,10 +6,10 @@ from math import inf, isfinite, sqrt
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
-from quanterr.metrics import Measured, cosine_similarity, snr_db
+from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
 from quanterr.metrics.sums import Sums, as_float, worst_rows
-from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.util.text import count, display
 
@@ -89,7 +89,7 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and not pair.quantized.has_codes):
         return
-    measured = Measured(sums)
+    measured = Measurement(sums)
     bits = bits_of(pair)
     snr, ratio = snr_db(measured), norm_ratio(sums)
     if snr == inf:

@@ -20,8 +20,8 @@ from quanterr.findings.repairs import BETTER, Sample, measure_snr
 from quanterr.findings.samples import read_first_rows, read_sample, use_one_thread
 from quanterr.findings.sums import UNRELATED
 from quanterr.metrics.sums import ratio
-from quanterr.pairing.names import FED_BY_NORM, canonical
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
+from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
@@ -63,7 +63,7 @@ def check_vectors(
     changed, sought = [], 0
     shifts: dict[str, _BiasShift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
-    vectors = {canonical(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
+    vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
     with use_one_thread(), on_cpu() as workspaces:
         for one in seen:
             beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
@@ -159,7 +159,7 @@ def _typical_input_norm(weight: Pair, vectors: _Vectors, workspace: Workspace) -
 
     It is the norm of the weight of the normalization before it; without one, inputs of size one are assumed.
     """
-    path, _ = canonical(weight.name)
+    path, _ = canonicalize(weight.name)
     for norms, fed in FED_BY_NORM:
         before = re.fullmatch(rf"((?:.*\.)?)(?:{fed})", path)
         names = [before[1] + norm for norm in norms.split("|")] if before else []

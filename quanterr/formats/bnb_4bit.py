@@ -141,7 +141,7 @@ def _read_state(entry: Entry, nested: bool) -> State:
         raise FormatMismatch(f"its quant_state {entry} is too large")
     try:
         declared = strict_json.loads(entry.read())
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise FormatMismatch(f"its quant_state {entry} {error}") from error
     declared = declared if isinstance(declared, dict) else {}
     shape = declared.get("shape")

@@ -47,7 +47,7 @@ from quanterr.formats.shared.ct_row_groups import read_block_values
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.strict_json import JsonFields
-from quanterr.util.text import whole
+from quanterr.util.text import parse_digits
 
 NEEDS = {
     "codes": PartSpec(("{weight}_packed",), frozenset({"I32"})),
@@ -138,7 +138,7 @@ def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_block
 def _read_version(config: JsonFields) -> tuple[int, ...]:
     """Return the version of the library that wrote the file; a recent one if it is not stated."""
     version = config.get("version")
-    words = [whole(word) for word in version.split(".")[:2]] if isinstance(version, str) else []
+    words = [parse_digits(word) for word in version.split(".")[:2]] if isinstance(version, str) else []
     numbers = tuple(word for word in words if word is not None)
     return numbers if numbers and len(numbers) == len(words) else DENSE_SINCE
 

@@ -176,7 +176,7 @@ def _find_doubts(codes: str, parts: Parts) -> Iterable[str]:
     configured = parts.hints.metadata.get("quantization_config")
     try:
         config = strict_json.loads(configured.encode()) if configured else None
-    except strict_json.Invalid:
+    except strict_json.InvalidJson:
         return
     weight = config.get("weight") if isinstance(config, dict) else None
     dtype = weight.get("dtype") if isinstance(weight, dict) else None

@@ -57,7 +57,7 @@ from quanterr.formats.shared.torchao_header import (
     read_block_size,
 )
 from quanterr.tensors.levels import OF_DTYPE, signed_bytes
-from quanterr.util.text import display, whole
+from quanterr.util.text import display, parse_digits
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
@@ -127,7 +127,7 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
         raise FormatMismatch(f"its scale {scale} should be floating")
     target = declared.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
-    code_bits = whole(named.removeprefix("int")) or 8
+    code_bits = parse_digits(named.removeprefix("int")) or 8
     padded = fit_unpadded(parts, codes.shape, group)
     return parts.weight(
         codes.shape,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quanterr.report.formatting import gate_words, sentence, violation_line
 from quanterr.report.gate_results import Gate
-from quanterr.util.colors import painted
+from quanterr.util.colors import paint
 from quanterr.util.text import MAX_LINE, count, display
 
 MAX_VIOLATIONS = 5  # lines per gate
@@ -16,7 +16,7 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
         _, tone = gate_words(gate)
-        mark = painted(MARKS[tone], tone, colored)
+        mark = paint(MARKS[tone], tone, colored)
         lines.append(f"{mark}: {display(gate.message, MAX_LINE)}")
         if gate.status == "fail":
             lines += [display(line, MAX_LINE) for line in _format_details(gate)]

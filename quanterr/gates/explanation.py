@@ -7,7 +7,7 @@ from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import make_decider, make_selector
 from quanterr.gates.verdicts import collect_values, format_rule, format_value
 from quanterr.report.subjects import Item, Subject
-from quanterr.util.text import decisive, display
+from quanterr.util.text import display, format_decisive
 
 
 def explain_layer(subject: Subject, rules: list[Rule], name: str, baseline: Subject | None = None) -> list[str]:
@@ -49,5 +49,5 @@ def _explain_rule(item: Item, subject: Subject, rules: list[Rule], n: int, basel
         return f"does not hold: {display(numbers.missing[0].reason or '', 2000)}"
     value = numbers.known[0][1]
     if not condition.per_item:
-        return f"includes it with {decisive(value)}"
+        return f"includes it with {format_decisive(value)}"
     return f"{'holds' if condition.holds(value) else 'does not hold'}: {format_value(rule, value)}"

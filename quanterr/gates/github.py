@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from quanterr.report.formatting import LONG, sentence, violation_line
 from quanterr.report.gate_results import Gate, Judged
 from quanterr.report.markdown import code
-from quanterr.util.text import decisive, no_command, unrounded
+from quanterr.util.text import escape_commands, format_decisive, format_exact
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 MAX_SUMMARY = 900 << 10  # bytes, including what other commands of the step have written
@@ -35,7 +35,7 @@ def make_annotations(judged: Judged, candidate: str | None = None) -> list[str]:
         kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of the omitted gates
         found[MAX_ANNOTATIONS - 1 :] = [(kind, f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
     of = "" if candidate is None else f"{candidate}: "
-    return [f"::{kind} title=quanterr::{_escape(no_command(sentence(of + text)))}" for kind, text in found]
+    return [f"::{kind} title=quanterr::{_escape(escape_commands(sentence(of + text)))}" for kind, text in found]
 
 
 def _escape(text: str) -> str:
@@ -109,8 +109,8 @@ def _format_status(gate: Gate) -> str:
 
 
 def _format_numbers(gate: Gate) -> tuple[str, str, str]:
-    observed = "" if gate.observed is None else decisive(gate.observed, gate.limit)
-    return observed, unrounded(gate.limit), "" if gate.margin is None else decisive(gate.margin, 0)
+    observed = "" if gate.observed is None else format_decisive(gate.observed, gate.limit)
+    return observed, format_exact(gate.limit), "" if gate.margin is None else format_decisive(gate.margin, 0)
 
 
 def _format_row(cells: Iterable[str]) -> str:

@@ -20,8 +20,8 @@ from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
 from quanterr.report.subjects import Vocabulary
 from quanterr.report.values import VOCABULARY as OF_REPORTS
-from quanterr.selection import Selection
-from quanterr.util.rule_file import Table, rule_tables, shown
+from quanterr.selection import LayerSelection
+from quanterr.util.rule_file import RuleTable, read_rule_tables, show_value
 from quanterr.util.text import display
 
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
@@ -93,18 +93,18 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
         raise UsageError("no rule compares with the baseline; add --require 'delta(snr_db) >= -0.5'")
 
 
-def _read_tables(thresholds: str | os.PathLike[str]) -> list[Table]:
+def _read_tables(thresholds: str | os.PathLike[str]) -> list[RuleTable]:
     path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _name_source(thresholds)
     if path != Path(thresholds) and os.path.isfile(thresholds):
         name = display(os.fspath(thresholds))
         raise UsageError(f"{name}: is both a preset and a file; give ./{name} for the file, or rename it")
     try:
-        return rule_tables(path, where, KEYS)
+        return read_rule_tables(path, where, KEYS)
     except FileNotFoundError as error:
         raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
 
 
-def _make_rule(found: Table, vocabulary: Vocabulary) -> Rule:
+def _make_rule(found: RuleTable, vocabulary: Vocabulary) -> Rule:
     table, where = found.fields, found.where
     condition = _parse(table["require"], f"{where}: require", vocabulary)
     return Rule(
@@ -120,11 +120,11 @@ def _make_rule(found: Table, vocabulary: Vocabulary) -> Rule:
 
 def _check_patterns(layers: object, condition: Condition, where: str) -> tuple[str, ...]:
     if not (isinstance(layers, list) and all(isinstance(pattern, str) for pattern in layers)):
-        raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {shown(layers)}')
+        raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {show_value(layers)}')
     if layers and not condition.of_items:
         raise UsageError(f"{where}: {display(condition.text)} applies to the whole model; it cannot have layers")
     try:
-        return Selection(layers).patterns
+        return LayerSelection(layers).patterns
     except UsageError as error:
         raise UsageError(f"{where}: layers: {error}") from error
 

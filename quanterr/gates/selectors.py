@@ -5,7 +5,7 @@ from collections.abc import Callable
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.report.subjects import Item, Subject
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.util.text import display
 
 
@@ -16,7 +16,7 @@ def make_selector(rule: Rule) -> Callable[[Item], bool]:
     """
     if not rule.layers:
         return lambda item: item.kind != "other_changes"
-    selection = Selection(rule.layers)
+    selection = LayerSelection(rule.layers)
     return lambda item: selection.takes(item.name)
 
 
@@ -43,7 +43,7 @@ def explain_dead_pattern(rule: Rule, subject: Subject) -> str | None:
     if not rule.layers:
         return None
     try:
-        Selection(rule.layers).check_all(item.name for item in subject.items_with(rule.condition.metric))
+        LayerSelection(rule.layers).check_all(item.name for item in subject.items_with(rule.condition.metric))
     except UsageError as error:
         patterns = display(" ".join(subject.patterns), 200)
         return f"{error} (the report covers only {patterns})" if patterns else str(error)

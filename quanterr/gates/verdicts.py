@@ -15,7 +15,7 @@ from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_
 from quanterr.report import NORM
 from quanterr.report.gate_results import Gate, Verdict, Violation
 from quanterr.report.subjects import WIDTH, Item, Subject, change
-from quanterr.util.text import count, decisive, display
+from quanterr.util.text import count, display, format_decisive
 
 
 def needed_metrics(rules: list[Rule]) -> tuple[set[str], set[str]]:
@@ -350,5 +350,5 @@ def _describe_base(rule: Rule, outcome: _Outcome) -> str:
 def format_value(rule: Rule, value: float) -> str:
     """Format a value and its margin with enough digits to show on which side of the limit the value is."""
     margin = _margin(rule.condition, value)
-    shown = decisive(value, rule.condition.limit)
-    return shown + ("" if margin is None else f" (margin {decisive(margin, 0)})")
+    shown = format_decisive(value, rule.condition.limit)
+    return shown + ("" if margin is None else f" (margin {format_decisive(margin, 0)})")

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from math import fsum, log10, sqrt
 from typing import Final, Literal, NamedTuple, Unpack
 
-from quanterr.checkpoints import Checkpoint, entered
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.findings.files import LEFT
 from quanterr.keywords import accept_fields_of
-from quanterr.knapsack import Choice, path, solve
+from quanterr.knapsack import KnapsackItem, solve, trace_path
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import PRESETS, parse_recipes
@@ -128,7 +128,7 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         raise UsageError("--min-snr limits the squared error; omit --sensitivity and --importance")
     recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
+        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
         for recipe, report in zip(recipes, reports, strict=True):
@@ -160,7 +160,9 @@ def _make_plan(
     names = [_shared_recipes(group) for group in groups]
     choices = [
         [
-            Choice(sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group))
+            KnapsackItem(
+                sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group)
+            )
             for recipe in own
         ]
         for group, own in zip(groups, names, strict=True)
@@ -187,7 +189,7 @@ def _make_plan(
     planned_bytes = sum(layer.bytes for layer in layers)
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
-    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sample_curve(path(choices))]
+    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sample_curve(trace_path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
     notes += [first.settings.calibration] if first.settings.calibration else []
     notes += [found.message for report in reports.values() for found in report.findings if found.code == LEFT]
@@ -317,7 +319,7 @@ def _cost_limit(goal: Goal, signal: float) -> float:
     return goal.amount if goal.kind == "kld" else float("inf")
 
 
-def _solve(choices: Sequence[Sequence[Choice]], limit: float, most: float) -> tuple[list[int], float] | None:
+def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:
     """Return the choice of each group and a lower bound; None if nothing meets the limits.
 
     Args:
@@ -328,7 +330,7 @@ def _solve(choices: Sequence[Sequence[Choice]], limit: float, most: float) -> tu
     if most == float("inf"):
         found = solve(choices, limit)
         return None if found is None else (found.picks, found.bound)
-    found = solve([[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
+    found = solve([[KnapsackItem(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
     if found is None:
         return None
     return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
@@ -360,7 +362,7 @@ def _make_uniform(recipe: str, rows: Sequence[_PlannableLayer], fixed: int, limi
     return Uniform(recipe, fixed + nbytes, cost, nbytes <= limit and cost <= most)
 
 
-def _sample_curve(points: Sequence[Choice]) -> list[Choice]:
+def _sample_curve(points: Sequence[KnapsackItem]) -> list[KnapsackItem]:
     """Return about POINTS of the points, including both ends."""
     step = max((len(points) - 1) / (POINTS - 1), 1)
     places = sorted({min(round(n * step), len(points) - 1) for n in range(POINTS)})

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.pairing.gguf import llama_name
-from quanterr.pairing.names import canonical
+from quanterr.pairing.gguf import to_llama_name
+from quanterr.pairing.names import canonicalize
 from quanterr.recipes.names import MLX
 from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.util.strict_json import JsonObject
@@ -120,7 +120,7 @@ def _export_llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> 
     for recipe, names in modules.items():
         kind = "bf16" if recipe == ORIGINAL else recipe.removeprefix("gguf_")
         for name in names:
-            own = re.sub(r"\.\d+$", "", llama_name(plan.architecture, canonical(f"{name}.weight")[0]))
+            own = re.sub(r"\.\d+$", "", to_llama_name(plan.architecture, canonicalize(f"{name}.weight")[0]))
             if lines.setdefault(own, kind) != kind:
                 raise UsageError(f"--export llama-quantize: {display(own)} is one tensor there, but has two recipes")
     ends = {"--token-embedding-type": "token_embd", "--output-tensor-type": "output"}

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Checkpoint, Entry, StoredFile
+from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, StoredTensor
 from quanterr.recipes.scales import ScaleCache
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
@@ -39,7 +39,7 @@ ENDS = ("embed", "wte", "lm_head")
 ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # by a weight's name and shape: (cols,) float32
 
 
-class QuantizedFile(StoredFile):
+class QuantizedFile(CheckpointFile):
     """The tensors that a recipe stores for one weight, one after the other, made while they are read."""
 
     is_certain = True
@@ -191,7 +191,7 @@ def _read_rows(entry: Entry, first: int, stop: int) -> Tensor:
     return _reader.read_rows(entry, first, stop)
 
 
-def choose_weights(original: Checkpoint, selection: Selection) -> tuple[list[str], list[SkippedWeight]]:
+def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[list[str], list[SkippedWeight]]:
     """Return the selected weights to quantize, and the matrices that stay, with the reason.
 
     Embeddings and heads stay unless a pattern names them.
@@ -217,7 +217,7 @@ def choose_weights(original: Checkpoint, selection: Selection) -> tuple[list[str
 
 
 def quantize_by(
-    recipes: Sequence[Recipe], original: Checkpoint, selection: Selection, importance: ImportanceOf | None = None
+    recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection, importance: ImportanceOf | None = None
 ) -> list[Checkpoint]:
     """Return the original with the selected weights quantized by each recipe; notes list weights it cannot store.
 

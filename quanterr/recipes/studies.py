@@ -18,7 +18,7 @@ from quanterr.recipes.blocks import BlockScheme
 from quanterr.recipes.quantized_file import ImportanceOf, choose_weights, open_rows
 from quanterr.recipes.tensors import apply_recipe, explain_refusal
 from quanterr.report.ranking.model import Changed, Study
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 
 SAMPLE = 256  # rows per weight, evenly spaced; blocks of several rows are formed from these
 OUTLIERS = (0.01, 0.1, 1.0)  # percent of the elements
@@ -29,7 +29,7 @@ STRETCHES = (-10.0, -5.0, -1.0, 1.0, 5.0, 10.0)  # percent
 def study_recipes(
     original: Checkpoint,
     recipes: Sequence[Recipe],
-    selection: Selection,
+    selection: LayerSelection,
     stop: threading.Event | None = None,
     importance: ImportanceOf | None = None,
 ) -> list[Study]:

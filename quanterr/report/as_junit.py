@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element, SubElement
 from quanterr.report.formatting import LONG, gate_words, judged, sentence, violation_line
 from quanterr.report.gate_results import Gate
 from quanterr.report.sections import Judged, Suite
-from quanterr.util.text import display, unrounded
+from quanterr.util.text import display, format_exact
 
 MAX_VIOLATIONS = 100  # of a gate
 
@@ -59,7 +59,7 @@ def _add_gate(suite: Element, gate: Gate) -> None:
     elif gate.status == "fail":
         SubElement(case, "system-err").text = f"{gate_words(gate)[0]}: {sentence(gate.message)}\n{_violations(gate)}"
     else:
-        limits = f"limit {unrounded(gate.limit)}, margin {judged(gate.margin, 0)}"
+        limits = f"limit {format_exact(gate.limit)}, margin {judged(gate.margin, 0)}"
         SubElement(case, "system-out").text = f"observed {judged(gate.observed, gate.limit)}, {limits}"
 
 

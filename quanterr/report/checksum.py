@@ -17,7 +17,7 @@ def is_as_written(raw: bytes) -> bool:
         return False
     try:
         tail = strict_json.loads(b"{" + raw[at + 1 :])
-    except strict_json.Invalid:
+    except strict_json.InvalidJson:
         return False
     return bool(tail.keys() == {"checksum", "run"} and tail["checksum"] == f"{crc32(memoryview(raw)[:at]):08x}")
 

@@ -12,8 +12,8 @@ from typing import IO, NamedTuple
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.report import OUTPUTS, Output
+from quanterr.util.atomic_file import PRIVATE, replace_atomically
 from quanterr.util.platform import give_mode, is_closed_pipe, sync_folder
-from quanterr.util.replacing import PRIVATE, replacing
 from quanterr.util.text import display
 
 STDOUT = "-"
@@ -208,7 +208,7 @@ def replaced(path: str, option: str) -> Iterator[IO[bytes]]:
 def _whole(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of another, and is on the disk then."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    with replacing(path, OF_OPEN if mode is None else PRIVATE) as file:
+    with replace_atomically(path, OF_OPEN if mode is None else PRIVATE) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

@@ -349,8 +349,8 @@ CODES = {
     "not_emulated": FindingCode(
         ("warning",),
         "the files declare rounding of activations, keys or values that evaluate does not emulate",
-        "inputs of 112 weights were not rounded: model.layers.0.mlp.up_proj.weight: its files declare a static scale "
-        "of activations, and store no input_scale",
+        "inputs of 112 weights were not rounded: model.layers.0.mlp.up_proj.weight: its files declare a static "
+        "activation scale, but store no input_scale",
         "The numbers describe the weights alone. --activations none --kv none says so, and is judged accordingly.",
     ),
     "sibling_scales": FindingCode(

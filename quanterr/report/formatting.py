@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from quanterr.report.base import Finding, Score
 from quanterr.report.gate_results import Gate, Violation
-from quanterr.util.text import decisive, display, size, unrounded
+from quanterr.util.text import display, format_decisive, format_exact, size
 
 UNDEFINED = "undefined"
 LONG = 2000  # characters of a sentence
@@ -54,7 +54,7 @@ def signed_size(n_bytes: float, plus: str = "+") -> str:
 
 def judged(value: float | None, limit: float | None = None) -> str:
     """Five digits, or as many as show on which side of the limit it is."""
-    return UNDEFINED if value is None else decisive(value, limit)
+    return UNDEFINED if value is None else format_decisive(value, limit)
 
 
 DOUBTS = ("identical", "swapped_sides", "lossless_codes", "another_source", "config_mismatch", "left_unquantized")
@@ -90,9 +90,9 @@ def violation_line(violation: Violation, limit: float | None = None) -> str:
     where = "the whole" if violation.layer is None else display(violation.layer)
     if violation.observed is None:
         return f"{where}: {sentence(violation.reason or UNDEFINED)}"
-    description = "" if limit is None else f", limit {unrounded(limit)}"
-    description += "" if violation.margin is None else f", margin {decisive(violation.margin, 0)}"
-    return f"{where}: {decisive(violation.observed, limit)}{description}"
+    description = "" if limit is None else f", limit {format_exact(limit)}"
+    description += "" if violation.margin is None else f", margin {format_decisive(violation.margin, 0)}"
+    return f"{where}: {format_decisive(violation.observed, limit)}{description}"
 
 
 def sentence(text: str) -> str:

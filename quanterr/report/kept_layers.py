@@ -6,7 +6,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.knapsack import Choice, solve
+from quanterr.knapsack import KnapsackItem, solve
 from quanterr.report.base import Finding
 from quanterr.util.text import display
 
@@ -105,10 +105,10 @@ def choose_within(ordered: Sequence[KeptLayer], given: Budget, error: float) -> 
     if given.is_gain:
         gone = error * (1 - 10 ** (-given.amount / 10))
         left = sum(layer.error for layer in ordered) - gone
-        groups = [[Choice(layer.error, 0.0), Choice(0.0, float(max(layer.added, 0)))] for layer in ordered]
+        groups = [[KnapsackItem(layer.error, 0.0), KnapsackItem(0.0, float(max(layer.added, 0)))] for layer in ordered]
         found = solve(groups, left)
     else:
-        groups = [[Choice(0.0, layer.error), Choice(float(max(layer.added, 0)), 0.0)] for layer in ordered]
+        groups = [[KnapsackItem(0.0, layer.error), KnapsackItem(float(max(layer.added, 0)), 0.0)] for layer in ordered]
         found = solve(groups, given.amount)
     if found is None:
         return list(ordered)

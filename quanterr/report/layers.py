@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quanterr.report.formatting import db
 from quanterr.report.model import Aggregate, Expert, Layer, Report
-from quanterr.roles import Place, place_of
+from quanterr.roles import Position, place_of
 from quanterr.util.text import count, display
 
 # How what is in a bucket is reported after its number of tensors.
@@ -91,7 +91,7 @@ class WorstLayer(NamedTuple):
 
 def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[WorstLayer]:
     """Return the ``top`` worst layers; of the experts of a module of a block the worst stands for all."""
-    n_experts: Counter[tuple[Place, str]] = Counter()
+    n_experts: Counter[tuple[Position, str]] = Counter()
     for layer in layers:
         if key := _experts_of(layer):
             n_experts[key] += 1
@@ -114,7 +114,7 @@ def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> lis
     return found
 
 
-def _experts_of(layer: Layer) -> tuple[Place, str] | None:
+def _experts_of(layer: Layer) -> tuple[Position, str] | None:
     """The module of a block that an expert is one of many of; None of what is no expert of its own."""
     place = place_of(layer.layer_name)
     return (place, layer.format) if place and layer.role == "experts" and "*" in place.module else None

@@ -45,7 +45,7 @@ from quanterr.report.sections import (
     Whole,
 )
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, size, unrounded
+from quanterr.util.text import count, display, format_exact, size
 
 MAP_SCRIPTS = ("front", "layers")  # of documents whose map and table have their metrics in the data
 TOP = 50  # layers of a table that is in the page itself
@@ -226,7 +226,7 @@ def _gate(name: str, gate: Gate) -> list[Markup]:
         tag("th", ": ".join(map(display, titles)), scope="row"),
         tag("td", tag("code", sentence(gate.require)), patterns),
         tag("td", judged(gate.observed, gate.limit), class_="number", data_head="observed"),
-        tag("td", unrounded(gate.limit), class_="number", data_head="limit"),
+        tag("td", format_exact(gate.limit), class_="number", data_head="limit"),
         tag("td", judged(gate.margin, 0), class_="number", data_head="margin"),
     )
     if gate.status == "pass":

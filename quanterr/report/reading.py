@@ -315,7 +315,7 @@ def _search(raw: bytes, where: str) -> None:
         raise ReportError(f"{where}: is compressed; unpack it first, as with gunzip")
     try:
         value = strict_json.loads(raw)
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise ReportError(f"{where}: {display(str(error))}; it is not a report, or was truncated or edited") from error
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise ReportError(f'{where}: is not a report of quanterr (its "schema" is not "{SCHEMA}")')

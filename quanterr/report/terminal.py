@@ -32,7 +32,7 @@ from quanterr.report.sections import (
     Table,
     View,
 )
-from quanterr.util.colors import wanted
+from quanterr.util.colors import use_color
 from quanterr.util.text import count, display
 
 NO_LIMIT = 1 << 16  # columns
@@ -53,7 +53,7 @@ class _Console(Console):
 
 def console(file: IO[str], color: str = "auto") -> Console:
     """A console for a stream. ``color`` is auto, always or never."""
-    colored = wanted(file, color)
+    colored = use_color(file, color)
     columns = os.environ.get("COLUMNS", "")
     asked = int(columns) if columns.isdecimal() else 0
     width = None if file.isatty() else max(asked, NARROWEST) if asked else NO_LIMIT

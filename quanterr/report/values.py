@@ -15,9 +15,9 @@ from quanterr.metrics import (
     METRICS,
     PERCENTILES,
     LayerValues,
-    Measured,
+    Measurement,
     Metric,
-    evaluate,
+    compute_metrics,
 )
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, exact
@@ -109,7 +109,7 @@ def _of_equal_tensors(rows: tuple[Metric, ...]) -> dict[str, float]:
     """What a metric is where both sides are the same: 0, 1 or infinite; what depends on the tensor is left out."""
     first, second = (
         _numbers(
-            rows, Measured(_equal(a), attainable=EQUAL, alpha=a, layers=LayerValues([0.0], [0.0], [inf], [], [0.0]))
+            rows, Measurement(_equal(a), attainable=EQUAL, alpha=a, layers=LayerValues([0.0], [0.0], [inf], [], [0.0]))
         )
         for a in (1.0, 2.0)
     )
@@ -124,8 +124,8 @@ def _equal(a: float) -> Sums:
     return replace(of_both, weighted_x_sq=energy)
 
 
-def _numbers(rows: tuple[Metric, ...], measured: Measured) -> dict[str, float]:
-    values, nonfinite = evaluate(rows, measured)
+def _numbers(rows: tuple[Metric, ...], measured: Measurement) -> dict[str, float]:
+    values, nonfinite = compute_metrics(rows, measured)
     found = {name: number(values, nonfinite, name) for name in _names(rows)}
     percentiles = {name: 0.0 for name, row in _names(rows).items() if row.kind in PERCENTILE_KEYS}  # every |e| is 0
     return {name: value for name, value in found.items() if value is not None} | percentiles

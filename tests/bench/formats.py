@@ -25,8 +25,8 @@ from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
 from quanterr.metrics import OUTLIER
 from quanterr.native import Kernel, find_best
-from quanterr.pairing.plan import Pair
-from quanterr.pairing.side import Side
+from quanterr.pairing.model import Pair
+from quanterr.pairing.side import CheckpointSide
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import usable_cores
@@ -234,9 +234,9 @@ def rates(original: Weight, weight: Weight) -> list[float]:
 
 def show(path: Path, shape: tuple[int, int], only: str, original: Weight) -> None:
     with open_checkpoint(path) as checkpoint:
-        side = Side("bench", checkpoint)
+        side = CheckpointSide("bench", checkpoint)
         side.attach_siblings()
-        weight = side.recognized("X.weight", shape)
+        weight = side.recognize("X.weight", shape)
         if only in weight.format:
             print(f"{weight.format:20}", *(f"{rate:6.2f}" for rate in rates(original, weight)), flush=True)
 
@@ -253,7 +253,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_file({"X.weight": scales(*shape, dtype=torch.bfloat16)}, Path(folder) / "original.safetensors")
         checkpoint = stack.enter_context(open_checkpoint(Path(folder) / "original.safetensors"))
-        original = Side("original", checkpoint).recognized("X.weight", shape)
+        original = CheckpointSide("original", checkpoint).recognize("X.weight", shape)
         for tensors in made(*shape):
             save_file(tensors, Path(folder) / "x.safetensors")
             show(Path(folder) / "x.safetensors", shape, options.only, original)

@@ -30,7 +30,7 @@ def parse_description(text: str) -> tuple[str, Description, tuple[str, ...]]:
     """
     try:
         declared = strict_json.loads(text.encode())
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise FormatMismatch(f"its description in the header {error}") from error
     declared = declared if isinstance(declared, dict) else {}
     data, names = declared.get("_data"), declared.get("_tensor_data_names")

@@ -30,9 +30,9 @@ from quanterr.report.kept_layers import (
 from quanterr.report.model import Layer, Report
 from quanterr.report.ranking.gains import gains_of
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
-from quanterr.util.addresses import without_credentials
+from quanterr.util.addresses import strip_credentials
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, unicode
+from quanterr.util.text import display, escape_surrogates
 from quanterr.version import __version__
 
 # Of a candidate that is not, or not yet, among others.
@@ -85,14 +85,14 @@ def short_names(paths: Sequence[str]) -> list[str]:
     Raises:
         UsageError: one is given twice.
     """
-    parts = [PurePath(os.path.abspath(without_credentials(path))).parts for path in paths]
+    parts = [PurePath(os.path.abspath(strip_credentials(path))).parts for path in paths]
     for n, path in enumerate(paths):
         if parts[n] in parts[:n]:
             raise UsageError(f"{display(path)} is given twice")
     names = []
     for own in parts:
         length = next(n for n in range(1, len(own) + 1) if sum(other[-n:] == own[-n:] for other in parts) == 1)
-        names.append(unicode(PurePath(*own[-length:]).as_posix()))
+        names.append(escape_surrogates(PurePath(*own[-length:]).as_posix()))
     shared = next((suffix for suffix in SUFFIXES if all(name.endswith(suffix) for name in names)), "")
     return [name.removesuffix(shared) for name in names]
 

@@ -1,6 +1,6 @@
-"""The store that the ranks of a run share, and whether all of them are still there.
+"""The key-value store that the ranks of a run share, and heartbeats that detect a dead rank.
 
-Nobody waits for what will not come: each rank beats, and one that fails or stops beating ends all others.
+No rank waits forever: each one sends heartbeats, and a rank that fails or falls silent ends all others.
 """
 
 import json
@@ -20,18 +20,18 @@ from quanterr.util.processes import Process, this_process
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
-BEAT = 1.0  # seconds between two beats
-SILENCE = 12.0  # seconds without a beat after which a rank counts as dead
-START = 40.0  # seconds from its own begin in which a rank has to see all others
-GOODBYE = 5.0  # seconds that rank 0 waits for the others in the end
-LOOK = 0.05  # seconds between two looks at the store
+BEAT = 1.0  # seconds between two heartbeats
+SILENCE = 12.0  # seconds without a heartbeat after which a rank counts as dead
+START = 40.0  # seconds after its own start within which a rank has to see all others
+GOODBYE = 5.0  # seconds that rank 0 waits for the others at the end
+LOOK = 0.05  # seconds between two polls of the store
 
-_runs = count()  # all ranks begin the same runs in the same order
+_runs = count()  # numbers the runs: all ranks start the same runs in the same order
 
 
 @cache
-def _shared(process: Process) -> Any:
-    """The store of all runs of this process.
+def _open_store(process: Process) -> Any:
+    """Open the store that all runs of this process share.
 
     Raises:
         ResourceError: the other ranks cannot be reached.
@@ -52,14 +52,14 @@ def _shared(process: Process) -> Any:
 
 
 def _wait_for_rank_0(own: str, deadline: float) -> None:
-    """Wait until somebody listens where the ranks meet: torch tries two kinds of addresses, each for the whole time.
+    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT: torch would wait the full timeout for IPv6, then for IPv4.
 
     Raises:
-        ResourceError: nobody does.
+        ResourceError: nothing listens there within :data:`START` seconds.
     """
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
-        return  # torch names what is missing
+        return  # torch's own error names the missing variable
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), LOOK)).close()
@@ -67,46 +67,46 @@ def _wait_for_rank_0(own: str, deadline: float) -> None:
         except OSError as error:
             if time.monotonic() >= deadline:
                 where = display(f"{host}:{port}")
-                raise ResourceError(f"{own}: nobody listens at {where} within {START:.0f} s: {error}") from error
+                raise ResourceError(f"{own}: nothing listened at {where} within {START:.0f} s: {error}") from error
         time.sleep(LOOK)
 
 
-class Failed(QuanterrError):
-    """What another rank reported."""
+class RankFailure(QuanterrError):
+    """An error that another rank reported."""
 
     def __init__(self, message: str, status: Status) -> None:
-        """With the status of that rank."""
+        """Keep the message and the exit status of that rank."""
         super().__init__(message)
         self.status = status
 
 
-class Company:
-    """What the ranks of a run tell each other, and who of them is alive."""
+class RankGroup:
+    """The ranks of one run: their shared store, and a thread that checks which of them are alive."""
 
     def __init__(self, process: Process, stop: threading.Event) -> None:
-        """Meet the others; ``stop`` is set when the run cannot go on.
+        """Join the other ranks; ``stop`` is set when the run cannot go on.
 
         Raises:
-            ResourceError: they cannot be reached.
+            ResourceError: the other ranks cannot be reached.
         """
         from torch.distributed.distributed_c10d import PrefixStore
 
         self.rank, self.world = process.rank, process.world
         self._stop, self._deadline = stop, time.monotonic() + START
-        self._store: Any = PrefixStore(f"quanterr/{next(_runs)}", _shared(process))
+        self._store: Any = PrefixStore(f"quanterr/{next(_runs)}", _open_store(process))
         self._failure: QuanterrError | None = None
         self._ended = threading.Event()
-        self._heard: dict[int, tuple[int, float]] = {}  # beats of a rank, and since when it has made no more
-        with self._talking():
+        self._heard: dict[int, tuple[int, float]] = {}  # rank → its heartbeats, and when the last one was seen
+        with self._guard_store():
             self._store.add(f"beat/{self.rank}", 1)
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
 
     def agree(self, run: JsonObject) -> None:
-        """Wait until all ranks are here, and see that they have the same inputs and plan.
+        """Wait until all ranks have joined, and check that they have the same inputs and settings.
 
         Raises:
-            QuanterrError: one of them has not, or does not come.
+            QuanterrError: a rank differs, or does not join in time.
         """
         text = json.dumps(run)
         own = json.loads(text)
@@ -115,52 +115,54 @@ class Company:
             while not self.has(f"run/{other}"):
                 self.check()
                 if time.monotonic() > self._deadline:
-                    raise self.failed(ResourceError(f"rank {other} does not come within {START:.0f} s"))
+                    raise self.report_failure(ResourceError(f"rank {other} did not join within {START:.0f} s"))
                 time.sleep(LOOK)
             theirs = json.loads(self.get(f"run/{other}"))
             differs = [key for key in own if own[key] != theirs.get(key)]
             if differs:
-                raise self.failed(UsageError(f"rank {other} differs from rank {self.rank} in {', '.join(differs)}"))
+                raise self.report_failure(
+                    UsageError(f"rank {other} differs from rank {self.rank} in {', '.join(differs)}")
+                )
 
     def check(self) -> None:
-        """Raise what has gone wrong elsewhere."""
+        """Raise the error of another rank, if there is one."""
         if self._failure is not None:
-            raise self._spoken(self._failure)
+            raise self._choose_error(self._failure)
 
     @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Around all of a run: what goes wrong here ends the other ranks too."""
+    def report_errors(self) -> Iterator[None]:
+        """Wrap a whole run: an error on this rank ends the other ranks too."""
         try:
             yield
         except ElsewhereError:
             raise
         except QuanterrError as error:
-            raise self.failed(error) from error
+            raise self.report_failure(error) from error
         finally:
             self._ended.set()
             self._beating.join(2 * BEAT)
             if self._failure is not None:
-                self.part()
+                self.say_goodbye()
 
     def leave(self) -> None:
-        """As another rank than 0: wait until rank 0 has what it needs.
+        """On a rank other than 0: wait until rank 0 has everything it needs, then end.
 
         Raises:
-            ElsewhereError: always: the result is rank 0's.
+            ElsewhereError: always, as only rank 0 has the result.
         """
         while not self.has("end"):
             self.check()
             time.sleep(LOOK)
-        self.part()
+        self.say_goodbye()
         raise ElsewhereError(Status.OK)
 
     def end(self) -> None:
-        """As rank 0: let the others go."""
+        """On rank 0: let the other ranks end."""
         self.set("end", b"1")
-        self.part()
+        self.say_goodbye()
 
-    def part(self) -> None:
-        """Say goodbye; rank 0 waits a little until all others have: the store may be in its process."""
+    def say_goodbye(self) -> None:
+        """Announce that this rank ends; rank 0 waits briefly for the others, as its process may host the store."""
         with suppress(RuntimeError):
             if self.rank:
                 self._store.set(f"bye/{self.rank}", b"1")
@@ -170,39 +172,39 @@ class Company:
                 time.sleep(LOOK)
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a value for all to see."""
-        with self._talking():
+        """Write a value that all ranks can read."""
+        with self._guard_store():
             self._store.set(key, value)
 
     def has(self, key: str) -> bool:
-        """Whether somebody has written it."""
-        with self._talking():
+        """Return whether a rank has written this key."""
+        with self._guard_store():
             return bool(self._store.check([key]))
 
     def get(self, key: str) -> bytes:
-        """What somebody has written; waits for it."""
-        with self._talking():
+        """Return the value of a key, waiting until a rank has written it."""
+        with self._guard_store():
             return bytes(self._store.get(key))
 
     def add(self, key: str, n: int) -> int:
-        """A counter of all ranks, after ``n`` is added to it."""
-        with self._talking():
+        """Add ``n`` to a counter that all ranks share, and return its new value."""
+        with self._guard_store():
             return int(self._store.add(key, n))
 
     def delete(self, key: str) -> None:
-        """Forget a value."""
-        with self._talking():
+        """Remove a key from the store."""
+        with self._guard_store():
             self._store.delete_key(key)
 
     @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _guard_store(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            raise self.failed(ResourceError("rank 0 does not answer: its store is gone")) from error
+            raise self.report_failure(ResourceError("rank 0 does not respond: its store is gone")) from error
 
-    def failed(self, error: QuanterrError) -> QuanterrError:
-        """Tell the others; what to raise here: one rank prints it, rank 0 or the first of those that are left."""
+    def report_failure(self, error: QuanterrError) -> QuanterrError:
+        """Report an error to the other ranks, and return what to raise here: a single rank prints the error."""
         if self._failure is None:
             message = str(error) if self.rank == 0 else f"rank {self.rank}: {error}"
             try:
@@ -211,9 +213,9 @@ class Company:
                 self._give_up(error)
                 return error if self.rank == 1 else ElsewhereError(Status(error.status))
         self._give_up(error)
-        return self._spoken(error)
+        return self._choose_error(error)
 
-    def _spoken(self, error: QuanterrError) -> QuanterrError:
+    def _choose_error(self, error: QuanterrError) -> QuanterrError:
         return error if self.rank == 0 else ElsewhereError(Status(error.status))
 
     def _give_up(self, error: QuanterrError) -> None:
@@ -221,26 +223,26 @@ class Company:
         self._stop.set()
 
     def _beat(self) -> None:
-        """Beat, listen to the others, and to what they report."""
+        """Send heartbeats, and watch the other ranks' heartbeats and errors."""
         others = range(1, self.world) if self.rank == 0 else (0,)
         while not self._ended.wait(BEAT):
             try:
                 self._store.add(f"beat/{self.rank}", 1)
                 if self._store.check(["error"]):
                     found = json.loads(self._store.get("error"))
-                    return self._give_up(Failed(found["message"], Status(found["status"])))
+                    return self._give_up(RankFailure(found["message"], Status(found["status"])))
                 silent = next((other for other in others if self._is_silent(other)), None)
             except RuntimeError:
                 if not self._ended.is_set():
-                    self._give_up(ResourceError("rank 0 does not answer: its store is gone"))
+                    self._give_up(ResourceError("rank 0 does not respond: its store is gone"))
                 return None
             if silent is not None:
-                self.failed(ResourceError(f"rank {silent} does not answer since {SILENCE:.0f} s"))
+                self.report_failure(ResourceError(f"rank {silent} has not responded for {SILENCE:.0f} s"))
                 return None
         return None
 
     def _is_silent(self, other: int) -> bool:
-        """Whether a rank has stopped beating; one that has not begun is still expected, one that is done need not."""
+        """Return whether a rank's heartbeat has stopped; ranks that have not started or have ended do not count."""
         now, beats = time.monotonic(), int(self._store.add(f"beat/{other}", 0))
         before, since = self._heard.get(other, (0, now))
         if beats != before:
@@ -249,19 +251,19 @@ class Company:
 
 
 @contextmanager
-def company_of_environment(stop: threading.Event) -> Iterator[Company | None]:
-    """The ranks that the environment names, around all of a run; None of a single process.
+def join_rank_group(stop: threading.Event) -> Iterator[RankGroup | None]:
+    """Join the ranks that the environment names for the length of a run; yield None for a single process.
 
-    ``stop`` is set when they cannot go on.
+    ``stop`` is set when the run cannot go on.
 
     Raises:
-        UsageError: variables that make no sense.
-        ResourceError: the others cannot be reached.
+        UsageError: the environment variables are invalid.
+        ResourceError: the other ranks cannot be reached.
     """
     process = this_process()
     if process.world == 1:
         yield None
         return
-    company = Company(process, stop)
-    with company.reporting():
-        yield company
+    group = RankGroup(process, stop)
+    with group.report_errors():
+        yield group

@@ -1,4 +1,4 @@
-"""Files that take the place of others once they are whole."""
+"""Atomic replacement of files: readers see the old file or the complete new one."""
 
 import os
 import secrets
@@ -11,13 +11,13 @@ PRIVATE = 0o600
 
 
 @contextmanager
-def replacing(path: Path, mode: int = PRIVATE) -> Iterator[IO[bytes]]:
-    """A new binary file beside the path, which takes its place in the end; what fails leaves nothing.
+def replace_atomically(path: Path, mode: int = PRIVATE) -> Iterator[IO[bytes]]:
+    """Yield a temporary binary file beside ``path`` that replaces it at the end; after an error nothing is left.
 
-    ``mode`` is as of open(2): the umask takes from it.
+    ``mode`` is the permissions as for open(2), reduced by the umask.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     file = open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115 - closed below
