@@ -62,7 +62,7 @@ class Label:
 
     @property
     def rotated(self) -> bool:
-        """Whether the codes represent rotated columns."""
+        """True if the codes represent rotated columns."""
         return bool(self.fields.get("convrot"))
 
     def number(self, key: str) -> int | None:

@@ -72,7 +72,7 @@ class _Rows(NamedTuple):
 
     @property
     def are_apart(self) -> bool:
-        """Whether each row has its own scales."""
+        """True if each row has its own scales."""
         return all(side is None or side.shape[0] == len(self.x) for side in self.scales)
 
     def is_like(self, other: "_Rows") -> bool:
@@ -225,12 +225,12 @@ class ScaleSampler:
 
     @property
     def has_floats(self) -> bool:
-        """Whether codes are floats: small ones lose precision if the scale is too large."""
+        """True if codes are floats: small ones lose precision if the scale is too large."""
         return bool(self._weight.levels and self._weight.levels.mantissa)
 
     @property
     def has_row_scales(self) -> bool:
-        """Whether each row has its own scales."""
+        """True if each row of the weight has its own scales."""
         return not spans_rows(self._weight) and not self._has_one_scale
 
     @property

@@ -60,7 +60,7 @@ class RowSums(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        """Whether y is zero everywhere but x is not."""
+        """True if y is zero everywhere but x is not."""
         return self.zeroed and self.x_sq > 0
 
     def join(self, other: RowSums) -> RowSums:
@@ -126,12 +126,12 @@ class Sums:
 
     @property
     def nonfinite(self) -> bool:
-        """Whether any element of either side is NaN or infinite."""
+        """True if any element of either side is NaN or infinite."""
         return bool(self.nonfinite_original or self.nonfinite_quantized)
 
     @property
     def exact(self) -> bool:
-        """Whether both sides are equal, element by element, and finite."""
+        """True if both sides are equal, element by element, and finite."""
         return not self.e_max and not self.nonfinite
 
     def add(self, other: Sums) -> None:

@@ -30,7 +30,7 @@ WEIGHT = ".weight"
 
 
 class Inputs(NamedTuple):
-    """How a runtime rounds the inputs of a weight."""
+    """The rounding that a runtime applies to the inputs of a weight."""
 
     scheme: str = ""  # "": not emulated, and ``why_not`` gives the reason
     scale: Entry | None = None

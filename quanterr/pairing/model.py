@@ -93,7 +93,7 @@ class FoldedScales:
 
 
 class ImportanceCoverage(NamedTuple):
-    """How an importance matrix covers a weight: the number of its matrices with count 0, or None if it is missing."""
+    """The coverage of a weight by an importance matrix: its number of matrices with count 0, or None if missing."""
 
     name: str
     uncovered: int | None

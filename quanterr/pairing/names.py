@@ -38,7 +38,7 @@ WRAPPERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """How one program's names and storage of weights differ from the usual ones."""
+    """The differences of one program's names and storage of weights from the usual ones."""
 
     program: str
     # Pattern and replacement for whole paths, without wrappers, .weight and .bias; applied in the order of the table.
@@ -207,7 +207,7 @@ class Atoms(NamedTuple):
 
     @property
     def are_biases(self) -> bool:
-        """Whether the atoms are parts of a bias."""
+        """True if the atoms are parts of a bias."""
         return self.names[0].endswith(".bias")
 
 

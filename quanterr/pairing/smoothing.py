@@ -215,7 +215,7 @@ class FittedFactors(NamedTuple):
 
 
 class HeadLayout(NamedTuple):
-    """How the last ``n`` rows of a weight feed the next: a head of ``rows`` rows feeds ``repeats`` heads of columns."""
+    """The way the last ``n`` rows of a weight feed the next: each head of ``rows`` rows feeds ``repeats`` heads."""
 
     n: int
     rows: int
