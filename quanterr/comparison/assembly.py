@@ -15,7 +15,7 @@ from quanterr.findings import (
     make_finding,
     report_folding,
 )
-from quanterr.findings.activations import report_missing_input_scales
+from quanterr.findings.activations import report_missing_input_scales, report_uncalibrated
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.structure import check_structure
@@ -25,7 +25,7 @@ from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
-from quanterr.pairing.inputs import clamped_inputs
+from quanterr.pairing.inputs import absent_scales, clamped_inputs, uncalibrated_attention
 from quanterr.pairing.plan import Bucket, ComparedWeight, Leftover, Pair, Plan
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.model import (
@@ -255,6 +255,10 @@ class ReportBuilder:
             *check_plan(self._plan),
             *check_activation_scales(self._plan),
             *report_missing_input_scales(clamped_inputs(self._plan, quantized.entries)),
+            *report_uncalibrated(
+                absent_scales(self._plan, quantized.entries),
+                uncalibrated_attention(self._plan.labels["quantized"].config, quantized.entries),
+            ),
             *report_folding(self._plan.folded),
             *check_importance(self._plan),
             *check_sensitivity(self._plan, self._alphas),
