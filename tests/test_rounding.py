@@ -380,7 +380,7 @@ def test_the_harness_rounds_inputs_as_well(original, tmp_path):
 
 
 def test_an_unknown_scheme_is_refused_before_anything_is_read(original):
-    with pytest.raises(UsageError, match="--activations fp8: choose one of declared, none, fp8_token"):
+    with pytest.raises(UsageError, match="activations fp8: choose one of declared, none, fp8_token"):
         evaluated(original, original, activations="fp8")
 
 
