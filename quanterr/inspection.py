@@ -8,9 +8,10 @@ from math import prod
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
+from quanterr.findings.activations import report_uncalibrated
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
-from quanterr.pairing.inputs import find_declared_cache, inputs_of
+from quanterr.pairing.inputs import Inputs, find_declared_cache, find_uncalibrated_attention, inputs_of
 from quanterr.pairing.side import CheckpointSide
 from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
@@ -56,11 +57,15 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
     weights, warnings = [], []
+    absent: dict[str, str] = {}
     for name in side.codes:
         weight, reason = _recognize(side, name)
         if weight is None and is_auxiliary(name):
             continue
-        weights.append(_make_row(side, name, weight, reason))
+        inputs = inputs_of(weight, side.labels, checkpoint.entries) if weight else None
+        if inputs is not None and inputs.absent:
+            absent[name] = inputs.absent
+        weights.append(_make_row(side, name, weight, reason, inputs))
         warnings += [(name, warning) for warning in (weight.warnings if weight else ())]
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
@@ -82,7 +87,11 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
         decode=None if machine is None else _bound_decoding(*machine, weights, checkpoint),
-        findings=[*_find_in_layers(weights, warnings), *_find_in_checkpoint(side, weights)],
+        findings=[
+            *_find_in_layers(weights, warnings),
+            *_find_in_checkpoint(side, weights),
+            *report_uncalibrated(absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries)),
+        ],
         weights=weights,
         run=clock.describe_run(command, "cpu", 1, 0),
     )
@@ -139,11 +148,12 @@ def _recognize(side: CheckpointSide, name: str) -> tuple[Weight | None, str | No
     return weight, None
 
 
-def _make_row(side: CheckpointSide, name: str, weight: Weight | None, reason: str | None) -> StoredWeight:
+def _make_row(
+    side: CheckpointSide, name: str, weight: Weight | None, reason: str | None, inputs: Inputs | None
+) -> StoredWeight:
     codes = side.codes[name]
     entries = [codes, *side.siblings.get(name, ())]
     shape = weight.shape if weight else codes.shape
-    inputs = inputs_of(weight, side.labels, side.checkpoint.entries) if weight else None
     n, n_bytes = prod(shape), sum(entry.nbytes for entry in entries)
     return StoredWeight(
         name=name,

@@ -87,3 +87,8 @@ BLOCKS = {
     "Q1_0": (128, 18),
     "Q2_0": (64, 18),
 }
+
+# Name → the scheme by which llama.cpp's CPU backend rounds what such a weight is multiplied by: its vec_dot_type. Q8_1,
+# of Q4_1 and Q5_1, is Q8_0 with the sum of a block beside it, which is rounded to float16 once more: up to 2^-11 of it.
+# Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
+INPUT_SCHEMES = {name: "q8_k" if size == 256 else "q8_0" for name, (size, _) in BLOCKS.items()}

@@ -15,7 +15,7 @@ from quanterr.findings import (
     make_finding,
     report_folding,
 )
-from quanterr.findings.activations import report_missing_input_scales
+from quanterr.findings.activations import report_missing_input_scales, report_uncalibrated
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.structure import check_structure
@@ -25,7 +25,7 @@ from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
-from quanterr.pairing.inputs import find_clamped_inputs
+from quanterr.pairing.inputs import find_absent_scales, find_clamped_inputs, find_uncalibrated_attention
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.model import (
@@ -255,6 +255,10 @@ class ReportBuilder:
             *check_plan(self._pairing),
             *check_activation_scales(self._pairing),
             *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
+            *report_uncalibrated(
+                find_absent_scales(self._pairing, quantized.entries),
+                find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),
+            ),
             *report_folding(self._pairing.folded),
             *check_importance(self._pairing),
             *check_sensitivity(self._pairing, self._alphas),

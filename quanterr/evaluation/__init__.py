@@ -32,8 +32,7 @@ from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
-from quanterr.evaluation.rounding import checked as check_rounding
-from quanterr.evaluation.rounding import of_rounding
+from quanterr.evaluation.rounding import check_schemes, of_rounding
 from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Asked, answered, read_task
@@ -118,7 +117,7 @@ def evaluate_candidates(
     recipes = parse_recipes(words) if words else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [*(recipe.name for recipe in recipes), *plans]
-    check_rounding(chosen.activations, chosen.kv)
+    check_schemes(chosen.activations, chosen.kv)
     if not paths:
         raise UsageError(NOTHING_TO_DO)
     stop = chosen.stop or threading.Event()

@@ -101,6 +101,7 @@ class _Side:
             "outputs": {number: tuple(row) for number, row in self.measures.outputs.calls.items()},
             "blocks": {name: _plain(error) for name, error in self.blocks.items()},
             "not_finite": list(self.not_finite),
+            "input_noise": dict(self.candidate.rounding.noise),
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
@@ -114,6 +115,9 @@ class _Side:
         for name, parts in found["blocks"].items():
             self.blocks.setdefault(name, HiddenError()).parts |= _parts(parts)
         self.not_finite |= set(found["not_finite"])
+        noise = self.candidate.rounding.noise
+        for name, more in found["input_noise"].items():
+            noise[name] = noise.get(name, 0.0) + more
 
     def compared(self, unit: Unit, loaded: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a unit, loaded as the model needs them, in the original's scales."""
@@ -123,7 +127,7 @@ class _Side:
 
     def mode(self, unit: Unit) -> RoundingMode:
         """What rounds while a unit of it runs, whose weights are loaded."""
-        return self.candidate.rounding.of_unit(unit, self.stream.names)
+        return self.candidate.rounding.of_unit(unit, self.stream.names, measures=True)
 
 
 class Lockstep:
@@ -259,7 +263,7 @@ class Lockstep:
         totals: dict[str, float] = {}
         for name, product in self._products.items():
             totals[self._unit_of[name]] = totals.get(self._unit_of[name], 0.0) + product.noise[n]
-        rows = []
+        of_inputs, rows = self._others[n].candidate.rounding.noise, []
         for name, product in self._products.items():
             noise, total, stored = product.noise[n], totals[self._unit_of[name]], self._original.names.stored_name(name)
             known = 0 < product.signal < inf and isfinite(noise)
@@ -272,6 +276,7 @@ class Lockstep:
                     share_of_block=noise / total if known and total > 0 else None,
                     inputs=product.inputs,
                     predicted_kld=None,
+                    input_error=of_inputs[name] / product.signal if known and name in of_inputs else None,
                 )
             )
         return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))

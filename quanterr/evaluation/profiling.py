@@ -22,7 +22,8 @@ from quanterr.util.strict_json import JsonObject
 SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.2"  # 1.1 adds alpha_se; 1.2 alphas, recipes
 NOTE = (
     "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
-    "0.1 nat, and is too low beyond. Where recipes were measured, readers correct it by measured / predicted."
+    "0.1 nat, and is too low beyond. Where recipes were measured, readers correct it by measured / predicted. "
+    "It is of errors of weights: the rounding of inputs, keys and values comes on top."
 )
 
 

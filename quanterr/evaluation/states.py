@@ -213,9 +213,9 @@ class OutputErrors(TorchFunctionMode):
             rows = values.numel()
             looked_up = values.reshape(-1)
             for n, other in call.others():
-                product.noise[n] += _energy(other[looked_up] - weight[looked_up])
+                product.noise[n] += energy(other[looked_up] - weight[looked_up])
         product.inputs += rows
-        product.signal += _energy(output)
+        product.signal += energy(output)
 
     def settle(self) -> None:
         """Add up the errors of the products with x; also when a micro-batch has passed the unit."""
@@ -228,7 +228,7 @@ class OutputErrors(TorchFunctionMode):
             for call in calls:
                 for n, error in call.errors():
                     slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
-                    call.product.noise[n] += fsum(_energy(slab @ error) for slab in slabs)
+                    call.product.noise[n] += fsum(energy(slab @ error) for slab in slabs)
             return
         keys = tuple(call.key for call in calls)
         gram = self._gram.get(keys)
@@ -255,8 +255,8 @@ def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
     return torch.empty_strided(own.shape, weight.stride(), dtype=own.dtype, device=own.device).copy_(own)
 
 
-def _energy(values: Tensor) -> float:
-    """Σ of squares: of each row in its own precision, of these in float64."""
+def energy(values: Tensor) -> float:
+    """Return Σ of squares: of each row in its own precision, of the rows in float64."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=-1)
     return float(norms.double().square().sum())
 

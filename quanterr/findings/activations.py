@@ -1,6 +1,6 @@
 """Checks of stored scales of activations and of the KV cache: no weight depends on them, but the model does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -46,6 +46,28 @@ def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
         )
         remedy = "calibrate an input_scale, or set full_precision_matrix_mult"
         yield make_finding("no_input_scale", "info", None, message, remedy, layers=names)
+
+
+def report_uncalibrated(weights: Mapping[str, str], attention: Sequence[str]) -> Iterator[Finding]:
+    """Report declared static scales that are not stored.
+
+    ``weights``: the missing tensor by the name of its weight; ``attention``: modules without scales of keys or values.
+    """
+    if weights:
+        names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
+        message = (
+            f"static scales of inputs are declared, and {count(len(names), 'weight')} have no {missing}: "
+            f"{listed(names, 3)}"
+        )
+        remedy = "recalibrate, or declare dynamic activations: runtimes refuse the file or use a scale of 1"
+        yield make_finding("missing_input_scale", "warning", None, message, remedy, layers=names)
+    if attention:
+        message = (
+            f"an FP8 KV cache is declared, and {count(len(attention), 'attention module')} have no scale of keys or "
+            f"values: {listed(list(attention), 3)}; runtimes use 1"
+        )
+        remedy = "calibrate k_scale and v_scale"
+        yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=list(attention))
 
 
 def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:

@@ -369,6 +369,20 @@ CODES = {
         "clamps inputs at 448",
         "Calibrate an input_scale, or set full_precision_matrix_mult in the layer's label.",
     ),
+    "missing_input_scale": FindingCode(
+        ("warning",),
+        "config.json declares static scales of inputs, and the file has none for some weights",
+        "static scales of inputs are declared, and 112 weights have no input_scale: model.layers.0.mlp.up_proj.weight, "
+        "model.layers.0.mlp.gate_proj.weight and 110 more",
+        "Calibrate again, or declare dynamic activations. Runtimes refuse such a file or take a scale of 1.",
+    ),
+    "missing_kv_scale": FindingCode(
+        ("warning",),
+        "config.json declares a KV cache of FP8, and attention modules have no scale of keys or values",
+        "a KV cache of FP8 is declared, and 32 attention modules have no scale of keys or values: "
+        "model.layers.0.self_attn, model.layers.1.self_attn and 30 more; runtimes take 1",
+        "Calibrate k_scale and v_scale. With 1, keys above 448 are clamped and small ones lose their last bits.",
+    ),
     "left_unquantized": FindingCode(
         ("warning",),
         "a recipe cannot store some weights and leaves them unquantized; the numbers describe the others",

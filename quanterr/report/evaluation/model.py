@@ -12,8 +12,9 @@ from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 
-# 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se
-SCHEMA_VERSION = "1.3"
+# 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
+# 1.4 input_error
+SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
 
@@ -187,6 +188,12 @@ class WeightError:
     share_of_block: Annotated[Number, Field(description="of Σ ‖X Eᵀ‖² of its block")]
     inputs: Annotated[int, Field(description="rows of X")]
     predicted_kld: Annotated[Number, Field(description="what its error alone is predicted to cost [nat]")]
+    input_error: Annotated[
+        Number,
+        Field(
+            description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"
+        ),
+    ] = None
 
 
 @dataclass(slots=True)

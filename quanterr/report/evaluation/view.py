@@ -151,11 +151,19 @@ def _blocks(candidate: Evaluated) -> Part:
 
 def _worst(candidate: Evaluated, top: int) -> Part:
     weights = [weight for weight in candidate.weights if weight.output_error][:top]
+    rounded = any(weight.input_error is not None for weight in weights)
     rows = [
-        [LayerName(w.layer_name), f"{w.output_error:.4g}", f"{100 * (w.share_of_block or 0):.3g} %"] for w in weights
+        [
+            LayerName(w.layer_name),
+            f"{w.output_error:.4g}",
+            f"{100 * (w.share_of_block or 0):.3g} %",
+            *(["-" if w.input_error is None else f"{w.input_error:.4g}"] if rounded else []),
+        ]
+        for w in weights
     ]
+    columns = [*WEIGHTS, Column("by rounded inputs", 3)] if rounded else WEIGHTS
     title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
-    return Table(f"{title}, {display(candidate.name)}", "weight", WEIGHTS, rows)
+    return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
 
 
 def _missing(candidate: Evaluated) -> str:

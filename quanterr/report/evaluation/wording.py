@@ -24,6 +24,7 @@ EMULATED = (
     "Weights are dequantized; inputs, keys and values are rounded as a runtime would, computed in float32: its kernels "
     "may differ. "
 )
+OF_WEIGHTS = "The predicted KLD is that of the weights alone. "
 DEFINED = (
     "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error, of predictions or of chunks: the "
     "larger."
@@ -33,7 +34,8 @@ DEFINED = (
 def caveat(evaluation: Evaluation) -> str:
     """What the numbers are, and are not."""
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
-    return f"{EMULATED if emulated else ALONE}{DEFINED}"
+    predicted = emulated and any(candidate.predicted_kld is not None for candidate in evaluation.candidates)
+    return f"{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{DEFINED}"
 
 
 def inputs_line(candidate: Evaluated) -> str:
