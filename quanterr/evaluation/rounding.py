@@ -126,8 +126,8 @@ class Rounding:
         found = {}
         for slot in unit.slots:
             own = [self.inputs[source] for source in names.sources(slot.name) if source in self.inputs]
-            if own and slot.there.dim() > 1:
-                found[storage_of(slot.there)] = _fused(own)
+            if own and slot.tensor.dim() > 1:
+                found[storage_of(slot.tensor)] = _fused(own)
         keys, values = (self._scale(unit.name, endings) for endings in (OF_KEYS, OF_VALUES))
         return RoundingMode(found, (keys, values) if self.rounds_cache else None, self)
 
