@@ -322,7 +322,9 @@ class EvaluateOptions(ReadOptions, GateOptions):
     Attributes:
         text: a text file, read through the original's tokenizer.json; or
         tokens: a safetensors file with one tensor of token ids; or
-        inputs: recorded calls of a model of diffusers; see evaluation/calls.py.
+        inputs: recorded calls of a model's forward, of diffusers or of transformers; see evaluation/calls.py.
+        config: a folder with the config.json of a denoiser that is a single file; by default it is recognized.
+        rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
         tasks: files of questions with choices; see evaluation/tasks.py.
         context: tokens of a chunk; predictions of its second half are scored.
         chunks: how many chunks at most; all of them where it is None.
@@ -347,11 +349,26 @@ class EvaluateOptions(ReadOptions, GateOptions):
     inputs: Annotated[
         Path | None,
         Option(
-            "Recorded calls of a denoiser of diffusers instead: a safetensors file with tensors CALL/ARGUMENT.",
+            "Recorded calls of the model instead (denoisers, vision towers): safetensors with tensors CALL/ARGUMENT.",
             TEXT,
             "FILE",
         ),
     ] = None
+    config: Annotated[
+        Path | None,
+        Option(
+            "Folder with the config.json of a denoiser in a single file; most families are recognized without.",
+            TEXT,
+            "FOLDER",
+        ),
+    ] = None
+    rollout: Annotated[
+        bool,
+        Option(
+            "Let each side follow its own path of flow matching, too, and compare the final latents (with --inputs).",
+            TEXT,
+        ),
+    ] = False
     tasks: Annotated[
         Iterable[Path],
         Option(
@@ -490,6 +507,8 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     text: Path | None
     tokens: Path | None
     inputs: Path | None
+    config: Path | None
+    rollout: bool
     tasks: Iterable[Path]
     context: int
     chunks: int | None

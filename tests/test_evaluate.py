@@ -212,7 +212,7 @@ class TestOutputErrors:
         module = torch.nn.ModuleDict({name: torch.nn.Linear(16, 64, bias=False) for name in "ab"}).double()
         unit = Unit("u", module)
         errors = {slot.name: 0.01 * numbers(64, 16, seed=n).double() for n, slot in enumerate(unit.slots)}
-        others = [{slot.name: slot.there.detach() + errors[slot.name] for slot in unit.slots}]
+        others = [{slot.name: slot.tensor.detach() + errors[slot.name] for slot in unit.slots}]
         others.append({name: weight.t().contiguous().t() for name, weight in others[0].items()})  # in another layout
         batches = [(numbers(256, 16, seed=n).double(), numbers(256, 16, seed=10 + n).double()) for n in (2, 3)]
         found, blocks = [], []

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from math import isfinite, prod
+from pathlib import Path
 from typing import NamedTuple, Unpack
 
 import torch
@@ -32,6 +33,7 @@ from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
 from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
+from quanterr.evaluation.rollout import check_rollout, roll_out
 from quanterr.evaluation.rounding import check_schemes, of_rounding
 from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
@@ -62,14 +64,13 @@ from quanterr.recipes.quantized_file import mix_recipes, quantize_by
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
-from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
+from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Rollout, Task, Tokens
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.ranking.making import short_names
 from quanterr.report.subjects import overall
 from quanterr.selection import LayerSelection
 from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.rank_group import RankGroup, join_rank_group
-from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
@@ -132,28 +133,36 @@ def evaluate_candidates(
             *(_quantize_as_planned(plan, name, opened) for name, plan in plans.items()),
         ]
         sides = Sides(opened, prepared.architecture.device)
-        found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv) for checkpoint in every[1:]]
+        counterparts = prepared.architecture.counterparts(sides, every[1:])
+        found = [
+            Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
+            for checkpoint, (own, ignored) in zip(every[1:], counterparts, strict=True)
+        ]
         names = short_names(paths)
         for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
             if one.rounding.is_any:
                 names.append(f"{name}, weights alone")
-                found.append(Candidate(sides, one.checkpoint))
+                found.append(Candidate(one.sides, one.checkpoint))
         together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
         pace = _pace(chosen, stop, company)
-        with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace) as lockstep:
+        with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace, with_floor=True) as lockstep:
             together.run(lockstep, company)
             outcomes = lockstep.outcomes()
             _write_by_products(chosen, prepared, lockstep, saliency, opened)
         answers = (
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
+        rollouts = _rolled_out(chosen, prepared, sides, found, stop)
         predictions = _profiled(chosen, prepared, sides, found, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
             _evaluated(*each, prepared) for each in zip(names, found, outcomes, predictions, answers, strict=True)
         ]
+        for row, rollout in zip(evaluated, rollouts, strict=True):
+            row.rollout = rollout
         verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
+        seconds, n_read = time.monotonic() - clock, _read_bytes(sides, found)
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict=verdict,
@@ -164,10 +173,25 @@ def evaluate_candidates(
             kind=prepared.architecture.workload.kind,
             dtype=chosen.dtype,
             tokens=_tokens(prepared, chosen, outcomes),
+            floor=lockstep.floor(),
             candidates=evaluated,
-            run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
+            run=_run(chosen, prepared.architecture.device, started, seconds, n_read),
         )
     return rules.judge(made)
+
+
+def _rolled_out(
+    chosen: EvaluateOptions, prepared: "_Prepared", sides: Sides, found: Sequence[Candidate], stop: threading.Event
+) -> Sequence[Rollout | None]:
+    """Return the rollout of each candidate, where rollouts are asked for."""
+    if not chosen.rollout or not isinstance(prepared.chunks, Calls):
+        return [None for _ in found]
+    return roll_out(prepared.architecture, sides, found, prepared.chunks, stop, chosen.on_progress)
+
+
+def _read_bytes(sides: Sides, found: Iterable[Candidate]) -> int:
+    """Return the bytes read of all checkpoints; a candidate with names of its own has sides of its own."""
+    return sum(each.read_bytes for each in {sides, *(candidate.sides for candidate in found)})
 
 
 def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[EvaluateKeywords]) -> None:
@@ -248,11 +272,16 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     if dtype is None:
         raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
     device = pick_device(chosen.device)
+    given = None if chosen.config is None else Path(chosen.config)
     with model_folder(original) as folder:
-        denoiser = models.denoiser_config(folder)
-        if denoiser is not None or chosen.inputs is not None:
-            return _of_calls(chosen, denoiser, dtype, device)
+        denoiser = models.read_denoiser_config(folder, original, given, chosen.inputs is not None)
+        if denoiser is not None:
+            return _of_calls(chosen, models.Denoiser(denoiser, dtype, device), str(denoiser["_class_name"]))
         config = models.read_config(folder)
+        if chosen.inputs is not None:
+            return _of_calls(chosen, models.Architecture(config, dtype, device, recorded=True), config.model_type)
+        if chosen.rollout:
+            raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
         text = _text(chosen, folder)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer = tokenizer_fingerprint(folder)
@@ -265,22 +294,19 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     return _Prepared(architecture, text, chunks, tasks, likeness(text, chunks.raw), vocabulary, tokenizer)
 
 
-def _of_calls(
-    chosen: EvaluateOptions, config: JsonObject | None, dtype: torch.dtype, device: torch.device
-) -> "_Prepared":
-    """A model of diffusers, and the calls that it gets."""
-    if config is None:
-        raise UsageError("--inputs: for models of diffusers, whose config.json has a _class_name; others take --text")
+def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | models.Denoiser, name: str) -> "_Prepared":
+    """Return a model with the recorded calls that it runs on; ``name`` names the model in errors."""
     if chosen.inputs is None or chosen.text is not None or chosen.tokens is not None:
-        name = display(str(config["_class_name"]))
         raise UsageError(
-            f"{name} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
+            f"{display(name)} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
         )
     for option, given in (("--task", chosen.tasks), ("--sensitivity", chosen.sensitivity)):
         if given:
             raise UsageError(f"{option}: for models that continue a text")
     calls = read_calls(os.fspath(chosen.inputs))
-    return _Prepared(models.Denoiser(config, dtype, device), None, calls, [], None, 0, None)
+    if chosen.rollout:
+        check_rollout(architecture, calls)
+    return _Prepared(architecture, None, calls, [], None, 0, None)
 
 
 def _saliency(chosen: EvaluateOptions) -> Saliency:

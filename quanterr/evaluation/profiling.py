@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quanterr.evaluation.models import Architecture, Denoiser
-from quanterr.evaluation.names import Names
+from quanterr.evaluation.names import ConversionNames
 from quanterr.evaluation.sensitivity import Curvature, Profile, profile
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
@@ -49,13 +49,13 @@ def profile_of(
 ) -> Profiled:
     """One pass through the original and back, with the errors of the candidates where each unit is loaded."""
     model = architecture.build()
-    names = Names(model, sides.weights)
+    names = ConversionNames(model, sides.weights)
     inputs = [inputs_of(model, chunk[None]) for chunk in given]
-    others = [Names(model, candidate.names) for candidate in candidates]
+    others = [ConversionNames(model, candidate.names) for candidate in candidates]
     made = Profiled(predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
 
     def seen(unit: Unit, found: Profile) -> None:
-        slots = {slot.name: slot.there.detach() for slot in unit.slots if slot.name in found.found}
+        slots = {slot.name: slot.tensor.detach() for slot in unit.slots if slot.name in found.found}
         for name, weight in slots.items():
             curvature = found.found[name]
             stored = names.stored_name(name)

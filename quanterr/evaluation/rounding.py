@@ -168,17 +168,17 @@ class Rounding:
 
         ``measures``: whether the change of outputs is added to ``noise``, which takes each product once more.
         """
-        watched = {storage_of(slot.there): found for slot in unit.slots if (found := self._watched(slot, names))}
+        watched = {storage_of(slot.tensor): found for slot in unit.slots if (found := self._watched(slot, names))}
         keys, values = (self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES))
         return RoundingMode(watched, (keys, values) if self.rounds_cache else None, self, measures)
 
     def _watched(self, slot: Slot, names: Names) -> Watched | None:
         sources = names.sources(slot.name)
         ways = [self.inputs.get(source) for source in sources]
-        if slot.there.dim() < 2 or not any(ways):
+        if slot.tensor.dim() < 2 or not any(ways):
             return None
         named = [source for source in sources if source in self.inputs]
-        layout = list(zip(slot.there.shape, slot.there.stride(), strict=True))
+        layout = list(zip(slot.tensor.shape, slot.tensor.stride(), strict=True))
         if all(_is_same(way, ways[0]) for way in ways):
             return Watched(slot.name, named, ways[:1], layout, None)
 

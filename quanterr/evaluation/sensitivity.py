@@ -113,7 +113,7 @@ def profile(stream: Stream, batches: int, first: int, seen: Callable[[Unit, Prof
         _backward(unit, tapes, made)
         for slot in unit.slots:
             if slot.name in made.found:
-                weight = slot.there.detach()
+                weight = slot.tensor.detach()
                 made.found[slot.name].energy = float(weight.double().square().sum())
                 made.found[slot.name].shape = tuple(weight.shape)
         if seen is not None:
@@ -154,7 +154,7 @@ def _backward(unit: Unit, tapes: Sequence[list[_Step]], made: Profile) -> None:
     if not any(step.unit is unit and _requiring(step) for tape in tapes for step in tape):
         for slot in unit.slots:  # nothing with a gradient comes in: let it end in the weight
             if not slot.is_buffer:
-                slot.there.requires_grad_(True)
+                slot.tensor.requires_grad_(True)
     for tape in tapes:
         for step in [step for step in tape if step.unit is unit][::-1]:
             _step_back(unit, step, recorder)
@@ -194,7 +194,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self._made = made
         self._names = {
-            storage_of(slot.there): slot.name for slot in unit.slots if slot.there.dim() == 2 and not slot.is_buffer
+            storage_of(slot.tensor): slot.name for slot in unit.slots if slot.tensor.dim() == 2 and not slot.is_buffer
         }
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

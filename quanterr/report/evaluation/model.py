@@ -13,7 +13,7 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 input_error
+# 1.4 input_error, floor, rollout
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -147,6 +147,42 @@ class Outputs:
 
 
 @dataclass(slots=True)
+class Rollout:
+    """The latents at the end of the candidate's own path of flow matching, against those of the original's."""
+
+    rollout_error: Annotated[
+        Number, Score("rollout error", "lower", "%"), Field(description="mean over groups of ‖y - x‖² / ‖x‖²")
+    ]
+    rollout_error_se: Annotated[Number, Field(description="standard error over groups; null of one alone")]
+    rollout_psnr_db: Annotated[
+        Number,
+        Score("rollout PSNR", "higher", "dB"),
+        Field(description="mean over groups; the peak is the range of the original's latents; null: no error [dB]"),
+    ]
+    rollout_cosine: Annotated[Number, Score("rollout cosine", "higher"), Field(description="mean over groups")]
+    groups: int
+    steps: Annotated[list[StepError], Field(description="of the latents after each step; calls: groups")]
+
+
+@dataclass(slots=True)
+class Floor:
+    """The original in the dtype that it is stored in, against float32: the rounding that a runtime makes anyway."""
+
+    dtype: Annotated[str | None, Field(description="that it is stored in; null: no float of 16 bits")]
+    outputs: Annotated[Outputs | None, Field(description="null: see reason")]
+    reason: Annotated[str | None, Field(description="why it was not measured")]
+
+    def value(self, metric: str) -> float | None:
+        """Return a number of its outputs; None where it was not measured."""
+        found: float | None = getattr(self.outputs, metric, None)
+        return found
+
+    def error(self, metric: str) -> float | None:
+        """Return the standard error of a number."""
+        return self.value(f"{metric}_se")
+
+
+@dataclass(slots=True)
 class Task:
     """Questions with choices, answered by log-likelihood."""
 
@@ -235,6 +271,7 @@ class Evaluated:
     )
     kv: Annotated[str | None, Field(description="scheme by which keys and values were rounded; null: none")] = None
     outputs: Annotated[Outputs | None, Field(description="of recorded calls; null of a model that reads tokens")] = None
+    rollout: Annotated[Rollout | None, Field(description="with --rollout")] = None
 
     def value(self, metric: str) -> float | None:
         """A number of its scores or embeddings, predicted_kld, the least of its tasks; None where it has none."""
@@ -243,7 +280,7 @@ class Evaluated:
         if metric in OF_TASKS:
             values = [getattr(task, metric) for task in self.tasks]
             return None if None in values or not values else min(values)
-        for part in (self.scores, self.embeddings, self.outputs):
+        for part in (self.scores, self.embeddings, self.outputs, self.rollout):
             if part is not None and metric in part.__dataclass_fields__:
                 found: float | None = getattr(part, metric)
                 return found
@@ -280,6 +317,7 @@ class Evaluation(Document):
     tokens: Tokens
     candidates: list[Evaluated]
     gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
+    floor: Floor | None = Field(None, description="of recorded calls; null of a model that reads tokens")
     run: RunInfo
 
     @property
@@ -338,6 +376,7 @@ COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
     *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in COUNTS),
     *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error is that of weights
+    *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
     "predicted_kld",
     *OF_TASKS,
 )
@@ -345,4 +384,5 @@ METRICS = (
 
 OF_PREDICTIONS = scores_of(Scores)
 OF_EMBEDDINGS, OF_OUTPUTS = scores_of(Embeddings), scores_of(Outputs)
-SCORES = OF_PREDICTIONS | scores_of(Evaluated) | OF_EMBEDDINGS | OF_OUTPUTS | scores_of(Task)
+OF_ROLLOUTS = scores_of(Rollout)
+SCORES = OF_PREDICTIONS | scores_of(Evaluated) | OF_EMBEDDINGS | OF_OUTPUTS | OF_ROLLOUTS | scores_of(Task)

@@ -6,12 +6,13 @@ Also its rows of CSV and its tests of JUnit.
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
-from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
+from quanterr.report.evaluation.model import METRICS, OF_ROLLOUTS, Evaluated, Evaluation, StepError
 from quanterr.report.evaluation.pairs import neighbours
 from quanterr.report.evaluation.wording import (
     base_line,
     caveat,
     conclusion,
+    floor_lines,
     in_words,
     inputs_line,
     nearer,
@@ -50,6 +51,7 @@ BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token"
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
 TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
 MAX_BLOCKS = 8
+MAX_STEPS = 8
 MAX_DETAILED = 2  # candidates
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
@@ -88,6 +90,10 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     has_weights = any(candidate.weights for candidate in candidates)
     yield Section("scores", "Scores", [scores(evaluation), *_sure(evaluation)])
+    if steps := list(_steps(evaluation)):
+        yield Section("steps", "Output error by step", steps)
+    if rollouts := list(_rollouts(evaluation)):
+        yield Section("rollout", "Rollout", rollouts)
     yield from [MAP] if has_weights else []
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
         rows = [[Name(f"{task.name}, {candidate.name}"), *task_cells(task)] for task, candidate in tasks]
@@ -110,6 +116,7 @@ def _sure(evaluation: Evaluation) -> Iterator[Part]:
     """Which differences between candidates are more than chance, and whether more text is needed."""
     said = [display(nearer(*found), LONG) for found in neighbours(evaluation)]
     said += [found] if (found := precision(evaluation)) else []
+    said += [display(line, LONG) for line in floor_lines(evaluation)]
     if said:
         yield Lines(said)
 
@@ -129,7 +136,44 @@ def scores(evaluation: Evaluation) -> Table:
         ]
         for candidate in evaluation.candidates
     ]
+    floor = evaluation.floor
+    if floor is not None and floor.outputs is not None:
+        cells = [in_words(floor, metric) for _, metric in metrics]
+        own = f"floor: the original in {floor.dtype}"
+        rows.append([own, size(evaluation.original_bytes), *cells, *([""] if emulated else [])])
     return Table("Against the original", "candidate", columns, rows)
+
+
+def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
+    """Final latents of each candidate's own path, and the growth of their error."""
+    found = [(candidate, candidate.rollout) for candidate in evaluation.candidates if candidate.rollout]
+    if found:
+        columns = [Column(score.title, n) for n, score in enumerate(OF_ROLLOUTS.values())]
+        rows = [[Name(one.name), *(in_words(one, metric) for metric in OF_ROLLOUTS)] for one, _ in found]
+        yield Table("Final latents, each side on its own path", "candidate", columns, rows)
+        yield from _by_step("Error of the latents after a step", [(Name(one.name), own.steps) for one, own in found])
+
+
+def _steps(evaluation: Evaluation) -> Iterator[Part]:
+    """Output errors by step, of each candidate and of the floor."""
+    floor = evaluation.floor.outputs if evaluation.floor else None
+    found = [(Name(candidate.name), candidate.outputs) for candidate in evaluation.candidates if candidate.outputs]
+    rows_of: list[tuple[Name | str, Sequence[StepError]]] = [(name, outputs.steps) for name, outputs in found]
+    yield from _by_step("Output error by step", [*rows_of, *([("floor", floor.steps)] if floor else [])])
+
+
+def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]) -> Iterator[Part]:
+    """Errors by step, evenly chosen with the first and the last; nothing of a single step."""
+    steps = sorted({one.step for _, own in found for one in own})
+    if len(steps) < 2:
+        return
+    shown = list(dict.fromkeys(steps[round(k * (len(steps) - 1) / (MAX_STEPS - 1))] for k in range(MAX_STEPS)))
+    rows = []
+    for name, own in found:
+        errors = {one.step: one.output_error for one in own}
+        cells = [errors.get(step) for step in shown]
+        rows.append([name, *("–" if error is None else f"{100 * error:.4g} %" for error in cells)])
+    yield Table(title, "candidate", [Column(f"step {step}", n) for n, step in enumerate(shown)], rows)
 
 
 def _detailed(evaluation: Evaluation) -> Sequence[Evaluated]:

@@ -9,6 +9,7 @@ from quanterr.report.evaluation.model import (
     SCORES,
     Evaluated,
     Evaluation,
+    Floor,
     Task,
 )
 from quanterr.report.evaluation.pairs import Difference, neighbours
@@ -53,7 +54,7 @@ def shown(evaluation: Evaluation) -> list[tuple[str, str]]:
     return [(score.title, name) for name, score in sorted(own.items(), key=lambda item: item[1].column or 0)]
 
 
-def in_words(candidate: Evaluated, metric: str) -> str:
+def in_words(candidate: Evaluated | Floor, metric: str) -> str:
     """A number of a candidate with its error."""
     value, error = candidate.value(metric), candidate.error(metric)
     score = SCORES[metric]
@@ -101,6 +102,24 @@ def conclusion(evaluation: Evaluation) -> str:
     told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
     first = next(iter(neighbours(evaluation)), None)
     return f"{told}: {what}" + (f"; {_beside(*first[1:])}" if first and first[0] is best else "")
+
+
+def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
+    """Whether a candidate's error is no larger than the rounding of the original's own dtype."""
+    floor = evaluation.floor.value("output_error") if evaluation.floor else None
+    own = candidate.value("output_error")
+    return floor is not None and own is not None and own <= floor
+
+
+def floor_lines(evaluation: Evaluation) -> list[str]:
+    """Say which candidates are below the floor, or why there is none."""
+    floor = evaluation.floor
+    if floor is None:
+        return []
+    if floor.outputs is None:
+        return [f"no floor: {floor.reason}"]
+    below = [candidate.name for candidate in evaluation.candidates if is_below_floor(evaluation, candidate)]
+    return [f"below the floor: {', '.join(below)}: {floor.dtype} alone rounds more than that"] if below else []
 
 
 def nearer(near: Evaluated, far: Evaluated, apart: Difference) -> str:
