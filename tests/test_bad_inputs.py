@@ -780,7 +780,7 @@ MACHINE = [
     Row(76, "an edited report", edited_report, UNREADABLE, "report.json: "),
     Row(76, "a newer report", stored_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this version reads 1.x"),
     Row(76, "a cut report", stored_report(HEAD), UNREADABLE, "report.json: is not valid UTF-8 JSON at byte"),
-    Row(76, "no report", stored_report("[]"), UNREADABLE, "is not a report of quanterr"),
+    Row(76, "no report", stored_report("[]"), UNREADABLE, "not a report of quanterr"),
 ]  # fmt: skip
 
 TABLE = [*PATHS, *IMPOSTORS, *HEADERS, *GGUF, *ACCEPTED, *MEANWHILE, *BESIDE, *WEIGHTS, *MACHINE]

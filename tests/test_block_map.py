@@ -53,7 +53,7 @@ class TestCells:
         dark, bright, third = (";".join(map(str, bytes.fromhex(COLOURS[n][1:]))) for n in (9, 0, 7))
 
         assert [dark, dark, bright, third] == found
-        assert "colours: dark as the scales allow, bright 13.5 dB beyond" in text
+        assert "colours: dark no avoidable error, bright 13.5 dB avoidable" in text
 
     def test_the_curve_is_low_where_the_snr_is(self):
         curve = line(shown(report_of(small())), "mlp.down_proj")[2]

@@ -72,8 +72,8 @@ class TestLayers:
     def test_that_became_the_same_on_both_sides_got_better(self):
         same, differs = made(lossless=["a"]), made({"a": 90.0})
 
-        assert ["is the same as the original"] == [item.reason for item in of(differs, same).better]
-        assert ["was the same as the original"] == [item.reason for item in of(same, differs).worse]
+        assert ["is identical to the original"] == [item.reason for item in of(differs, same).better]
+        assert ["was identical to the original"] == [item.reason for item in of(same, differs).worse]
         assert 1 == of(same, same).unchanged
 
     def test_without_a_number_in_either_are_undefined(self):

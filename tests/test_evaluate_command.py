@@ -86,7 +86,7 @@ class TestCommand:
         for words, status, told in (
             (("--sensitivity", "missing/s.json"), Status.ENVIRONMENT, "--sensitivity missing/s.json: no such folder"),
             (("--importance-out", "ids.safetensors"), Status.USAGE, "--importance-out ids.safetensors: is an input"),
-            (("-o", "original/e.json"), Status.USAGE, "--output-report original/e.json: lies in the folder"),
+            (("-o", "original/e.json"), Status.USAGE, "--output-report original/e.json: is in the folder"),
         ):
             refused = evaluate(folder, "quantized", *words)
             assert (status, "") == (refused.returncode, refused.stdout)
@@ -121,7 +121,7 @@ class TestCommand:
         done = evaluate(folder, "quantized", "--batch", 1, before=before)
 
         assert (Status.TERMINATED, "") == (done.returncode, done.stdout)
-        assert "quanterr: interrupted; ending (again to leave at once)" in done.stderr
+        assert "quanterr: interrupted; stopping (interrupt again to quit at once)" in done.stderr
 
     def test_help_loads_neither_torch_nor_transformers(self):
         code = (
@@ -320,8 +320,8 @@ class TestMerge:
         nothing = call("render", report, "--evaluation", folder / "e.json", "-o", tmp_path / "report.csv")
 
         assert (Status.USAGE, Status.USAGE) == (other.returncode, nothing.returncode)
-        assert "--evaluation: is not of " in other.stderr
-        assert "--evaluation goes into a page: give -o report.html" in nothing.stderr
+        assert "--evaluation: not of " in other.stderr
+        assert "--evaluation: only a page can include one; give -o report.html" in nothing.stderr
         assert not (tmp_path / "page.html").exists()
 
 
@@ -446,7 +446,7 @@ class TestPpl:
         found = ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
 
         assert pytest.approx((0.5, 0.0, math.exp(0.5))) == tuple(found)
-        with pytest.raises(UsageError, match="both must be of the same tokens"):
+        with pytest.raises(UsageError, match="both must be about the same tokens"):
             ratio([[-1.0]], [[-1.0, -2.0]])
 
     @pytest.mark.parametrize(
@@ -454,8 +454,8 @@ class TestPpl:
         [
             ("{", "line 1: not JSON"),
             ('{"a": 1}', "no list of log-probabilities"),
-            ("[0.5]", "0.5 is no natural logarithm"),
-            ('["x"]', "is no log-probability"),
+            ("[0.5]", "0.5 is not a natural logarithm"),
+            ('["x"]', "is not a log-probability"),
             ("[-1]", "at least 2 are needed"),
             ('{"choices": [{"text": "x"}]}', "ask the server for logprobs"),
         ],

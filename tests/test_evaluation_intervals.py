@@ -69,7 +69,7 @@ def test_a_candidate_that_may_be_as_near_is_not_called_nearer(evaluation):
     apart = difference(chunks, [value * (1.1 if n % 2 else 0.92) for n, value in enumerate(chunks)])
 
     assert apart.p > 0.05
-    assert "int8_row is not surely nearer than int6_g32" in nearer(near, far, apart)
+    assert "int8_row is not significantly nearer than int6_g32" in nearer(near, far, apart)
 
 
 def test_errors_that_are_shown_are_those_that_gates_use(evaluation):

@@ -69,7 +69,7 @@ def test_a_file_is_not_replaced_if_it_is_asked_to_stay(tmp_path):
     there.write_text('{"schema": "quanterr.report"}')
 
     assert [new, None] == [target.path for target in targets([str(new), "-"], [], no_clobber=True)]
-    with pytest.raises(ResourceError, match=r"there\.json: exists, and --no-clobber is given"):
+    with pytest.raises(ResourceError, match=r"there\.json: already exists \(--no-clobber\)"):
         targets([str(new), str(there)], [], no_clobber=True)
 
 
@@ -129,7 +129,7 @@ def test_nothing_is_written_into_the_folder_of_a_checkpoint(tmp_path, report, ea
     if earlier:
         write(Target(JSON, folder / "report.json"), lambda file: JSON.write(report, file))
 
-    with pytest.raises(UsageError, match="lies in the folder of a checkpoint that is compared"):
+    with pytest.raises(UsageError, match="is in the folder of an input checkpoint"):
         targets([str(folder / "report.json")], ["elsewhere.safetensors", str(folder)])
     inside = folder / "reports" / "report.json"
     assert [Target(JSON, inside)] == targets([str(inside)], [str(folder)])
@@ -146,7 +146,7 @@ def test_an_earlier_output_or_an_empty_file_may_be_replaced_and_no_document_of_s
 
     for text in ("mine", "\n", "# quanterr\n", '{"tool": "quanterr"}'):
         path.write_text(text)
-        with pytest.raises(UsageError, match="exists and is not a report; ") as raised:
+        with pytest.raises(UsageError, match="already exists, and quanterr did not write it; ") as raised:
             targets([str(path)], [], output)
         assert 2 == raised.value.status
 
@@ -165,7 +165,7 @@ def test_a_document_that_begins_with_a_section_is_somebodys(tmp_path, report):
     path.write_text(path.read_text() + "my own words\n")
 
     for output in OUTPUTS:
-        with pytest.raises(UsageError, match=r"exists and is not a report; "):
+        with pytest.raises(UsageError, match=r"already exists, and quanterr did not write it; "):
             targets([str(path)], [], output)
     with pytest.raises(UsageError, match=r"quanterr render REPORT --update .*README\.md"):
         targets([str(path)], [])
@@ -173,7 +173,7 @@ def test_a_document_that_begins_with_a_section_is_somebodys(tmp_path, report):
 
 def test_standard_output_carries_one_document():
     for given in (["-", "-"], ["-", "/dev/stdout"]):
-        with pytest.raises(UsageError, match="standard output holds one document"):
+        with pytest.raises(UsageError, match="standard output can hold only one document"):
             targets(given, [])
 
 
@@ -201,7 +201,7 @@ def test_a_file_is_no_folder(tmp_path):
 def test_a_read_only_folder_is_told_before_the_work():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)
-        with as_nobody(), pytest.raises(ResourceError, match="cannot be written there") as raised:
+        with as_nobody(), pytest.raises(ResourceError, match="no permission to write there") as raised:
             targets([f"{folder}/report.json"], [])
 
     assert 5 == raised.value.status

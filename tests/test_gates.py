@@ -502,7 +502,7 @@ class TestVerdict:
         ("report", "reason"),
         [
             (made(LAYERS, verdict="inconclusive", reasons=["why"]), "why"),
-            (made(LAYERS, verdict="inconclusive"), "the report says inconclusive without a reason"),
+            (made(LAYERS, verdict="inconclusive"), "the report is inconclusive without a reason"),
             (made(LAYERS, complete=False), "the run was interrupted"),
             (made(LAYERS, missing=["d"]), "d: not compared: has no counterpart"),
             (made(LAYERS, findings=[finding("a")]), "a: broken"),

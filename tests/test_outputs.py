@@ -344,7 +344,7 @@ class TestUpdating:
             card.updated(f"{card.BEGIN}\n", card.section(flawless()), "README.md", append=True)
 
     def test_comments_within_a_line_are_text(self):
-        with pytest.raises(UsageError, match="has no place for the report"):
+        with pytest.raises(UsageError, match="no comments mark the place of the report"):
             self.update(f"put {card.BEGIN} and {card.END} here")
 
 

@@ -163,7 +163,7 @@ class TestOutputs:
 
         assert "" == done.stdout
         assert first.startswith("quanterr: not ranked: less: inconclusive; ")
-        assert last.startswith("quanterr: inconclusive: on the front of size and error: ")
+        assert last.startswith("quanterr: inconclusive: Pareto-optimal in size and error: ")
 
     def test_a_ranking_is_not_written_into_the_folder_of_a_candidate(self, folder, tmp_path):
         recipe = store(tmp_path / "recipe", stored_by(quantized_int8), config={})

@@ -1,4 +1,4 @@
-"""``quanterr gate``: judge a stored document again, without the models; and what other commands say of gates."""
+"""``quanterr gate``: judge a stored document without the models; also prints the gates of other commands."""
 
 import io
 import os
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.common import Display, help_of, printing
-from quanterr.cli.options import But, with_options
+from quanterr.cli.common import Display, guard_stdout, wrap_help
+from quanterr.cli.options import AllBut, with_options
 from quanterr.errors import UsageError
 from quanterr.options import GATES, GateOptions
 from quanterr.util import strict_json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quanterr.report.model import Report
     from quanterr.report.subjects import Subject
 
-HELP = help_of("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
+HELP = wrap_help("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
 
 \b
 [bold]quanterr gate report.json --require 'snr_db >= 28'[/bold]
@@ -35,11 +35,11 @@ HELP = help_of("""Judge a stored report, ranking, evaluation or plan by rules, w
 [bold]quanterr gate evaluation.json --fail-if 'upper(kld_mean) > 0.01'[/bold]
 [bold]quanterr gate report.json --thresholds fp8 --explain model.layers.0.mlp.up_proj.weight[/bold]
 
-A rule is a condition that must hold. An undefined, missing or misspelt value never holds. See quanterr guide gates
-for the metrics and functions.
+A rule is a condition that must hold. It does not hold if a value is undefined or missing; an unknown name is an error.
+See quanterr guide gates for the metrics and functions.
 
-Exit status: 0 all gates hold; 1 one does not; 2 wrong usage or thresholds; 3 a report is unreadable;
-4 the report says that the comparison was incomplete or meaningless.
+Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage or thresholds; 3 a report is unreadable;
+4 the comparison was incomplete or meaningless.
 """)
 
 TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
@@ -54,13 +54,13 @@ def gate(
         ),
     ],
     gates: GateOptions,
-    show: Annotated[Display, But(("sort_by", "no_plot", "verbose", "top_layers"))],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "top_layers"))],
     update_baseline: Annotated[
         bool,
         typer.Option(
             "--update-baseline",
-            help="If all gates hold, warnings included, make this report the baseline: overwrite the file of "
-            "--baseline.",
+            help="Overwrite the file of --baseline with this report if all gates hold, those of severity warn "
+            "included.",
             rich_help_panel=GATES,
         ),
     ] = False,
@@ -103,17 +103,19 @@ def gate(
     by_name = {subject.name: verdict for subject, verdict in zip(subjects, verdicts, strict=True) if subject.name}
     word, reasons = overall(by_name) if by_name else verdicts[0][:2]
     whole = Verdict(word, reasons, [gate for verdict in verdicts for gate in verdict.gates])
-    _tell_verdict(whole, show.quiet, colored)
+    _print_verdict(whole, show.quiet, colored)
     if github.has_summary():
         summarize(with_verdicts(read_document(report), subjects, verdicts), baseline)
     if show.as_json:
-        _print_json(_fields(whole, subjects, verdicts))
+        _print_json(_list_fields(whole, subjects, verdicts))
     if to or update_baseline:
-        _write(report, subjects, verdicts, to, baseline if update_baseline else None, _against_update(whole))
+        _write_document(
+            report, subjects, verdicts, to, baseline if update_baseline else None, _find_reason_against_update(whole)
+        )
     raise typer.Exit(exit_status(whole, show.allow_partial))
 
 
-def _fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence[Verdict]") -> dict[str, object]:
+def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence[Verdict]") -> dict[str, object]:
     if subjects[0].name is None:
         return whole._asdict()
     pairs = zip(subjects, verdicts, strict=True)
@@ -121,7 +123,7 @@ def _fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence
     return {"verdict": whole.verdict, "reasons": whole.reasons, "candidates": candidates}
 
 
-def _tell_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
+def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
     from quanterr.report.formatting import sentence
 
     print(f"verdict: {painted(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
@@ -134,20 +136,20 @@ def _tell_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
 
 
 def _print_json(fields: dict[str, object]) -> None:
-    with printing():
+    with guard_stdout():
         print(strict_json.dumps({"schema": "quanterr.gate", **fields}, asdict), flush=True)
 
 
 def _same_file(report: str, baseline: str) -> bool:
-    """Whether both are one file: nothing would have changed, whatever it says."""
+    """Return True if both paths name one file, whose comparison with itself could show no change."""
     try:
         return os.path.samefile(report, baseline)
-    except (OSError, ValueError):  # reading them says which, and why
+    except (OSError, ValueError):  # reading the file raises the proper error
         return False
 
 
-def not_judged(report: "Report", error: UsageError) -> "Report":
-    """The report of a comparison that could not be judged as it was asked to."""
+def mark_unjudged(report: "Report", error: UsageError) -> "Report":
+    """Return a copy of the report with verdict "inconclusive" and the reason why the rules cannot judge it."""
     from quanterr.report.values import NOT_JUDGED
 
     before = report.reasons if report.verdict == "inconclusive" else []
@@ -155,7 +157,7 @@ def not_judged(report: "Report", error: UsageError) -> "Report":
 
 
 def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool = False, colored: bool = False) -> None:
-    """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
+    """Print the gates on stderr; on GitHub, also write the verdict into the job summary and annotations."""
     from quanterr.gates.as_text import gate_lines
 
     if judged.gates and not quiet:
@@ -165,7 +167,7 @@ def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool =
 
 
 def annotate(judged: "Judged", candidate: str | None = None) -> None:
-    """On GitHub: the verdict in the job's summary and as annotations."""
+    """On GitHub, write the verdict into the job summary and annotations; elsewhere do nothing."""
     from quanterr.gates import github
 
     if not github.here():
@@ -177,7 +179,7 @@ def annotate(judged: "Judged", candidate: str | None = None) -> None:
 
 
 def summarize(document: "Document", baseline: str | os.PathLike[str] | None = None) -> None:
-    """On GitHub: its numbers in the job's summary, below the verdict, and what changed since the ``baseline``."""
+    """On GitHub, add the document's numbers and the change since the baseline to the job summary."""
     from quanterr.gates import github
 
     if not github.has_summary():
@@ -189,14 +191,14 @@ def summarize(document: "Document", baseline: str | os.PathLike[str] | None = No
     kind = next(kind for kind in KINDS.values() if kind.name == type(document).__name__)
     section, change = io.StringIO(), ""
     output_named("md", kind.outputs).write(document, section)
-    with suppress(UsageError):  # of something else, which the gates have said
+    with suppress(UsageError):  # an unrelated baseline: the gates have reported it
         if baseline is not None:
             change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"
     if problem := github.write_numbers(section.getvalue(), change):
         print(f"quanterr: {problem}", file=sys.stderr)
 
 
-def _write(
+def _write_document(
     path: str,
     subjects: "Sequence[Subject]",
     verdicts: "Sequence[Verdict]",
@@ -204,7 +206,7 @@ def _write(
     baseline: str | None,
     against: str | None,
 ) -> None:
-    """The whole document with its verdict, to where it was asked for and, with nothing against it, to the baseline."""
+    """Write the document with its verdicts to the targets and, unless ``against`` says why not, to the baseline."""
     from quanterr.gates import with_verdicts
     from quanterr.report import OUTPUTS
     from quanterr.report.documents import read_document
@@ -216,12 +218,12 @@ def _write(
     for target in to:
         write_output(document, target)
     if baseline is not None:
-        done = "is now this report" if against is None else f"is unchanged: {against}"
-        print(f"baseline {display(baseline)} {done}", file=sys.stderr)
+        done = "updated to this report" if against is None else f"not updated: {against}"
+        print(f"baseline {display(baseline)}: {done}", file=sys.stderr)
 
 
-def _against_update(judged: "Verdict") -> str | None:
-    """Why the report does not become the baseline: a gate that only warns would be lowered by it as well."""
+def _find_reason_against_update(judged: "Verdict") -> str | None:
+    """Return why the report must not become the baseline, or None. Failed warnings count: they would be hidden."""
     if judged.verdict != "pass":
         return judged.verdict
     failed = [gate.id for gate in judged.gates if gate.status == "fail"]

@@ -1,6 +1,6 @@
-"""Outputs: renderings of a report, by the suffix of the file they are written to. Those of rank: ranking/.
+"""The outputs of a report, chosen by file suffix; those of a ranking are in ranking/.
 
-To add one: write its file with ``write(report, file)``, add its row here.
+To add an output, write a module with ``write(report, file)`` and add a row here.
 """
 
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import NamedTuple
 
 SCHEMA = "quanterr.report"
-NORM = "original_norm"  # of each tensor: identifies the original, the same on every device within a tolerance
-FINGERPRINT = "original_fingerprint"  # of each tensor: of some of its bytes
-LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
+NORM = "original_norm"  # norm of an original tensor: identifies it within a tolerance, as devices round differently
+FINGERPRINT = "original_fingerprint"  # CRC-32 of some bytes of an original tensor
+LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # lists whose lengths a report records
 
 
-# Values of layers that a large report holds by column as well: what most rules ask for is read sooner there.
+# Layer values that a large report repeats by column: rules read most of them, faster than layer by layer.
 COLUMNS = (
     "layer_name",
     "format",
@@ -31,16 +31,16 @@ MANY_LAYERS = 1000
 
 
 class Output(NamedTuple):
-    """One rendering."""
+    """One output: its name, suffix and module."""
 
     name: str
     suffix: str
     summary: str
-    module: str  # imported when it is used
+    module: str  # imported on first use
 
     @property
     def write(self) -> Callable[..., None]:
-        """The function that writes it."""
+        """The function that writes the output: ``write(document, file)``."""
         return import_module(self.module).write  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,7 @@
-"""Documents as JSON Lines, for streaming, DuckDB and pandas: first the document, then what it lists, a line each.
+"""Documents as JSON Lines, for streaming, DuckDB and pandas: the document first, then one line per item of its lists.
 
-Every line has ``record``: the kind of the document in the first, then what ``ITEMS`` call the lines of each list. The
-first says in ``records`` how many of each follow, so that a file that was cut is noticed.
+Every line has ``record``: the kind of document in the first line, then the name that ``ITEMS`` gives to items of each
+list. The first line counts the lines of each name in ``records``, so that a truncated file can be detected.
 """
 
 from typing import IO
@@ -11,7 +11,7 @@ from quanterr.report.document import Document
 
 
 def write(document: Document, file: IO[str]) -> None:
-    """Write it line by line."""
+    """Write the document line by line."""
     items, own = document.ITEMS, type(document).model_fields.items()
     head = {info.alias or name: getattr(document, name) for name, info in own if name not in items}
     records = {record: len(getattr(document, name)) for name, record in items.items()}
@@ -19,5 +19,4 @@ def write(document: Document, file: IO[str]) -> None:
     file.write(dumps({"record": kind, **head, "records": records}) + "\n")
     for name, record in items.items():
         for item in getattr(document, name):
-            # The item's own fields follow the name of its kind.
             file.write(f'{{"record": "{record}", {dumps(item)[1:]}\n')

@@ -1,8 +1,7 @@
-"""Documents as JUnit XML, as Jenkins, GitLab, Azure and CircleCI show it.
+"""Documents as JUnit XML, for Jenkins, GitLab, Azure and CircleCI.
 
-A suite for a comparison or for each candidate: a test for whether the result can be relied on, and one for each gate;
-one that does not hold is a failure. All text goes through :func:`display`, which leaves no character that XML cannot
-hold.
+A comparison or candidate is a suite, with a test for whether the result is reliable and a test for each gate, which
+fails if the gate does not hold. :func:`display` removes all characters from texts that XML cannot hold.
 """
 
 from typing import IO
@@ -14,12 +13,12 @@ from quanterr.report.gate_results import Gate
 from quanterr.report.sections import Judged, Suite
 from quanterr.util.text import display, unrounded
 
-MAX_VIOLATIONS = 100  # of a gate
+MAX_VIOLATIONS = 100  # shown for each gate
 
 
 def write(document: Judged, file: IO[str]) -> None:
-    """Write it, with what is in each suite counted; the first took all the time."""
-    seconds, started = document.run.seconds, display(document.run.started)[:19]  # without its zone, as JUnit has it
+    """Write the document with test counts; the whole duration is attributed to the first suite."""
+    seconds, started = document.run.seconds, display(document.run.started)[:19]  # JUnit times have no zone
     suites = [_suite(suite, started) for suite in document.suites()]
     verdict = getattr(document, "verdict", None)
     root = Element("testsuites", name=f"quanterr: {verdict}" if verdict else "quanterr")
@@ -51,7 +50,7 @@ def _suite(suite: Suite, started: str) -> Element:
 
 
 def _add_gate(suite: Element, gate: Gate) -> None:
-    """A test for a gate; of one that only warns, the log says that it does not hold."""
+    """Add a test for a gate; a violated gate of severity ``warn`` passes, with a note in its log."""
     named = f"{display(gate.id)}: " if gate.id != gate.require else ""
     case = _add_case(suite, "gates", f"{named}{sentence(gate.require)}")
     if gate.status == "fail" and gate.severity == "error":

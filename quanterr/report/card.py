@@ -1,6 +1,6 @@
-"""Documents as a section of a model card, between two comments, so that the next one can take its place.
+"""Documents as a section of a model card, between two comments that mark it for replacement.
 
-Names are hostile: see markdown.py.
+Names may be hostile: see markdown.py.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from quanterr.util.text import count
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
 TOP = 5  # layers
-MAX_LISTED = 10  # rows of any other kind
+MAX_LISTED = 10  # rows in any other table or list
 
 
 def write(document: Shown, file: IO[str]) -> None:
@@ -28,12 +28,12 @@ def section(document: Shown) -> str:
 
 
 def updated(text: str, section: str, where: str, append: bool = False) -> str:
-    """A document with the section in the place of what stood between its comments.
+    """Return a document whose section between the comments is replaced.
 
-    ``append``: at the end of a document that has no such comments.
+    ``append`` adds the section at the end if the document has no comments.
 
     Raises:
-        UsageError: not exactly one pair of comments, each on a line of its own.
+        UsageError: the comments are not exactly one pair, each on its own line.
     """
     lines = text.splitlines(keepends=True)
     found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
@@ -41,8 +41,8 @@ def updated(text: str, section: str, where: str, append: bool = False) -> str:
         return _appended(text, section)
     if not found:
         raise UsageError(
-            f"{where}: has no place for the report; give --append to put it at the end, or add two lines where it "
-            f"belongs: {BEGIN} and {END}"
+            f"{where}: no comments mark the place of the report; use --append to add it at the end, or add two lines: "
+            f"{BEGIN} and {END}"
         )
     if [mark for _, mark in found] != [BEGIN, END]:
         description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
@@ -58,7 +58,7 @@ def updated(text: str, section: str, where: str, append: bool = False) -> str:
 
 
 def _appended(text: str, section: str) -> str:
-    """With a blank line before the section, and line ends as they are there."""
+    """Append the section after a blank line, with the line ends of the text."""
     newline = "\r\n" if "\r\n" in text else "\n"
     ends = "" if not text or text.endswith("\n") else newline
     return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"
@@ -113,7 +113,7 @@ def _part(part: Part) -> Iterator[str]:
 
 
 def _table(part: Table) -> Iterator[str]:
-    """Yield a table with its title, without the columns that only a terminal draws."""
+    """Yield a table with its title, without columns that only terminals draw."""
     kept = [0, *(n for n, column in enumerate(part.columns, 1) if not column.legend)]
     rows = [[_cell(row[n]) for n in kept] for row in part.rows[:MAX_LISTED]]
     more = part.more + len(part.rows) - len(rows)
@@ -129,7 +129,7 @@ def _figure(one: Figure) -> str:
 
 
 def _gates(part: Gates) -> Iterator[str]:
-    """Yield a table of gates, first those that do not hold; candidates and names of gates have columns if needed."""
+    """Yield a table of gates, violated ones first; candidates and gate names get columns if needed."""
     ordered = sorted(part.judged, key=lambda one: one[1].status)
     candidates, named = any(name for name, _ in ordered), any(gate.id != gate.require for _, gate in ordered)
     rows = [

@@ -1,4 +1,4 @@
-"""The kinds of documents that quanterr writes and reads again."""
+"""The kinds of documents that quanterr writes and can read again."""
 
 import re
 from importlib import import_module
@@ -12,24 +12,24 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from quanterr.report.document import Document
 
-BEGINNING = 200  # bytes, in which a document names itself
+BEGINNING = 200  # bytes at the start of a file that hold the name of its schema
 _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
 
 
 class Kind(NamedTuple):
-    """A kind of document: its package has OUTPUTS, model.py with the class and SCHEMA_VERSION, values.py for rules."""
+    """A kind of document; its package has OUTPUTS, model.py (class and SCHEMA_VERSION) and values.py (for rules)."""
 
     package: str
     name: str
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """Its outputs."""
+        """The outputs of this kind."""
         return import_module(self.package).OUTPUTS  # type: ignore[no-any-return]
 
     @property
     def values(self) -> ModuleType:
-        """What rules may name in it, and see of it: see report/subjects.py."""
+        """The module that shows rules the subjects and metrics of this kind; see report/subjects.py."""
         return import_module(f"{self.package}.values")
 
 
@@ -42,7 +42,7 @@ KINDS = {
 
 
 def schema_of(path: str) -> str:
-    """The schema that a file names at its beginning, a report's where it names none: its reader says what is wrong."""
+    """Return the schema named at the start of a file; a report's if there is none, as its reader explains the error."""
     try:
         with open(path, "rb") as file:
             found = _SCHEMA.search(file.read(BEGINNING))
@@ -52,10 +52,10 @@ def schema_of(path: str) -> str:
 
 
 def kind_of(path: str) -> Kind:
-    """The kind of document that a file says it is.
+    """Return the kind of document that a file holds.
 
     Raises:
-        ReportError: one that is not read again.
+        ReportError: the file holds a document that cannot be read again.
     """
     schema = schema_of(path)
     if schema not in KINDS:
@@ -65,10 +65,10 @@ def kind_of(path: str) -> Kind:
 
 
 def read_document(path: str) -> "Document":
-    """A report, a ranking, an evaluation or a plan.
+    """Read a report, a ranking, an evaluation or a plan.
 
     Raises:
-        ReportError: no such file, none of these, a schema version that this quanterr does not know, a wrong value.
+        ReportError: the file is missing, no such document, of an unknown schema version, or has an invalid value.
     """
     kind = kind_of(path)
     if kind == KINDS[SCHEMA]:

@@ -1,4 +1,4 @@
-"""An inspection in the terminal: formats first, what is non-standard last."""
+"""Inspections in the terminal: formats first, findings last."""
 
 from rich.console import Console
 from rich.text import Text
@@ -28,7 +28,7 @@ WEIGHT_COLUMNS = (
 
 
 def show(inspection: Inspection, to: Console, verbose: bool = False) -> None:
-    """Print it; ``verbose``: every weight, and every finding."""
+    """Print an inspection; ``verbose`` adds all weights and all findings."""
     plain = not to.file.isatty() or "utf" not in (to.encoding or "").lower()
     to.print(_head(inspection), soft_wrap=not to.is_terminal)
     total = inspection.total
@@ -56,8 +56,8 @@ def _bound(decode: DecodeBound) -> str:
     experts = f" ({display(decode.experts)})" if decode.experts else ""
     return (
         f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
-        f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. "
-        "A bound of memory bandwidth alone."
+        f"for one sequence, which reads {size(decode.active_bytes)} of weights per token{experts}. "
+        "This is a bound by memory bandwidth alone."
     )
 
 
@@ -105,7 +105,7 @@ def _weight_cells(weight: StoredWeight) -> list[str]:
 
 
 def _group(block: list[int] | None) -> str:
-    """What shares a scale: ``128`` columns, or ``128 x 128``."""
+    """Return the elements that share a scale: "128" columns, or "128 x 128"."""
     if block is None:
         return "-"
     return str(block[1]) if block[0] == 1 else f"{block[0]} x {block[1]}"

@@ -1,4 +1,4 @@
-"""What several outputs show of a report alike: coverage in a line, the worst layers first."""
+"""Helpers that several outputs of a report share: coverage in one line, the worst layers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from quanterr.report.model import Aggregate, Expert, Layer, Report
 from quanterr.roles import Place, place_of
 from quanterr.util.text import count, display
 
-# How what is in a bucket is reported after its number of tensors.
+# How buckets are named after their number of tensors.
 BUCKETS = {
     "compared": "compared",
     "lossless": "identical",
@@ -23,7 +23,7 @@ BUCKETS = {
     "not_reached": "not reached",
     "filtered_out": "not selected",
 }
-COVERED = ("compared", "lossless", "non_finite")  # weights whose values were looked at
+COVERED = ("compared", "lossless", "non_finite")  # buckets of weights whose values were read
 
 SORTS = {
     "snr": ("snr_db", "SNR", False),
@@ -34,7 +34,7 @@ SORTS = {
 
 
 def of_scales(values: Layer | Aggregate, key: str, none: str = "-") -> str:
-    """What the stored scales allow, ``attainable_snr_db`` or ``excess_db``; ``none`` without nearest codes."""
+    """Return ``attainable_snr_db`` or ``excess_db`` as text; "exact" if infinite, ``none`` if undefined."""
     value = getattr(values, key)
     if value is None:
         return values.nonfinite.get(key, none).replace("+inf", "exact")
@@ -42,12 +42,12 @@ def of_scales(values: Layer | Aggregate, key: str, none: str = "-") -> str:
 
 
 def word_of(report: Report) -> str:
-    """The verdict in a word: what passes without limits was compared, and no more."""
+    """Return the verdict in one word: "compared" for a pass without gates."""
     return "compared" if report.verdict == "pass" and not report.gates else report.verdict
 
 
 def compared_line(report: Report) -> str:
-    """``31 of 31 tensors; no limits set. Worst: lm_head.weight, 21.20 dB``."""
+    """Return the summary of a pass without gates: ``31 of 31 tensors; no limits set. Worst: lm_head, 21.20 dB``."""
     compared = len(report.layers) + len(report.other_changes) + len(report.lossless)
     words = f"{compared:,} of {count(compared + len(report.not_compared), 'tensor')}; no limits set"
     worst = min((layer for layer in report.layers if layer.snr_db is not None), key=_snr_db, default=None)
@@ -60,7 +60,7 @@ def _snr_db(layer: Layer) -> float:
 
 
 def coverage_line(report: Report) -> str:
-    """How much of the original was compared, and what became of the rest."""
+    """Return in one line how much of the original was compared, and what happened to the rest."""
     coverage = report.coverage.original
     n = {bucket: found.tensors for bucket, found in coverage.items()}
     compared = sum(n.get(bucket, 0) for bucket in COVERED)
@@ -78,19 +78,19 @@ def coverage_line(report: Report) -> str:
 
 
 def worst_expert(experts: Sequence[Expert]) -> Expert:
-    """The one with the lowest SNR; undefined is worse than any."""
+    """Return the expert with the lowest SNR; an undefined SNR is the lowest."""
     return min(experts, key=lambda expert: -float("inf") if expert.snr_db is None else expert.snr_db)
 
 
 class WorstLayer(NamedTuple):
-    """One of the worst layers; ``stands_for`` says of which experts it is the worst, empty where of none."""
+    """One of the worst layers; ``stands_for`` describes the experts that it represents, and is empty without any."""
 
     layer: Layer
     stands_for: str
 
 
 def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[WorstLayer]:
-    """Return the ``top`` worst layers; of the experts of a module of a block the worst stands for all."""
+    """Return the ``top`` worst layers; for the experts of one module, only the worst."""
     n_experts: Counter[tuple[Place, str]] = Counter()
     for layer in layers:
         if key := _experts_of(layer):
@@ -115,13 +115,13 @@ def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> lis
 
 
 def _experts_of(layer: Layer) -> tuple[Place, str] | None:
-    """The module of a block that an expert is one of many of; None of what is no expert of its own."""
+    """Return the key of the module whose experts the layer belongs to; None if it is not a single expert."""
     place = place_of(layer.layer_name)
     return (place, layer.format) if place and layer.role == "experts" and "*" in place.module else None
 
 
 def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
-    """The worst first; a layer whose value is undefined is worse than any."""
+    """Return the layers, the worst first; an undefined value is the worst."""
     key, _, descending = SORTS[sort_by]
 
     def badness(layer: Layer) -> float:

@@ -1,4 +1,4 @@
-"""How a result was made: the section that every document has."""
+"""The section "How it was made" of a document's page."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from quanterr.util.text import count, size
 
 
 def how_it_was_made(run: RunInfo, made_by: str, settings: Sequence[tuple[str, str]] = ()) -> Section:
-    """Return command, program, settings, time and machine of a run, for a page."""
+    """Return a section with the command, program, settings, time and machine of a run."""
     kernel = f", kernel {run.kernel}" if run.kernel else ""
     facts = [
         ("Command", shlex.join(run.command) if run.command else "from a library"),

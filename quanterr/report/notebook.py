@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: the answer, compact tables, a data frame."""
+"""HTML of results in notebooks, and data frames."""
 
 from collections.abc import Iterable
 from html import escape
@@ -12,14 +12,14 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 Frame = Any  # a pandas.DataFrame: pandas is optional
-WORST = 10  # layers of a table
-ROWS = 50  # of any table
+WORST = 10  # layers in a table
+ROWS = 50  # rows in any table
 REASONS = 3
 RIGHT = ' style="text-align: right"'
 
 
 def frame(rows: Iterable[JsonObject]) -> Frame:
-    """Rows as a pandas.DataFrame.
+    """Return rows as a pandas.DataFrame.
 
     Raises:
         UsageError: pandas is not installed.
@@ -32,7 +32,7 @@ def frame(rows: Iterable[JsonObject]) -> Frame:
 
 
 def heading(view: View) -> str:
-    """Return the answer of a view, with what questions the comparison, and its first reasons."""
+    """Return the conclusion of a view with doubts and the first reasons."""
     said = "; ".join(escape(sentence(reason)) for reason in (view.conclusion, *view.reasons[:REASONS]))
     more = f" (and {len(view.reasons) - REASONS} more)" if len(view.reasons) > REASONS else ""
     word = "" if view.word is None else f"<b>{escape(view.word + but(view.doubts))}</b>: "
@@ -40,7 +40,7 @@ def heading(view: View) -> str:
 
 
 def table(one: Table) -> str:
-    """Return a table of a view with its title as caption, without the columns that only a terminal draws."""
+    """Return a table of a view with its title as caption, without columns that only terminals draw."""
     kept = [n for n, column in enumerate(one.columns) if not column.legend]
     align = ["", *(RIGHT if one.columns[n].right else "" for n in kept)]
     rows = [[row[0], *(row[n + 1] for n in kept)] for row in one.rows[:ROWS]]

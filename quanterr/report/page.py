@@ -1,4 +1,4 @@
-"""Documents as one page: what a view holds, and maps and a table of all layers, which need its scripts."""
+"""Views as HTML pages: a self-contained file; scripts draw the maps and the table of all layers."""
 
 from collections.abc import Iterator, Sequence
 from typing import IO
@@ -47,16 +47,16 @@ from quanterr.report.sections import (
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size, unrounded
 
-MAP_SCRIPTS = ("front", "layers")  # of documents whose map and table have their metrics in the data
-TOP = 50  # layers of a table that is in the page itself
-MAX_LISTED = 200  # findings, reasons
+MAP_SCRIPTS = ("front", "layers")  # for documents whose data define the metrics of map and table
+TOP = 50  # layers in tables of the page itself
+MAX_LISTED = 200  # findings and reasons
 MAX_VIOLATIONS = 20
 SEVERITIES = ("error", "warning", "info")
-FRONT = ("name", "bytes", "snr_db", "on_front")  # of a candidate, as the script knows it
+FRONT = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
 
 
 def write(document: Shown, file: IO[str], view: View | None = None) -> None:
-    """Write the page of a document, or of a view of it that was made before."""
+    """Write the page of a document, or of a view made before."""
     view = view or document.view(TOP)
     sections = [section for section in view.sections if PAGE in section.media]
     body = joined(
@@ -71,7 +71,7 @@ def write(document: Shown, file: IO[str], view: View | None = None) -> None:
 
 
 def _reasons(view: View, sections: Sequence[Section]) -> Iterator[Markup | str]:
-    """Yield what questions the comparison, the answer, and the reasons with links to the layers that they name."""
+    """Yield doubts about the comparison, the conclusion, and the reasons with links to layers."""
     yield from (tag("strong", sentence(one)) for one in view.doubts)
     yield view.conclusion
     named = list(_named_layers(sections))[:MAX_LISTED]
@@ -81,7 +81,7 @@ def _reasons(view: View, sections: Sequence[Section]) -> Iterator[Markup | str]:
 
 
 def _named_layers(sections: Sequence[Section]) -> Iterator[str]:
-    """Yield the layers that findings and the tables of problems name."""
+    """Yield the layers that findings and tables of problems name."""
     for section in sections:
         for one in section.parts:
             if isinstance(one, Findings):
@@ -91,7 +91,7 @@ def _named_layers(sections: Sequence[Section]) -> Iterator[str]:
 
 
 def _scripted(maps: Maps | Scripted | None) -> tuple[Sequence[str], JsonObject]:
-    """Return the scripts of a page and the data that they show."""
+    """Return the scripts of a page and their data."""
     if maps is None:
         return (), {}
     if isinstance(maps, Scripted):
@@ -100,7 +100,7 @@ def _scripted(maps: Maps | Scripted | None) -> tuple[Sequence[str], JsonObject]:
 
 
 def _tone(view: View) -> str:
-    """Green is for gates that hold: what passes without limits is no approval."""
+    """Return the colour of the header; green requires gates that hold."""
     if view.verdict != "pass":
         return view.verdict or "info"
     return "inconclusive" if view.doubts else "info" if view.done else "pass"
@@ -111,7 +111,7 @@ def _word(view: View) -> str:
 
 
 def _data(maps: Maps) -> JsonObject:
-    """What the scripts show."""
+    """Return the data that the scripts show."""
     columns = maps.data()
     return {
         **columns,
@@ -125,7 +125,7 @@ def _data(maps: Maps) -> JsonObject:
 
 
 def _details(details: Details, layers: int) -> JsonObject:
-    """What is shown where one of the first layers is chosen."""
+    """Return the details of the first layers, shown when one is selected."""
     rows = [details.of(n) for n in range(min(layers, DETAILED))]
     return {"title": details.title, "heads": details.heads, "rows": rows}
 
@@ -142,7 +142,7 @@ def _cell(text: str) -> str:
 
 
 def _section(section: Section) -> Markup:
-    """Return a section that its heading folds; what stands for itself, and problems, do not fold."""
+    """Return a section that folds by its heading; figures, interactive parts and problems do not fold."""
     first = section.parts[0]
     if isinstance(first, Interactive):
         return part(first.file)
@@ -181,7 +181,7 @@ def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
 
 
 def table_of(one: Table) -> Markup:
-    """Return a table of a view, without the columns that only a terminal draws; its rows stack on narrow screens."""
+    """Return a table without the columns that only terminals draw; without numbers its rows stack on narrow screens."""
     kept = [n for n, column in enumerate(one.columns) if not column.legend]
     heads = [one.first, *(one.columns[n].header for n in kept)]
     right = [False, *(one.columns[n].right for n in kept)]
@@ -190,7 +190,7 @@ def table_of(one: Table) -> Markup:
 
 
 def _whole(one: Whole) -> Markup:
-    """Return a strip of parts as wide as their shares, which the script makes so, and a table of these."""
+    """Return a strip whose parts get their widths by script, and a table of the shares."""
     strip = [tag("i", class_=share.key, data_share=str(share.bytes)) for share in one.shares]
     rows = [
         [joined(tag("i", class_=f"key {share.key}"), sentence(share.title)), f"{share.tensors:,}",
@@ -204,7 +204,7 @@ def _whole(one: Whole) -> Markup:
 
 def _gates(gates: Gates) -> Markup:
     if not gates.judged:
-        return tag("p", "No gates set, so nothing says whether the error is small enough.", class_="none")
+        return tag("p", "No gates set: nothing decides whether the error is small enough.", class_="none")
     failed = sum(gate.status == "fail" for _, gate in gates.judged)
     do = "does" if failed == 1 else "do"
     answer = f"{failed:,} of {count(len(gates.judged), 'gate')} {do} not hold." if failed else "All gates hold."
@@ -216,7 +216,7 @@ def _gates(gates: Gates) -> Markup:
 
 
 def _gate(name: str, gate: Gate) -> list[Markup]:
-    """Return the gate in a row, and in a second one why it does not hold."""
+    """Return the row of a gate, and a second row that explains a violation."""
     word, tone = gate_words(gate)
     patterns = f" for {sentence(', '.join(gate.layers))}" if gate.layers else ""
     titles = ([name] if name else []) + ([gate.id] if gate.id != gate.require else [])
@@ -243,7 +243,7 @@ def _gate(name: str, gate: Gate) -> list[Markup]:
 
 
 def _findings(findings: Findings) -> Markup:
-    """Return a list of findings, errors first, each with its candidate where there are several."""
+    """Return a list of findings, the most severe first, with names of candidates if there are several."""
     if not findings.found:
         return tag("p", "No findings.", class_="none")
     ordered = sorted(findings.found, key=lambda one: SEVERITIES.index(one[1].severity))
@@ -255,7 +255,7 @@ def _findings(findings: Findings) -> Markup:
 
 
 def finding_item(found: Finding, of: str = "") -> Markup:
-    """A finding as an item of a list; ``of`` a candidate, where there are several."""
+    """Return the list item of a finding; ``of`` names its candidate if there are several."""
     message = with_links(sentence(found.message), [found.layer] if found.layer else [])
     remedy = [tag("p", sentence(found.remedy), class_="remedy")] if found.remedy else []
     severity = tag("span", found.severity, class_=f"tag {found.severity}")
@@ -264,7 +264,7 @@ def finding_item(found: Finding, of: str = "") -> Markup:
 
 
 def _explained(code: str) -> list[Markup]:
-    """What the guide says of a finding; nothing of those of a newer version."""
+    """Return the guide's explanation of a finding; nothing for codes of newer versions."""
     row = CODES.get(code)
     if row is None:
         return []

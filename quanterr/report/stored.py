@@ -1,4 +1,4 @@
-"""Reading what quanterr wrote, other than reports: strictly, and without torch."""
+"""Strict reader of all stored documents except reports; needs no torch."""
 
 from typing import TypeVar
 
@@ -14,11 +14,10 @@ Kind = TypeVar("Kind", bound=Document)
 
 
 def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
-    """A file of that schema; whether it was edited is told on standard error.
+    """Read a document of the given schema; warn on stderr if it was edited or has no checksum.
 
     Raises:
-        ReportError: no such file, of another schema, of a schema version that this quanterr does not know, a wrong
-            value.
+        ReportError: the file is missing, of another schema or an unknown schema version, or has an invalid value.
     """
     where = display(path)
     try:

@@ -1,4 +1,4 @@
-"""A report as its reader sees it: the numbers of the whole, findings, gates, maps, formats, the worst layers."""
+"""The view of a report: numbers of the whole model, findings, gates, maps, formats and the worst layers."""
 
 from collections.abc import Iterator, Sequence
 from math import inf, log10
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 SCRIPTS = ("histogram", "report_metrics", "report_details", "keep", "report")
 ABOUT = (
-    "SNR is the energy of the original weights over the energy of their errors, in dB; attainable is the SNR of the "
-    "nearest codes with the stored scales, avoidable what the stored codes lose beyond it. Weight error is not task "
-    "accuracy: it says which layers changed, and how much, not how well the model still performs."
+    "SNR is the energy of the original weights over the energy of their errors, in dB. Attainable is the SNR of the "
+    "nearest codes under the stored scales; avoidable is what the stored codes lose against it. Weight error is not "
+    "task accuracy: it shows which layers changed, and by how much, not how well the model still performs."
 )
-BAR_DB = 60  # an SNR from which a bar is empty
-LISTED = 200  # rows of tensors that were not compared
+BAR_DB = 60  # SNR at which a bar is empty
+LISTED = 200  # rows shown of tensors that were not compared
 MAX_FILES = 4
 NONE = "-"
 GROUPS = (
@@ -81,9 +81,9 @@ WORST = (
 
 
 def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation | None" = None) -> View:
-    """Return what a reader sees, with the ``top`` worst layers by one of SORTS.
+    """Return the view of a report with the ``top`` worst layers by a metric of SORTS.
 
-    ``evaluation``: adds what an evaluation of the same pair says of the model and of each weight.
+    ``evaluation`` of the same pair adds its scores and the measured error of each weight.
 
     Raises:
         UsageError: the evaluation is of another pair.
@@ -109,10 +109,10 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
 
 
 def candidate_of_same_pair(report: Report, evaluation: "Evaluation") -> "Evaluated":
-    """Return the candidate of an evaluation that a report is about, as the sizes of both checkpoints show.
+    """Return the candidate of an evaluation with the same checkpoint sizes as the report.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: there is none, or more than one.
     """
     sizes = report.original.bytes, report.quantized.bytes
     found = [each for each in evaluation.candidates if (evaluation.original_bytes, each.bytes) == sizes]
@@ -120,14 +120,14 @@ def candidate_of_same_pair(report: Report, evaluation: "Evaluation") -> "Evaluat
         found = [each for each in found if each.path == report.quantized.path]
     if len(found) != 1:
         raise UsageError(
-            f"--evaluation: is not of {display(report.original.path)} and {display(report.quantized.path)}, "
-            "as the sizes of their tensors show"
+            f"--evaluation: not of {display(report.original.path)} and {display(report.quantized.path)}: "
+            "the sizes of their tensors differ"
         )
     return found[0]
 
 
 def conclusion(report: Report) -> str:
-    """Return what decided the verdict, counted."""
+    """Return what decided the verdict in one sentence, with counts."""
     if report.verdict == "pass":
         return sentence("; ".join(report.reasons)) if report.gates else compared_line(report)
     if report.verdict == "fail":
@@ -140,7 +140,7 @@ def conclusion(report: Report) -> str:
 
 
 def brief(report: Report) -> str:
-    """Return verdict, pooled SNR and reasons on one line, for ``--quiet``."""
+    """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
     snr = f"{count(report.aggregate.total_layers, 'layer')}, {db(report.aggregate.overall_snr_db, ' dB')}; "
     word, found = word_of(report), doubts(report.verdict, report.findings)
     reasons = compared_line(report) if word == "compared" else "; ".join(map(sentence, report.reasons))
@@ -167,11 +167,11 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         yield Section("scores", "Scores", [scores(evaluation), Findings(found)], (PAGE,))
     yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE, CARD))
     yield Section("findings", "Findings", [Findings([("", found) for found in _worst_first(report)])])
-    yield Section("keep", "What to keep", [Interactive("keep")], (PAGE,))
+    yield Section("keep", "Layers to keep", [Interactive("keep")], (PAGE,))
     yield Section("map", MAP.title, [BlockMap(lambda: map_cells(report))], (TERMINAL,))
     yield MAP
     coverage: list[Part] = [
-        Lines(["Where every tensor of both checkpoints ended, by bytes."]),
+        Lines(["The bytes of both checkpoints by what happened to their tensors."]),
         Shares(list(_coverage(report))),
     ]
     yield Section("coverage", "Coverage", coverage, (PAGE,), is_open=bool(report.not_compared))
@@ -196,10 +196,10 @@ def _figures(report: Report) -> Figures:
         *_attainable(a),
         _level("Worst layer", a.worst_layer_snr_db, LayerName(worst.layer_name)),
         *([] if a.predicted_kld is None else [Figure("Predicted KLD", number(a.predicted_kld), "nat")]),
-        Figure("Relative error", percent(a.mean_relative_error), note="the sum of |e| over the sum of |x|"),
+        Figure("Relative error", percent(a.mean_relative_error), note="sum of |e| over sum of |x|"),
         Figure("Mean |e|", number(a.mean_absolute_error)),
         Figure("Max |e|", number(a.max_absolute_error), note=f"99 % below {number(a.absolute_error_percentiles.p99)}"),
-        Figure("Cosine", cosine(a.cosine_similarity), note="of original and quantized"),
+        Figure("Cosine", cosine(a.cosine_similarity), note="between original and quantized"),
         Figure("Bits per weight", number(a.bits_per_weight)),
         Figure("Size", size(a.quantized_bytes), note=f"of {size(a.original_bytes)}, {ratio} to 1"),
     ]
@@ -212,21 +212,21 @@ def _level(title: str, value: float | None, note: str = "") -> Figure:
 
 
 def _attainable(a: Aggregate) -> Iterator[Figure]:
-    """Yield the SNR that the stored scales allow, where that is known."""
+    """Yield the figure of the SNR that the stored scales allow, if known."""
     if a.attainable_snr_db is not None:
         excess, worst = of_scales(a, "excess_db"), of_scales(a, "worst_layer_excess_db")
         yield Figure(
             "Its scales allow",
             db(a.attainable_snr_db),
             "dB",
-            f"{excess} dB are avoidable, {worst} dB in the worst layer",
+            f"{excess} dB avoidable, {worst} dB in the worst layer",
         )
     elif (allowed := of_scales(a, "attainable_snr_db")) != NONE:
         yield Figure("Its scales allow", allowed)
 
 
 def _snr_of_finite(report: Report) -> str:
-    """Return the pooled SNR without layers whose own is undefined, where these make it undefined."""
+    """Return the pooled SNR of layers with a defined SNR, as text, if other layers make the pooled SNR undefined."""
     finite = [layer for layer in report.layers if layer.snr_db is not None and layer.error_norm]
     if report.aggregate.overall_snr_db is not None or not finite:
         return ""
@@ -245,13 +245,13 @@ def _not_compared(report: Report) -> Section:
         for item in items[:LISTED]
     ]
     title = f"Not compared: {count(len(items), 'tensor')}"
-    about = Lines(["Their error is unknown; no average includes them."])
+    about = Lines(["Their error is unknown, and no average includes them."])
     table = Table(title, "tensor", LOST, rows, len(items) - len(rows))
     return Section("not_compared", title, [about, table], (PAGE, CARD), is_problem=True)
 
 
 def _worst_first(report: Report) -> list[Finding]:
-    """Return findings of whole checkpoints, then those of layers, the lowest SNR first."""
+    """Return findings about whole checkpoints, then findings about layers, the lowest SNR first."""
     levels = {layer.layer_name: layer.snr_db for layer in report.layers}
 
     def level(finding: Finding) -> float:
@@ -302,7 +302,7 @@ def _group_table(report: Report, kind: str) -> Table:
 
 
 def _worst(report: Report, top: int, sort_by: str) -> Table | None:
-    """Return the worst layers, but for those with an error: findings report them."""
+    """Return the table of the worst layers, without layers with an error, which findings report."""
     damaged = _damaged(report)
     others = [layer for layer in report.layers if layer.layer_name not in damaged]
     layers = worst_layers(others, top, sort_by) if top else []
@@ -351,7 +351,7 @@ def _settings(report: Report) -> list[tuple[str, str]]:
 
 
 def _provenance(side: Side) -> Iterator[tuple[str, str]]:
-    """Yield files, prefix and notes of a checkpoint."""
+    """Yield title and text of files, prefix and notes of a checkpoint."""
     names = ", ".join(f"{display(file.name)} ({size(file.bytes)})" for file in side.files[:MAX_FILES])
     more = f" and {len(side.files) - MAX_FILES:,} more" if len(side.files) > MAX_FILES else ""
     if len(side.files) > 1:

@@ -1,6 +1,6 @@
-"""Two results of one kind next to each other: what changed, and how that is shown.
+"""Diffs of two results of one kind: model, views and outputs.
 
-To add an output: write its file with ``write(diff, file)``, add its row here.
+To add an output, write a module with ``write(diff, file)`` and add a row here.
 """
 
 from quanterr.report import Output

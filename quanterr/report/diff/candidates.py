@@ -1,4 +1,4 @@
-"""What changed between two rankings, evaluations or plans, number by number: plain data with a schema version."""
+"""The diff of two rankings, evaluations or plans, metric by metric: plain data with a schema version."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,36 +19,36 @@ SCHEMA_VERSION = "1.0"
 
 Word = Literal["better", "worse", "unchanged"]
 
-SAME = 0.01  # of an output error: a smaller change is none
-SAME_DB = 1e-6  # a device adds up in another order than another: no change
+SAME = 0.01  # relative change of an output error up to which it counts as unchanged
+SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 
 
 @dataclass(slots=True)
 class MetricChange:
-    """A number of a candidate. ``chance``: whether the change is within 95 % of what other tokens would make of it."""
+    """A metric of a candidate. ``chance``: whether the change is within the 95 % interval for different tokens."""
 
     metric: str
     old: float
     new: float
     change: float
-    change_se: float | None  # standard error as if the tokens were not the same: rather too large; null: unknown
+    change_se: float | None  # standard error as for independent tokens, so rather too large; null: unknown
     chance: bool | None  # null: unknown
     word: Word
 
 
 @dataclass(slots=True)
 class WeightChange:
-    """A weight's output error, which changed by more than 1 %."""
+    """A weight whose output error changed by more than 1 %."""
 
     layer: str
     old_output_error: float
     new_output_error: float
-    ratio: float | None  # null: it was 0
+    ratio: float | None  # null: the old error was 0
 
 
 @dataclass(slots=True)
 class LayerChange:
-    """A layer's SNR as a candidate of a ranking has it; null: the same as the original, or that is zeros."""
+    """A layer's SNR in a candidate of a ranking; null if identical to the original, or if the original is zero."""
 
     layer: str
     old_snr_db: float | None
@@ -58,7 +58,7 @@ class LayerChange:
 
 @dataclass(slots=True)
 class RecipeChange:
-    """A layer for which another recipe is planned."""
+    """A layer whose planned recipe changed."""
 
     layer: str
     old_recipe: str
@@ -74,7 +74,7 @@ ItemChange = WeightChange | LayerChange | RecipeChange
 
 @dataclass(slots=True)
 class CandidateChange:
-    """A candidate of both, or the plan; verdicts are null of plans. Items with the largest change come first."""
+    """A candidate of both documents, or the plan (without verdicts). Items are sorted by change, the largest first."""
 
     name: str
     old_name: str
@@ -92,7 +92,7 @@ class CandidateChange:
 
 @dataclass(slots=True, repr=False)
 class CandidateDiff(Difference):
-    """All that changed. ``difference`` says why the numbers do not belong together, if that was forced."""
+    """The diff of two documents. If the comparison was forced, ``difference`` says why they are not comparable."""
 
     VIEW: ClassVar[str] = "quanterr.report.diff.candidates_view"
 
@@ -102,23 +102,23 @@ class CandidateDiff(Difference):
     new: str
     difference: str | None
     candidates: list[CandidateChange]
-    added: list[str]  # candidates
+    added: list[str]  # names of candidates
     gone: list[str]
 
 
 class Changes(NamedTuple):
-    """How documents of a kind are compared."""
+    """Functions that compare documents of a kind."""
 
-    item: str  # what items are: weights, layers
-    changed: Callable[[Item, Item], tuple[float, ItemChange] | None]  # by how much an item got worse; None: it did not
-    difference: Callable[[Any, Any], str | None]  # why numbers of two documents do not belong together
+    item: str  # kind of items: weight, layer
+    changed: Callable[[Item, Item], tuple[float, ItemChange] | None]  # how much worse an item is; None: unchanged
+    difference: Callable[[Any, Any], str | None]  # returns why two documents are not comparable
 
 
 def candidates_of(kind: Kind, old: Document, new: Document, names: tuple[str, str], force: bool) -> CandidateDiff:
     """Compare two documents of a kind, candidate by candidate.
 
     Raises:
-        UsageError: they are of different originals, texts or settings, and it is not forced.
+        UsageError: their originals, texts or settings differ, and ``force`` is False.
     """
     document = kind.name.lower()
     why = CHANGES[document].difference(old, new)
@@ -156,7 +156,7 @@ def _sides(kind: Kind, document: Document) -> list[Side]:
 
 
 def _pairs(before: Sequence[Side], after: Sequence[Side]) -> list[tuple[Side, Side]]:
-    """Candidates of one name; or the only ones."""
+    """Return the pairs of candidates with the same name; if each document has only one, that pair."""
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
     known = {side.name: side for side in before}
@@ -220,7 +220,7 @@ def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
 
 
 def _of_rankings(old: Ranking, new: Ranking) -> str | None:
-    return _other_original(old, new) or (None if old.sample == new.sample else "another sample of rows was read")
+    return _other_original(old, new) or (None if old.sample == new.sample else "it has a different sample of rows")
 
 
 def _of_plans(old: Plan, new: Plan) -> str | None:

@@ -1,4 +1,4 @@
-"""What changed between candidates of two documents as its reader sees it; also its rows of CSV."""
+"""The view of changes between candidates of two documents, and its CSV rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -33,14 +33,14 @@ ITEMS = {
 }
 CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
 ABOUT = (
-    "From two stored results. ± is a standard error as if both had read other tokens; within chance: the change is no "
-    "larger than what other tokens would make of it."
+    "From two stored results. ± is a standard error as if both had read different tokens. Within chance: the change is "
+    "no larger than different tokens would cause."
 )
-ABOUT_PLAN = "From two stored plans: costs are predicted, in the measure that both have."
+ABOUT_PLAN = "From two stored plans. Costs are predicted, in the same measure for both."
 
 
 def view(diff: CandidateDiff, top: int) -> View:
-    """What changed, with ``top`` items of each kind."""
+    """Return the view of the changes with ``top`` items of each kind."""
     facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old)]), ("new", [Name(diff.new)])]
     about = ABOUT_PLAN if document_of(diff) == "plan" else ABOUT
     return View(
@@ -49,12 +49,12 @@ def view(diff: CandidateDiff, top: int) -> View:
 
 
 def document_of(diff: CandidateDiff) -> str:
-    """Of what kind both documents are: evaluation, ranking, plan."""
+    """Return the kind of both documents: "evaluation", "ranking" or "plan"."""
     return diff.schema.removeprefix("quanterr.").removesuffix("_diff")
 
 
 def conclusion(diff: CandidateDiff) -> str:
-    """``fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse``."""
+    """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse"."""
     scores = KINDS[f"quanterr.{document_of(diff)}"].values.VOCABULARY.scores
     found = [f"{display(one.name)}: {_in_short(one, scores)}" for one in diff.candidates]
     more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
@@ -63,7 +63,7 @@ def conclusion(diff: CandidateDiff) -> str:
 
 
 def _in_short(one: CandidateChange, scores: dict[str, Score]) -> str:
-    """The numbers that got better and worse, and the first of those that say how good it is."""
+    """Return the change of the main metric, and the numbers of metrics that are better and worse."""
     words = [change.word for change in one.metrics if not change.chance]
     numbers = f"{count(words.count('better'), 'number')} better, {words.count('worse'):,} worse"
     lead = next((c for c in one.metrics if c.metric in ("kld_mean", "cosine_mean", "snr_db", "cost")), None)
@@ -76,7 +76,7 @@ def _from_to(change: MetricChange, score: Score) -> str:
 
 
 def brief(diff: CandidateDiff) -> str:
-    """The answer on one line."""
+    """Return the conclusion in one line."""
     return f"quanterr: {conclusion(diff)}"
 
 
@@ -135,7 +135,7 @@ def _cells(item: ItemChange) -> Sequence[str]:
 
 
 def rows(diff: CandidateDiff) -> Iterator[Cells]:
-    """CSV: of each candidate its numbers, the items that changed, are new or gone; ``list`` says which it is."""
+    """Yield CSV rows: the metrics and the changed, new and gone items of each candidate, by ``list``."""
     for one in diff.candidates:
         for change in one.metrics:
             numbers = {key: value for key, value in asdict(change).items() if key != "metric"}

@@ -1,4 +1,4 @@
-"""Two results of one kind next to each other: reports, rankings, evaluations or plans."""
+"""The diff of two results of one kind: reports, rankings, evaluations or plans."""
 
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, cast, overload
@@ -22,22 +22,22 @@ def diff(old: "Report", new: "Report", force: bool = False) -> "Diff": ...
 @overload
 def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff": ...
 def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff":
-    """What got better, what worse from one result to a newer one of the same original?
+    """Compare a result with a newer one of the same original.
 
-    ``old`` and ``new`` are two reports, rankings, evaluations or plans, or paths of files that hold them. ``force``
-    compares what is of different originals, selections, texts or settings.
+    ``old`` and ``new`` are two reports, rankings, evaluations or plans, or paths of such files. ``force`` compares them
+    even if their originals, selections, texts or settings differ.
 
     Raises:
-        UsageError: they are such, and it is not forced; or they are of two kinds.
-        ReportError: a file that is missing, damaged or none of these.
+        UsageError: the results are of different kinds, or not comparable without ``force``.
+        ReportError: a file is missing, damaged or no such result.
     """
     kinds, names = (_kind(old), _kind(new)), (_name(old), _name(new))
     if kinds[0] != kinds[1]:
         for one, kind in zip((old, new), kinds, strict=True):
             if kind.name == "Report":
-                _report(one)  # a file that is missing names no kind either
+                _report(one)  # raises if the file is missing or damaged, as such a file counts as a report
         words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
-        raise UsageError(f"{', '.join(words)}: only two results of one kind compare")
+        raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
     if kinds[0].name == "Report":
         from quanterr.report.diff.reports import difference_of
 
@@ -58,7 +58,9 @@ def _kind(one: "Stored") -> Kind:
         return kind_of(fspath(one))
     found = next((kind for kind in KINDS.values() if kind.name == type(one).__name__), None)
     if found is None:
-        raise UsageError(f"a {type(one).__name__}: give reports, rankings, evaluations, plans, or paths of such files")
+        raise UsageError(
+            f"cannot compare a {type(one).__name__}; give reports, rankings, evaluations, plans, or paths of such files"
+        )
     return found
 
 

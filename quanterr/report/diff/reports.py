@@ -1,4 +1,4 @@
-"""Two reports of one original, next to each other: what got better, what worse, what is new, what is gone."""
+"""The diff of two reports of one original: layers that are better, worse, new or gone."""
 
 from math import inf, isfinite
 from os import PathLike
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 METRICS = ("snr_db", "excess_db", NORM)
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
-SAME_DB = 1e-6  # a device adds up in another order than another: no change
+SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 
 
 def of_report(report: "str | PathLike[str] | Report") -> Extract:
-    """What is compared of a report.
+    """Return the parts of a report to compare.
 
     Raises:
-        ReportError: a file that is missing, damaged or not a report.
+        ReportError: the file is missing, damaged or not a report.
     """
     if isinstance(report, str | PathLike):
         return read_extract(report, METRICS, AGGREGATES, verdict=True)
@@ -35,7 +35,7 @@ def difference_of(old: Extract, new: Extract, paths: tuple[str, str], force: boo
     """Compare two reports, read with :data:`METRICS` and :data:`AGGREGATES`.
 
     Raises:
-        UsageError: they are of different originals, selections or settings, and it is not forced.
+        UsageError: their originals, selections or settings differ, and ``force`` is False.
     """
     why = difference(old, new)
     refuse(paths, why, force)
@@ -71,7 +71,7 @@ def _format_change(was: Item, now: Item) -> FormatChange | None:
 
 
 def _sort_in(found: Diff, was: Item, now: Item) -> None:
-    """Put a layer of both where it belongs. One whose SNR became undefined got worse, whatever it was."""
+    """Sort a layer into the diff's lists. A layer whose SNR became undefined is worse, whatever the SNR was."""
     before, after = (None if weight.trouble else weight.number("snr_db") for weight in (was, now))
     by = None if before is None and after is None else change(before, after)
     found.layers.append(Both(now.name, before, after, by, now.values.get("format")))
@@ -94,5 +94,5 @@ def _reason(was: Item, now: Item, before: float | None, after: float | None) -> 
     if before is None:
         return f"before: {was.trouble or 'its SNR was undefined'}"
     if inf in (before, after):
-        return f"{'was' if before == inf else 'is'} the same as the original"
+        return f"{'was' if before == inf else 'is'} identical to the original"
     return f"its SNR {'was' if before == -inf else 'is'} minus infinity: the original is all zeros"

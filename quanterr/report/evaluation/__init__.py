@@ -1,6 +1,6 @@
-"""Whether a quantized model is still good: the evaluation of candidates on a text, and how it is shown.
+"""The evaluation of candidates on a text: model, views and outputs.
 
-To add an output: write its file with ``write(evaluation, file)``, add its row here.
+To add an output, write a module with ``write(evaluation, file)`` and add a row here.
 """
 
 from quanterr.report import Output

@@ -1,4 +1,4 @@
-"""The evaluation as JSON Lines: first the whole without its weights, then a weight of a candidate per line."""
+"""Evaluations as JSON Lines: first the evaluation without its weights, then a line per weight of each candidate."""
 
 from dataclasses import fields
 from typing import IO
@@ -8,7 +8,7 @@ from quanterr.report.evaluation.model import Evaluated, Evaluation
 
 
 def write(evaluation: Evaluation, file: IO[str]) -> None:
-    """Write it line by line; ``record`` says which a line is, the first how many weights follow."""
+    """Write the evaluation line by line; ``record`` names the kind of line, and the first line counts the weights."""
     own = Evaluation.model_fields.items()
     head = {info.alias or name: getattr(evaluation, name) for name, info in own if name != "candidates"}
     kept = [field.name for field in fields(Evaluated) if field.name != "weights"]

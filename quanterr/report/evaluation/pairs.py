@@ -1,4 +1,4 @@
-"""Which of two candidates of one run is nearer to the original: a paired test over the chunks that both read."""
+"""Paired test of which of two candidates is nearer to the original, over the chunks that both read."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,15 +10,15 @@ from quanterr.report.evaluation.model import Evaluated, Evaluation
 
 
 class Difference(NamedTuple):
-    """Of the mean divergence of two candidates on the same chunks."""
+    """The difference of the mean KL divergence of two candidates over the same chunks."""
 
-    mean: float  # of the second less the first [nat]
+    mean: float  # second minus first [nat]
     error: float  # standard error [nat]
-    p: float  # that such a difference, or a larger one, is chance: two-sided
+    p: float  # p-value, two-sided
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """By Student's t of the differences chunk by chunk; None of fewer than two chunks, or of two that are the same."""
+    """Return the result of a paired t-test over chunks; None for fewer than two chunks or equal values."""
     each = [b - a for a, b in zip(first, second, strict=True)]
     if len(each) < 2 or not any(each):
         return None
@@ -27,7 +27,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference | 
 
 
 def two_sided_p(t: float, freedom: int) -> float:
-    """The probability of a Student's t beyond ±t, of whole degrees of freedom.
+    """Return the two-sided p-value of Student's t for an integer number of degrees of freedom.
 
     Reference: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
@@ -45,7 +45,7 @@ def two_sided_p(t: float, freedom: int) -> float:
 
 
 def neighbours(evaluation: Evaluation) -> list[tuple[Evaluated, Evaluated, Difference]]:
-    """Each candidate and the next nearest one, the nearest first, where both read the same chunks."""
+    """Return pairs of candidates adjacent in divergence, the nearest first, where both read the same chunks."""
     scored = [one for one in evaluation.candidates if one.scores is not None and one.scores.kld_chunks]
     scored.sort(key=lambda one: one.scores.kld_mean if one.scores else 0.0)
     found = []

@@ -1,6 +1,6 @@
-"""An evaluation as its reader sees it: numbers, tasks, blocks, the weights that matter, gates, findings.
+"""The view of an evaluation: scores, tasks, blocks, the largest errors of weights, gates, findings.
 
-Also its rows of CSV and its tests of JUnit.
+Also its CSV rows and JUnit tests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token"
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
 TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
 MAX_BLOCKS = 8
-MAX_DETAILED = 2  # candidates
+MAX_DETAILED = 2  # candidates shown with blocks and weights
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
     *("reason", "severity"),
@@ -58,7 +58,7 @@ CSV_COLUMNS = (
 
 
 def view(evaluation: Evaluation, top: int) -> View:
-    """The evaluation with ``top`` weights of each candidate."""
+    """Return the view of an evaluation with ``top`` weights of each candidate."""
     facts: list[tuple[str, list[str]]] = [
         ("original", [Name(evaluation.original), f", {size(evaluation.original_bytes)}"]),
         ("text", [Name(evaluation.tokens.source)]),
@@ -107,7 +107,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
 
 
 def _sure(evaluation: Evaluation) -> Iterator[Part]:
-    """Which differences between candidates are more than chance, and whether more text is needed."""
+    """Yield lines on which differences between candidates are significant, and whether more text is needed."""
     said = [display(nearer(*found), LONG) for found in neighbours(evaluation)]
     said += [found] if (found := precision(evaluation)) else []
     if said:
@@ -115,11 +115,11 @@ def _sure(evaluation: Evaluation) -> Iterator[Part]:
 
 
 def scores(evaluation: Evaluation) -> Table:
-    """The numbers of each candidate."""
+    """Return the table of each candidate's scores."""
     metrics = shown(evaluation)
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
     columns = [Column("size", 9), *(Column(title, n) for n, (title, _) in enumerate(metrics))]
-    columns += [Column("inputs, emulated", 2, right=False)] if emulated else []
+    columns += [Column("emulated inputs", 2, right=False)] if emulated else []
     rows = [
         [
             Name(candidate.name),
@@ -133,20 +133,20 @@ def scores(evaluation: Evaluation) -> Table:
 
 
 def _detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
-    """Whose blocks and weights are shown: of many candidates that of the nearest alone."""
+    """Return the candidates whose blocks and weights are shown: all if few, else the nearest one."""
     best = nearest(evaluation)
     return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
 
 
 def _blocks(candidate: Evaluated) -> Part:
-    """Evenly chosen blocks, with the first and the last."""
+    """Return a table of evenly spaced blocks, including the first and the last."""
     blocks, n = candidate.blocks, min(len(candidate.blocks), MAX_BLOCKS)
     places = sorted({round(k * (len(blocks) - 1) / max(n - 1, 1)) for k in range(n)})
     rows = []
     for block in (blocks[place] for place in places):
         cells = (block.relative_error, block.cosine, block.worst_token_error)
         rows.append([Name(block.name), *("not finite" if cell is None else f"{cell:.5g}" for cell in cells)])
-    return Table(f"Hidden states, {display(candidate.name)}", "behind", BLOCKS, rows)
+    return Table(f"Hidden states, {display(candidate.name)}", "after", BLOCKS, rows)
 
 
 def _worst(candidate: Evaluated, top: int) -> Part:
@@ -160,11 +160,11 @@ def _worst(candidate: Evaluated, top: int) -> Part:
 
 def _missing(candidate: Evaluated) -> str:
     names = [one.display_name for one in candidate.missing]
-    return f"{display(candidate.name)}: {count(len(names), 'tensor')} that it lacks: {', '.join(names[:3])}"
+    return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
 
 
 def _metrics(evaluation: Evaluation) -> dict[str, Metric]:
-    """The output error and the share of its block, of each candidate."""
+    """Return the output error and the share of its block for each candidate."""
     single, found = len(evaluation.candidates) == 1, {}
     for n, candidate in enumerate(evaluation.candidates):
         name = display(candidate.name)
@@ -177,7 +177,7 @@ def _metrics(evaluation: Evaluation) -> dict[str, Metric]:
 
 
 def page_data(evaluation: Evaluation) -> JsonObject:
-    """All weights, with the output error of each candidate."""
+    """Return all weights with the output errors of each candidate, for the page's scripts."""
     by_name: dict[str, JsonObject] = {}
     blocks: dict[str, str] = {}
     keys = [f"{kind}_{n}" for n in range(len(evaluation.candidates)) for kind in ("output", "share")]
@@ -194,7 +194,7 @@ def page_data(evaluation: Evaluation) -> JsonObject:
 
 
 def rows(evaluation: Evaluation) -> Iterator[Cells]:
-    """CSV: the verdict, then each number, block, weight and finding of each candidate; ``list`` says which it is."""
+    """Yield CSV rows: the verdict, then each score, block, weight and finding of each candidate, by ``list``."""
     for row in _rows(evaluation):
         yield {"quanterr_verdict": evaluation.verdict, **row}.items()
 
@@ -221,13 +221,13 @@ def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
 
 
 def brief(evaluation: Evaluation) -> str:
-    """The answer on one line."""
+    """Return the conclusion in one line."""
     seen = view(evaluation, 0)
     return f"quanterr: {stated(seen.word or '', seen.doubts, conclusion(evaluation))}"
 
 
 def suites(evaluation: Evaluation) -> list[Suite]:
-    """JUnit: a suite for each candidate, with a test for its reliability and one for each gate."""
+    """Return the JUnit suites: one per candidate, with a test for its reliability and a test for each gate."""
     return [_suite(candidate) for candidate in evaluation.candidates]
 
 
@@ -236,5 +236,5 @@ def _suite(candidate: Evaluated) -> Suite:
     if candidate.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
     noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in candidate.findings)
-    case = Case("evaluation", "evaluated completely, and can be relied on", problem, message, output=noticed)
+    case = Case("evaluation", "evaluated completely and reliably", problem, message, output=noticed)
     return Suite(candidate.name, [case], candidate.gates)

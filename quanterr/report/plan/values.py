@@ -1,4 +1,4 @@
-"""What rules see of a plan: its size and cost, and its layers."""
+"""Subjects of a plan for rules: the plan itself with its size, cost and layers."""
 
 from collections.abc import Collection
 
@@ -20,7 +20,7 @@ VOCABULARY = Vocabulary(
 
 
 def subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
-    """The plan itself."""
+    """Return the plan as the only subject."""
     layers = [
         Item(layer.layer_name, "layer", {metric: getattr(layer, metric) for metric in (*OF_LAYERS, "recipe")})
         for layer in plan.layers

@@ -1,6 +1,6 @@
-"""Several candidates for one original: made from their reports, and shown as compare's report is.
+"""Rankings of candidates for one original: model, views and outputs.
 
-To add an output: write its file with ``write(ranking, file)``, add its row here.
+To add an output, write a module with ``write(ranking, file)`` and add a row here.
 """
 
 from quanterr.report import Output

@@ -1,4 +1,4 @@
-"""What each choice of a recipe buys: pairs of candidates that differ in one respect alone."""
+"""Gains of a recipe's choices, from pairs of candidates that differ in one respect only."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -8,7 +8,7 @@ from math import prod
 from quanterr.report.ranking.model import Candidate, Gain
 
 PER = re.compile(r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+(?:x\d+)?|g\d+)")
-FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # elements that share a scale, nearly
+FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # approximate number of elements that share a scale
 WORDS = {
     "bits": "bits",
     "per": "finer scales",
@@ -19,7 +19,7 @@ WORDS = {
 
 
 def gains_of(candidates: Sequence[Candidate], recipes: Collection[str]) -> list[Gain]:
-    """Of the ranked candidates that are recipes, each beside the next one that differs in one respect."""
+    """Return the gains between adjacent ranked recipes that differ in one respect only."""
     known = {c.name: (_aspects(c.name), c) for c in candidates if c.rank is not None and c.name in recipes}
     found = []
     for aspect in WORDS:
@@ -41,7 +41,7 @@ def _steps(aspect: str, family: Sequence[Candidate]) -> Iterator[Gain]:
 
 
 def _aspects(name: str) -> dict[str, str]:
-    """What a recipe's name says."""
+    """Return the aspects that a recipe's name encodes."""
     base, *options = name.split(":")
     found = {"asym": "", "double": "", "scales": "absmax"}
     if match := PER.fullmatch(base):
@@ -55,7 +55,7 @@ def _aspects(name: str) -> dict[str, str]:
 
 
 def _order(aspect: str, value: str) -> float:
-    """From the coarse to the fine."""
+    """Return a sort key, from coarse to fine."""
     if aspect == "per":
         edges = [int(edge) for edge in re.findall(r"\d+", value)]
         if value.startswith("block") and len(edges) == 1:

@@ -1,8 +1,7 @@
-"""Reports of several candidates for one original: which is best, which layers could come from another.
+"""Makes a ranking from reports of several candidates: order, Pareto front, and swaps of layers.
 
-An SNR that a report gives is over the layers that differ in that candidate: one that leaves its worst layers alone
-and one that does not have no layers in common. Here Σe² is summed over the same layers for all, an identical
-one counting as no error.
+Each report's pooled SNR covers only the layers that differ in its candidate, so these SNRs are not comparable. Here Σe²
+is summed over the same layers for all candidates; identical layers count as 0.
 """
 
 import os
@@ -35,44 +34,44 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, unicode
 from quanterr.version import __version__
 
-# Of a candidate that is not, or not yet, among others.
+# Fields of a candidate before it is ranked.
 UNPLACED: JsonObject = {"rank": None, "on_front": False, "behind": None, "bytes": None, "bits_per_weight": None}
 UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
 
-WORTH = 0.5  # of an even share of the error, that a swap must gain: tiny layers are cheap and change nothing
+WORTH = 0.5  # times the mean error per layer that a swap must gain: tiny layers are cheap but change nothing
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
 
 class Stored(NamedTuple):
-    """A tensor as one candidate stores it."""
+    """A tensor as stored by one candidate."""
 
     format: str
     elements: int
     nbytes: int
     error: float  # Σe²
-    signal: float | None  # Σx²; None: the same on both sides, so the report does not give it
-    dtype: str  # of the original
-    is_layer: bool  # a weight; else a norm, a bias or another 1-D tensor that differs
-    margin: float | None = None  # of its SNR, where that is an estimate [dB]
+    signal: float | None  # Σx²; None if identical on both sides, as reports omit it then
+    dtype: str  # dtype in the original
+    is_layer: bool  # True for a weight; False for a norm, bias or other 1-D tensor
+    margin: float | None = None  # half-width of the 95 % interval of an estimated SNR [dB]
 
 
 @dataclass(slots=True, eq=False)
 class Rankable:
-    """A candidate that can be relied on."""
+    """A candidate that is reliable enough to be ranked."""
 
     name: str
-    row: Candidate  # as it is alone
+    row: Candidate  # fields from its own report
     tensors: dict[str, Stored]
-    bound: set[str]  # layers whose values mean something only beside another tensor of this candidate
+    bound: set[str]  # layers that are valid only with another tensor of this candidate
     nbytes: int = 0
     error: float = 0.0
 
 
 def names_of(paths: Sequence[str]) -> list[str]:
-    """Short, distinct names of candidates: the ends of their paths, without a suffix that all have.
+    """Return short, distinct names of candidates: the ends of their paths, without a common suffix.
 
     Raises:
-        UsageError: fewer than two, or one that is given twice.
+        UsageError: there are fewer than two candidates, or one is given twice.
     """
     if len(paths) < 2:
         raise UsageError("give at least two candidates; for one use quanterr compare")
@@ -80,10 +79,10 @@ def names_of(paths: Sequence[str]) -> list[str]:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The same of any number of candidates.
+    """Return short, distinct names for any number of candidates: see names_of.
 
     Raises:
-        UsageError: one is given twice.
+        UsageError: a candidate is given twice.
     """
     parts = [PurePath(os.path.abspath(without_credentials(path))).parts for path in paths]
     for n, path in enumerate(paths):
@@ -103,10 +102,10 @@ def ranked(
     keep: Budget | None = None,
     recipes: Collection[str] = (),
 ) -> Ranking:
-    """The ranking of candidates by their reports, which are of one original and one selection.
+    """Return the ranking of candidates from their reports, which share one original and one selection.
 
-    ``keep``: propose for each candidate which layers to leave as in the original within this budget. ``recipes``:
-    the names of those that are recipes of the original.
+    ``keep`` is the budget for layers to leave unquantized, proposed for each candidate. ``recipes`` are the names of
+    candidates that are recipes.
     """
     by_name = dict(zip(names, reports, strict=True))
     excluded = {name: why for name, report in by_name.items() if (why := _why_not(report))}
@@ -138,7 +137,7 @@ def ranked(
 def side_by_side(
     chosen: list[Rankable], rest: Sequence[Candidate], keep: Budget | None, recipes: Collection[str]
 ) -> JsonObject:
-    """What a ranking says of candidates beside each other; ``rest`` are those that are not ranked."""
+    """Return the fields of a ranking that compare candidates; ``rest`` are candidates without a rank."""
     common = _common(chosen)
     layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
     for candidate in chosen:
@@ -165,13 +164,13 @@ def side_by_side(
 
 
 def _common(chosen: Sequence[Rankable]) -> list[str]:
-    """Names of the tensors that all have; layers.2 before layers.10, whichever of them is identical where."""
+    """Return the names of tensors common to all candidates, in natural order."""
     names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
     return sorted(names, key=_natural)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Sorts layers.2 before layers.10."""
+    """Return a sort key that puts layers.2 before layers.10."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
 
@@ -180,7 +179,7 @@ def _relied_on(report: Report) -> bool:
 
 
 def _why_not(report: Report) -> str | None:
-    """Why a candidate is not ranked; None: it is."""
+    """Return why a candidate cannot be ranked, or None."""
     if not _relied_on(report):
         return "; ".join(["inconclusive", *report.reasons])
     undefined = next((layer for layer in report.layers if None in (layer.error_norm, layer.original_norm)), None)
@@ -188,7 +187,7 @@ def _why_not(report: Report) -> str | None:
 
 
 def _tensors(report: Report) -> dict[str, Stored]:
-    """All tensors that were compared."""
+    """Return all compared tensors of a report by name."""
     found = {}
     for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
         for layer in tensors:
@@ -206,17 +205,17 @@ def _tensors(report: Report) -> dict[str, Stored]:
 
 
 def _signal(chosen: Iterable[Rankable], name: str) -> float:
-    """Σx² of a layer, from a candidate in which it differs."""
+    """Return Σx² of a layer, from a candidate in which it differs."""
     return next(signal for c in chosen if (signal := c.tensors[name].signal) is not None)
 
 
 def db(signal: float, error: float) -> float | None:
-    """An SNR; None where either is zero."""
+    """Return the SNR in dB; None if either value is zero."""
     return 10 * log10(signal / error) if signal and error else None
 
 
 def _behind(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
-    """The first that has as little error in as few bytes, and less of one of them."""
+    """Return the first candidate that is no worse in error and bytes and better in one; None if there is none."""
     for other in others:
         no_worse = other.error <= candidate.error and other.nbytes <= candidate.nbytes
         if no_worse and (other.error, other.nbytes) != (candidate.error, candidate.nbytes):
@@ -225,7 +224,7 @@ def _behind(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
 
 
 def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
-    """What its own report says; its rank is filled in later."""
+    """Return a candidate with the fields from its own report; ranking fills in the others."""
     worst = min(report.layers, key=lambda layer: (layer.snr_db is not None, layer.snr_db or 0.0), default=None)
     formats: dict[str, int] = {}
     for layer in report.layers:
@@ -252,7 +251,7 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
 def _placed(
     candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[RankedLayer], signal: float, elements: int
 ) -> Candidate:
-    """A ranked candidate among the others."""
+    """Fill in the fields that compare a ranked candidate with the others, and return its row."""
     row = candidate.row
     row.rank, row.behind = chosen.index(candidate) + 1, _behind(candidate, chosen)
     row.on_front = row.behind is None
@@ -278,7 +277,7 @@ def _layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
 
 
 def _swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
-    """The layers of a candidate that gain most when they are taken from another."""
+    """Return the swaps of a candidate's layers that gain most per byte."""
     least = WORTH * candidate.error / max(len(layers), 1)
     found = []
     for name in layers:
@@ -290,7 +289,7 @@ def _swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str
 
 
 def _together(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
-    """What comes of several swaps."""
+    """Return several swaps with their total effect."""
     bytes_change = sum(swap.bytes_change for swap in swaps)
     error_change = sum(swap.squared_error_change for swap in swaps)
     return Swaps(
@@ -304,7 +303,7 @@ def _together(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
 
 
 def _kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
-    """Layers of a candidate to leave as in the original: within a budget, or the few that make most of its error."""
+    """Return layers to leave unquantized: those within a budget, or the few that make most of the error."""
     stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
     added = {name: original_bytes(own.dtype, own.elements) - own.nbytes for name, own in stored.items()}
     ordered = by_worth(Kept(name, added[name], own.error) for name, own in stored.items())
@@ -317,7 +316,7 @@ def _kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budge
 
 
 def _swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
-    """A layer as another candidate stores it, if that has less error and can be taken alone."""
+    """Return the swap of a layer for another candidate's, if that has less error and both can stand alone."""
     was, would_be = candidate.tensors[name], other.tensors[name]
     if would_be.error >= was.error or name in candidate.bound or name in other.bound:
         return None
@@ -326,6 +325,6 @@ def _swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
 
 
 def _by_gain_for_bytes(swap: Swap) -> tuple[bool, float]:
-    """Sorts what costs no bytes first, by its gain; then by the gain per byte."""
+    """Return a sort key: swaps that cost no bytes first, by gain; then by gain per byte."""
     costs = swap.bytes_change > 0
     return costs, swap.squared_error_change / (swap.bytes_change if costs else 1)

@@ -1,4 +1,4 @@
-"""What rules see of a ranking: each candidate's numbers, and the layers that differ in at least one of them."""
+"""Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -24,12 +24,12 @@ VOCABULARY = Vocabulary(
 
 
 def subjects(ranking: Ranking, metrics: Collection[str]) -> list[Subject]:
-    """Its candidates."""
+    """Return the candidates."""
     return [_subject(ranking, candidate) for candidate in ranking.candidates]
 
 
 def with_verdicts(ranking: Ranking, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Ranking:
-    """The same, judged."""
+    """Return a copy of the ranking with verdicts and gates of its candidates."""
     candidates = [
         replace(candidate, **found._asdict()) for candidate, found in zip(ranking.candidates, verdicts, strict=True)
     ]
@@ -45,7 +45,7 @@ def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
     ]
     unreliable = reasons_of_its_own(candidate.verdict, candidate.reasons, [gate.message for gate in candidate.gates])
     if candidate.not_ranked:
-        unreliable = unreliable or [f"is not ranked: {candidate.not_ranked}"]
+        unreliable = unreliable or [f"not ranked: {candidate.not_ranked}"]
     return Subject(
         VOCABULARY,
         layers,

@@ -1,6 +1,6 @@
-"""A ranking as its reader sees it: who is not in it, the candidates, where they differ, what could be swapped.
+"""The view of a ranking: candidates, layers in which they differ most, possible swaps of layers.
 
-Also its rows of CSV and its tests of JUnit.
+Also its CSV rows and JUnit tests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ COLUMNS = (
 )
 WEIGHTED = Column("weighted dB", 2)
 PREDICTED = Column("predicted KLD", 2)
-SPEED = Column("tokens/s at most", 2)
+SPEED = Column("max. tokens/s", 2)
 GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 GAIN_COLUMNS = (
@@ -60,7 +60,7 @@ GAIN_COLUMNS = (
     Column("dB", 1),
     Column("bytes", 2),
 )
-STUDY_TITLE = "dB gained without outliers, and by other scales (a sample of rows)"
+STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
 SAME_SIZE = 0.05  # %
 NONE = "-"
 CSV_COLUMNS = (
@@ -70,7 +70,7 @@ CSV_COLUMNS = (
 
 
 def view(ranking: Ranking, top: int) -> View:
-    """The ranking with ``top`` layers."""
+    """Return the view of a ranking with ``top`` layers."""
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     facts: list[tuple[str, list[str]]] = [
         ("original", [Name(ranking.original), f", {size(ranking.original_bytes)}"]),
@@ -78,8 +78,8 @@ def view(ranking: Ranking, top: int) -> View:
         ("compared", [_compared(ranking)]),
     ]
     about = (
-        f"From {_source(ranking)} of all checkpoints. SNR is the energy of the original over that of the error, in dB, "
-        "over the layers that differ in at least one candidate. Weight error is not task accuracy."
+        f"From {_source(ranking)} of all checkpoints. SNR is the energy of the original over the energy of the error, "
+        "in dB, over the layers that differ in at least one candidate. Weight error is not task accuracy."
     )
     return View(
         "Quantized candidates",
@@ -120,13 +120,13 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
         yield FRONT
     yield MAP
     if ranking.gains:
-        yield Section("gains", "What each choice buys", [_gains(ranking)])
+        yield Section("gains", "Gain of each choice", [_gains(ranking)])
     if ranking.studies:
         yield Section("studies", "Outliers and scales", [_studies(ranking)])
     if top and ranking.layers:
-        yield Section("spread", "Where the choice matters", [_spread_table(ranking, top)])
+        yield Section("spread", "Layers that differ most", [_spread_table(ranking, top)])
     if swaps := [*ranking.swaps, *ranking.kept]:
-        yield Section("mix", "What to change", [part for one in swaps for part in _swaps(one, ranking, top)])
+        yield Section("mix", "Layers to change", [part for one in swaps for part in _swaps(one, ranking, top)])
     if gates := [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]:
         yield Section("gates", "Gates", [Gates(gates)], (PAGE, CARD))
     yield LAYERS
@@ -134,7 +134,7 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
 
 
 def _candidates(ranking: Ranking) -> Table:
-    """The columns that mean something here, and their cells."""
+    """Return the table of candidates, with optional columns only if a candidate has values for them."""
     columns, rows = list(COLUMNS), []
     weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
     gates = any(candidate.gates for candidate in ranking.candidates)
@@ -177,7 +177,7 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
 
 
 def conclusion(ranking: Ranking) -> str:
-    """Which candidate is best, by how much, for how many bytes, and what would make it better still."""
+    """Return the best candidate, its lead in error and bytes, and what would improve it further."""
     kept = next((swaps for swaps in ranking.kept if swaps.candidate == ranking.candidates[0].name), None)
     more = f"; {_better_kept(kept, ranking.candidates[0])}" if kept else ""
     failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
@@ -199,7 +199,7 @@ def _better_kept(kept: Swaps, own: Candidate) -> str:
     else:
         gain = f"{'give' if several else 'gives'} {kept.snr_db - own.snr_db:.2f} dB more"
     share = 100 * kept.bytes_change / (own.bytes or 1)
-    return f"kept {where}, {len(kept.layers):,} of its layers {gain} for {percent_of(share)} % more bytes"
+    return f"{len(kept.layers):,} of its layers kept {where} {gain} for {percent_of(share)} % more bytes"
 
 
 def _best(ranking: Ranking) -> str:
@@ -222,12 +222,14 @@ def _cost(best: Candidate, second: Candidate) -> str:
 
 
 def brief(ranking: Ranking) -> str:
-    """Who is not ranked, and the front on one line, for ``--quiet``."""
+    """Return candidates without a rank and the Pareto-optimal candidates, one line each, for ``--quiet``."""
     description = []
     for name in ranking.front:
         candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
         description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_db(candidate)} dB)")
-    front = f"on the front of size and error: {', '.join(description)}" if description else "no candidate can be ranked"
+    front = (
+        f"Pareto-optimal in size and error: {', '.join(description)}" if description else "no candidate can be ranked"
+    )
     seen = view(ranking, 0)
     answer = stated(seen.word or "", seen.doubts, front)
     return "\n".join(f"quanterr: {line}" for line in (*_excluded(ranking), answer))
@@ -244,11 +246,11 @@ def _db(candidate: Candidate) -> str:
 def _snr(snr_db: float | None, squared_error: float | None, margin: float | None = None) -> str:
     if snr_db is not None:
         return f"{snr_db:.2f}" + ("" if margin is None else f" ± {margin:.2f}")
-    return "undefined" if squared_error else "identical"  # undefined: of an original of zeros
+    return "undefined" if squared_error else "identical"  # undefined: the original is all zeros
 
 
 def _studies(ranking: Ranking) -> Table:
-    """What outliers and scales do to each recipe."""
+    """Return the table of the gains from outliers and scales for each recipe."""
     first = ranking.studies[0]
     heads = [f"{one.percent:g} % out" for one in first.outliers]
     heads += [f"{one.percent:g} % of columns out" for one in first.columns]
@@ -273,14 +275,14 @@ def _gains(ranking: Ranking) -> Table:
         ]
         for gain in ranking.gains
     ]
-    return Table("What each choice buys", "recipe", GAIN_COLUMNS, rows)
+    return Table("Gain of each choice", "recipe", GAIN_COLUMNS, rows)
 
 
 def _spread_table(ranking: Ranking, top: int) -> Table:
-    """Where the candidates are furthest apart."""
+    """Return the layers in which the candidates' errors differ most."""
     layers = sorted(ranking.layers, key=_spread, reverse=True)[:top]
     names = [choice.candidate for choice in layers[0].choices]
-    ranked = [candidate.name for candidate in ranking.candidates]  # the best first: it is left out last
+    ranked = [candidate.name for candidate in ranking.candidates]  # the best first: its column is dropped last
     columns = (
         Column("best", len(names), right=False),
         *(Column(display(name), ranked.index(name)) for name in names),
@@ -293,7 +295,7 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
         ]
         for layer in layers
     ]
-    title = f"SNR in dB where the choice matters most, {len(layers):,} of {count(len(ranking.layers), 'layer')}"
+    title = f"SNR in dB of the {len(layers):,} layers that differ most, of {count(len(ranking.layers), 'layer')}"
     return Table(title, "layer", columns, rows)
 
 
@@ -329,7 +331,7 @@ def _percent(change: float, whole: float) -> str:
 
 
 def _maps(ranking: Ranking) -> Maps:
-    """The SNR of each ranked candidate is a metric of every layer."""
+    """Return the map's metrics: the SNR of each ranked candidate, and the spread of errors."""
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     metrics = {"spread": Metric("Spread", "lower", "%", log=True, column="Spread %")}
     for n, candidate in enumerate(ranked):
@@ -356,7 +358,7 @@ def _choices(layer: RankedLayer) -> list[list[str]]:
 
 
 def page_data(ranking: Ranking) -> JsonObject:
-    """All layers, with an SNR for each ranked candidate."""
+    """Return all layers with an SNR for each ranked candidate, for the page's scripts."""
     total = max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
     return columns_of(_row(layer, total) for layer in ranking.layers)
 
@@ -375,7 +377,7 @@ def _level(choice: Choice) -> float | str | None:
 
 
 def rows(ranking: Ranking) -> Iterator[Cells]:
-    """CSV: the verdict, each candidate, then each layer of each candidate; ``list`` says which it is."""
+    """Yield CSV rows: the verdict, each candidate, then each layer of each candidate, by ``list``."""
     verdict = {"quanterr_verdict": ranking.verdict}
     yield (verdict | {"list": "ranking", "reason": "; ".join(ranking.reasons)}).items()
     for candidate in ranking.candidates:
@@ -390,12 +392,12 @@ def rows(ranking: Ranking) -> Iterator[Cells]:
 
 
 def suites(ranking: Ranking) -> Sequence[Suite]:
-    """JUnit: a suite for each candidate, with a test for whether it can be ranked and one for each gate."""
+    """Return the JUnit suites: one per candidate, with a test for whether it can be ranked and a test for each gate."""
     answer = sentence(conclusion(ranking))
     return [_suite(candidate, "" if n else answer) for n, candidate in enumerate(ranking.candidates)]
 
 
 def _suite(candidate: Candidate, output: str) -> Suite:
     problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
-    name = "everything selected was compared and can be relied on"
+    name = "everything selected was compared reliably"
     return Suite(candidate.name, [Case("ranking", name, *problem, output=output)], candidate.gates)
