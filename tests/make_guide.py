@@ -162,11 +162,11 @@ def block_map() -> str:
     from rich.console import Console
     from sample_reports import report_of, small
 
-    from quanterr.report.block_map import block_maps
+    from quanterr.report.block_map import draw_block_maps
     from quanterr.report.view import map_cells
 
     console = Console(file=io.StringIO(), width=90, color_system=None)
-    for picture in block_maps(map_cells(report_of(small())), console.width, unicode=True):
+    for picture in draw_block_maps(map_cells(report_of(small())), console.width, unicode=True):
         console.print(picture)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return "\n".join(["```", *(line for line in lines if line), "```"])

@@ -21,8 +21,8 @@ import quanterr
 from quanterr.errors import Status, UsageError
 from quanterr.report.diff import OUTPUTS
 from quanterr.report.diff.reports import SAME_DB
-from quanterr.report.diff.reports import difference_of as diff
-from quanterr.report.markdown import prose
+from quanterr.report.diff.reports import diff_reports as diff
+from quanterr.report.markdown import format_prose
 from quanterr.report.sections import TERMINAL
 from quanterr.report.terminal import console, show
 
@@ -222,7 +222,7 @@ class TestView:
         assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
         for name in ("csv", "html", "md"):
             assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
-        assert prose(found.view(0).conclusion) in outputs["md"].getvalue()
+        assert format_prose(found.view(0).conclusion) in outputs["md"].getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from small_models import ids, quantized_by, saved, stored
 
 import quanterr
 from quanterr.errors import ReportError, Status, UsageError
-from quanterr.report.evaluation.logprobs import perplexity, ratio, read_logprobs
+from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -85,7 +85,11 @@ class TestCommand:
     def test_an_output_that_cannot_be_written_costs_no_run(self, folder, tmp_path):
         for words, status, told in (
             (("--sensitivity", "missing/s.json"), Status.ENVIRONMENT, "--sensitivity missing/s.json: no such folder"),
-            (("--importance-out", "ids.safetensors"), Status.USAGE, "--importance-out ids.safetensors: is an input"),
+            (
+                ("--importance-out", "ids.safetensors"),
+                Status.USAGE,
+                "--importance-out ids.safetensors: this is an input",
+            ),
             (("-o", "original/e.json"), Status.USAGE, "--output-report original/e.json: is in the folder"),
         ):
             refused = evaluate(folder, "quantized", *words)
@@ -436,18 +440,18 @@ class TestPpl:
         assert [[-1.0, -2.0]] * 5 == read_logprobs(self.written(tmp_path / "a.jsonl", *self.FORMS))
 
     def test_is_the_exponential_of_the_mean_with_its_error(self, tmp_path):
-        found = perplexity("x", [[-1.0, -2.0], [-3.0]])
+        found = compute_perplexity("x", [[-1.0, -2.0], [-3.0]])
 
         assert pytest.approx(math.exp(2)) == found.ppl
         assert pytest.approx(math.exp(2) * math.sqrt(2 / 3 / 2)) == found.ppl_se
         assert (3, 2) == (found.tokens, found.chunks)
 
     def test_a_ratio_counts_that_tokens_are_the_same(self):
-        found = ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
+        found = compute_ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
 
         assert pytest.approx((0.5, 0.0, math.exp(0.5))) == tuple(found)
         with pytest.raises(UsageError, match="both must be about the same tokens"):
-            ratio([[-1.0]], [[-1.0, -2.0]])
+            compute_ratio([[-1.0]], [[-1.0, -2.0]])
 
     @pytest.mark.parametrize(
         ("line", "told"),

@@ -374,12 +374,12 @@ class TestColumns:
 
     def test_they_are_read_in_place_of_the_layers(self, stored):
         raw = stored.read_bytes()
-        layer = reading._parts(["snr_db"], ())["layers"][0]
-        columns = reading._of_columns(raw, layer)
+        layer = reading._describe_parts(["snr_db"], ())["layers"][0]
+        columns = reading._read_columns(raw, layer)
 
         assert columns.layers == read_extract(stored, ["snr_db"])["layers"]
         assert json.loads(columns.elsewhere)["layers"] == []
-        assert reading._of_columns(raw, layer | {"nmse": layer["snr_db"]}) is None
+        assert reading._read_columns(raw, layer | {"nmse": layer["snr_db"]}) is None
 
     def test_the_schema_describes_them(self, stored):
         jsonschema.validate(json.loads(stored.read_text()), json_schema())

@@ -179,7 +179,7 @@ def compare(
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import first_violation
     from quanterr.report import OUTPUTS
-    from quanterr.report.formatting import doubts
+    from quanterr.report.formatting import list_doubts
 
     if not isfinite(options.outlier_threshold):
         raise UsageError(f"--outlier-threshold {options.outlier_threshold}: must be a finite number")
@@ -200,7 +200,7 @@ def compare(
             _deliver(gate.mark_unjudged(report, error), to, show, Status.USAGE, "")
             raise
         status = _decide_status(report, show.allow_partial, interrupt)
-        sure = report.verdict != "inconclusive" and not doubts(report.verdict, report.findings)
+        sure = report.verdict != "inconclusive" and not list_doubts(report.verdict, report.findings)
         _deliver(report, to, show, status, suggest_after_compare(*sides, command_line(), to) if sure else "")
         gate.report_verdict(report)
         gate.summarize(report, options.baseline)
@@ -314,8 +314,8 @@ def render(
     ] = False,
 ) -> None:
     """Write other outputs of a stored document."""
-    from quanterr.report.documents import kind_of, read_document
-    from quanterr.report.files import STDOUT, output_named, targets, update, write_output
+    from quanterr.report.documents import find_kind, read_document
+    from quanterr.report.files import STDOUT, check_targets, find_output, update_section, write_output
 
     outputs = list(show.outputs)
     if not to and not outputs and not document:
@@ -325,13 +325,13 @@ def render(
     if to and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    known = kind_of(stored).outputs
-    targeted = targets(given, [stored], output_named(to, known) if to else None, show.no_clobber, known)
+    known = find_kind(stored).outputs
+    targeted = check_targets(given, [stored], find_output(to, known) if to else None, show.no_clobber, known)
     found = read_document(stored)
     page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
     with guard_stdout():
         if document:
-            update(document, found, output_named("md", known), append)
+            update_section(document, found, find_output("md", known), append)
         for target in targeted:
             if page is not None and target.output.name == "html":
                 write_output(found, target, view=page)

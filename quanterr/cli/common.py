@@ -141,10 +141,10 @@ class Display:
         Raises:
             UsageError: an unknown suffix, a place given twice, a missing folder, or an output that is an input.
         """
-        from quanterr.report.files import targets
+        from quanterr.report.files import check_targets
 
         given = [fspath(path) for path in inputs if path is not None]
-        return targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs)
+        return check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs)
 
 
 TABLE_OPTIONS = Only(("as_json", "color", "no_color"))
@@ -399,5 +399,5 @@ def _print_result(
         stream = sys.stderr if to_stderr else sys.stdout
         shown = view or found.view(display.top_layers)
         console = terminal.console(stream, display.colors)
-        terminal.show(shown, console, terminal.Answer(*answer), display.verbose, not display.no_plot)
+        terminal.show(shown, console, terminal.Outcome(*answer), display.verbose, not display.no_plot)
         stream.flush()

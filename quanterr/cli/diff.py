@@ -38,7 +38,7 @@ def diff(
     """Compare two stored results."""
     from quanterr.report.diff import OUTPUTS
     from quanterr.report.diff.making import diff as compared
-    from quanterr.report.files import targets
+    from quanterr.report.files import check_targets
 
-    to = targets(show.outputs, [old, new], no_clobber=show.no_clobber, outputs=OUTPUTS)
+    to = check_targets(show.outputs, [old, new], no_clobber=show.no_clobber, outputs=OUTPUTS)
     deliver(compared(old, new, force), to, show)

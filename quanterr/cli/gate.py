@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from quanterr.report.document import Document
     from quanterr.report.files import Target
-    from quanterr.report.gate_results import Judged, Verdict
+    from quanterr.report.gate_results import HasGates, Verdict
     from quanterr.report.model import Report
     from quanterr.report.subjects import Subject
 
@@ -76,14 +76,14 @@ def gate(
     from quanterr.gates import github, read_subjects, verdicts_of, with_verdicts
     from quanterr.gates.explaining import explain as explained
     from quanterr.gates.rules import check_baseline_use, read_rules
-    from quanterr.report.documents import kind_of, read_document
+    from quanterr.report.documents import find_kind, read_document
     from quanterr.report.gate_results import Verdict, exit_status
-    from quanterr.report.subjects import counterpart, overall
+    from quanterr.report.subjects import combine_verdicts, find_counterpart
 
     colored, baseline = wanted(sys.stderr, show.colors), None if gates.baseline is None else os.fspath(gates.baseline)
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
-    kind, given = kind_of(report), baseline is not None
+    kind, given = find_kind(report), baseline is not None
     rules = read_rules(
         gates.thresholds, gates.require, gates.fail_if, gates.strict_warnings, given, kind.values.VOCABULARY
     )
@@ -95,13 +95,13 @@ def gate(
     subjects = read_subjects(report, rules, kind)
     verdicts = verdicts_of(subjects, rules, before)
     if explain is not None:
-        lines = [line for one in subjects for line in explained(one, rules, explain, counterpart(one, before))]
+        lines = [line for one in subjects for line in explained(one, rules, explain, find_counterpart(one, before))]
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
         print("\n".join(map(no_command, lines)), file=stream)
     for subject, verdict in zip(subjects, verdicts, strict=True):
         report_verdict(verdict, subject.name, quiet=show.quiet, colored=colored)
     by_name = {subject.name: verdict for subject, verdict in zip(subjects, verdicts, strict=True) if subject.name}
-    word, reasons = overall(by_name) if by_name else verdicts[0][:2]
+    word, reasons = combine_verdicts(by_name) if by_name else verdicts[0][:2]
     whole = Verdict(word, reasons, [gate for verdict in verdicts for gate in verdict.gates])
     _print_verdict(whole, show.quiet, colored)
     if github.has_summary():
@@ -156,7 +156,9 @@ def mark_unjudged(report: "Report", error: UsageError) -> "Report":
     return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
 
 
-def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool = False, colored: bool = False) -> None:
+def report_verdict(
+    judged: "HasGates", candidate: str | None = None, quiet: bool = False, colored: bool = False
+) -> None:
     """Print the gates on stderr; on GitHub, also write the verdict into the job summary and annotations."""
     from quanterr.gates.as_text import gate_lines
 
@@ -166,7 +168,7 @@ def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool =
     annotate(judged, candidate)
 
 
-def annotate(judged: "Judged", candidate: str | None = None) -> None:
+def annotate(judged: "HasGates", candidate: str | None = None) -> None:
     """On GitHub, write the verdict into the job summary and annotations; elsewhere do nothing."""
     from quanterr.gates import github
 
@@ -186,11 +188,11 @@ def summarize(document: "Document", baseline: str | os.PathLike[str] | None = No
         return
     from quanterr.report.diff.making import diff
     from quanterr.report.documents import KINDS
-    from quanterr.report.files import output_named
+    from quanterr.report.files import find_output
 
     kind = next(kind for kind in KINDS.values() if kind.name == type(document).__name__)
     section, change = io.StringIO(), ""
-    output_named("md", kind.outputs).write(document, section)
+    find_output("md", kind.outputs).write(document, section)
     with suppress(UsageError):  # an unrelated baseline: the gates have reported it
         if baseline is not None:
             change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"

@@ -36,15 +36,15 @@ def ppl(
     ] = None,
 ) -> None:
     """Compute perplexity from log-probabilities."""
-    from quanterr.report.evaluation.logprobs import perplexity, ratio, read_logprobs
+    from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 
     lines = read_logprobs(logprobs)
-    own = perplexity(logprobs, lines)
+    own = compute_perplexity(logprobs, lines)
     found = {"schema": "quanterr.ppl", **own._asdict()}
     texts = [f"{display(logprobs)}: PPL {own.ppl:.5g} ± {own.ppl_se:.2g} over {count(own.tokens, 'token')}"]
     if baseline is not None:
         others = read_logprobs(baseline)
-        base, change = perplexity(baseline, others), ratio(lines, others)
+        base, change = compute_perplexity(baseline, others), compute_ratio(lines, others)
         found |= {"baseline": base._asdict(), **change._asdict()}
         texts.append(f"{display(baseline)}: PPL {base.ppl:.5g} ± {base.ppl_se:.2g}")
         texts.append(f"ratio {change.ratio:.5g}; ln ratio {change.ln_ratio:.4g} ± {change.ln_ratio_se:.2g}")

@@ -63,10 +63,10 @@ def rank(
     """Rank several candidates."""
     from quanterr.gates import prepare
     from quanterr.report.ranking import OUTPUTS
-    from quanterr.report.ranking.making import names_of
+    from quanterr.report.ranking.making import name_candidates
 
     if not options.against:
-        names_of(candidates)  # raises before the run
+        name_candidates(candidates)  # raises before the run
     to = show.targets([original, *candidates, options.baseline, options.importance, options.sensitivity], OUTPUTS)
     rules = prepare(options)
 

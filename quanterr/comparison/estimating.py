@@ -25,7 +25,7 @@ from quanterr.recipes.tensors import weight_of
 from quanterr.report.base import RunInfo, Tool
 from quanterr.report.keeping import Budget
 from quanterr.report.model import Selection as Selected
-from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
+from quanterr.report.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.selection import Selection
 from quanterr.util.platform import usable_cores
@@ -61,7 +61,9 @@ def estimate(
         found = _estimates(checkpoint, files, share, options)
         checkpoint.check_unchanged()
         others = {
-            name: Stored(entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False)
+            name: StoredTensor(
+                entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False
+            )
             for name, entry in checkpoint.entries.items()
             if selection.takes(name)
         }
@@ -91,7 +93,7 @@ def estimate(
         sample=share,
         studies=[],
         run=run,
-        **side_by_side(chosen, [], keep, [recipe.name for recipe in recipes]),
+        **compare_candidates(chosen, [], keep, [recipe.name for recipe in recipes]),
     )
 
 
@@ -165,7 +167,7 @@ def _rankable(
     files: dict[str, QuantizedFile],
     estimates: dict[str, Estimate | None],
     signals: dict[str, float],
-    others: dict[str, Stored],
+    others: dict[str, StoredTensor],
 ) -> Rankable:
     """What is known of a recipe; each has the same ``signals``, whichever rows it was measured on."""
     known = {name: one for name, one in estimates.items() if one is not None}
@@ -176,7 +178,7 @@ def _rankable(
         formats[form] = formats.get(form, 0) + 1
         n = file.source.rows * file.source.cols
         dtype, noise = reported_dtype(file.source.dtype), one.ratio * signals[name]
-        tensors[name] = Stored(form, n, file.size, noise, signals[name], dtype, True, margin([one]))
+        tensors[name] = StoredTensor(form, n, file.size, noise, signals[name], dtype, True, margin([one]))
     worst = min(known, key=lambda name: -known[name].ratio)
     total = [sum(part) for part in zip(*((one.signal, one.noise) for one in known.values()), strict=True)]
     row = Candidate(
@@ -187,11 +189,11 @@ def _rankable(
         not_ranked=None,
         **UNPLACED,
         checkpoint_bytes=virtual.nbytes,
-        overall_snr_db=db(total[0], total[1]),
+        overall_snr_db=compute_snr(total[0], total[1]),
         weighted_snr_db=None,
         predicted_kld=None,
         excess_db=None,
-        worst_layer=WorstLayer(worst, display(worst), db(known[worst].signal, known[worst].noise)),
+        worst_layer=WorstLayer(worst, display(worst), compute_snr(known[worst].signal, known[worst].noise)),
         formats=formats,
         findings=list(of_notes(virtual)),
         gates=[],

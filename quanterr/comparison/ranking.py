@@ -17,7 +17,7 @@ from quanterr.recipes.sampling import share_of
 from quanterr.recipes.studies import studied
 from quanterr.report.hardware import bandwidth_of
 from quanterr.report.keeping import budget
-from quanterr.report.ranking.making import names_of, ranked
+from quanterr.report.ranking.making import make_ranking, name_candidates
 from quanterr.report.ranking.model import Ranking
 from quanterr.selection import Selection
 
@@ -44,7 +44,7 @@ def rank_candidates(
     """The same with rules that were read before."""
     recipes = recipes_named(options.against) if options.against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
-    names = names_of([*paths, *names_in(recipes)])
+    names = name_candidates([*paths, *names_in(recipes)])
     return _ranked(original, [*candidates, *recipes], names, options, options.keep_original, rules)
 
 
@@ -89,7 +89,7 @@ def _ranked(
     """The ranking of candidates and recipes under these names, each judged."""
     keep = None if keep_original is None else budget(keep_original)
     reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
-    return ranked(names, reports, keep, [one.name for one in candidates if isinstance(one, Recipe)])
+    return make_ranking(names, reports, keep, [one.name for one in candidates if isinstance(one, Recipe)])
 
 
 def with_studies(

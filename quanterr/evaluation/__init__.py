@@ -64,8 +64,8 @@ from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
 from quanterr.report.plan.model import ORIGINAL, Plan
-from quanterr.report.ranking.making import short_names
-from quanterr.report.subjects import overall
+from quanterr.report.ranking.making import shorten_names
+from quanterr.report.subjects import combine_verdicts
 from quanterr.selection import Selection
 from quanterr.tensors.devices import described, pick_device
 from quanterr.util.company import Company, company_of_environment
@@ -132,7 +132,7 @@ def evaluate_candidates(
         ]
         sides = Sides(opened, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv) for checkpoint in every[1:]]
-        names = short_names(paths)
+        names = shorten_names(paths)
         for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
             if one.rounding.is_any:
                 names.append(f"{name}, weights alone")
@@ -152,7 +152,7 @@ def evaluate_candidates(
         evaluated = [
             _evaluated(*each, prepared) for each in zip(names, found, outcomes, predictions, answers, strict=True)
         ]
-        verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
+        verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in evaluated})
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict=verdict,

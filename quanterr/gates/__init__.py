@@ -24,10 +24,10 @@ from quanterr.gates.judging import judge_subject, needed
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.options import GateOptions
 from quanterr.report import SCHEMA as REPORT
-from quanterr.report.documents import KINDS, Kind, kind_of, read_document
+from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
 from quanterr.report.gate_results import Verdict
 from quanterr.report.reading import read_extract
-from quanterr.report.subjects import Subject, counterpart
+from quanterr.report.subjects import Subject, find_counterpart
 from quanterr.report.values import ReportValues
 from quanterr.util.text import display
 
@@ -48,7 +48,7 @@ class Prepared(NamedTuple):
         return judged(document, self.rules, self.before) if self.rules else document
 
 
-def prepare(options: GateOptions, kind: Kind = KINDS[REPORT]) -> Prepared:
+def prepare(options: GateOptions, kind: DocumentKind = KINDS[REPORT]) -> Prepared:
     """The rules that are asked for, of a kind of document.
 
     Raises:
@@ -69,14 +69,14 @@ def prepare(options: GateOptions, kind: Kind = KINDS[REPORT]) -> Prepared:
     return Prepared(rules, before)
 
 
-def read_subjects(path: str, rules: list[Rule], kind: Kind) -> list[Subject]:
+def read_subjects(path: str, rules: list[Rule], kind: DocumentKind) -> list[Subject]:
     """What is judged of a stored document; of a report what rules need alone, which is faster.
 
     Raises:
         UsageError: it is a document of another kind.
         ReportError: it cannot be read.
     """
-    found = kind_of(path)
+    found = find_kind(path)
     if found != kind:
         kinds = f"is of another kind ({found.name.lower()}) than what is judged ({kind.name.lower()})"
         raise UsageError(f"--baseline {display(path)}: {kinds}")
@@ -122,7 +122,7 @@ def judged(document: "Judged", rules: list[Rule], before: Sequence[Subject] = ()
 
 def verdicts_of(subjects: Sequence[Subject], rules: list[Rule], before: Sequence[Subject] = ()) -> list[Verdict]:
     """The verdict on each, compared with its counterpart of a baseline."""
-    return [judge_subject(subject, rules, counterpart(subject, before)) for subject in subjects]
+    return [judge_subject(subject, rules, find_counterpart(subject, before)) for subject in subjects]
 
 
 def with_verdicts(document: "Judged", subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Judged":
@@ -132,15 +132,15 @@ def with_verdicts(document: "Judged", subjects: Sequence[Subject], verdicts: Seq
         UsageError: it stores none, as a plan.
     """
     values = _values(document)
-    if not hasattr(values, "with_verdicts"):
+    if not hasattr(values, "store_verdicts"):
         raise UsageError(f"a {values.VOCABULARY.document} stores no verdict")
-    return values.with_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # a module, by its kind
+    return values.store_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # a module, by its kind
 
 
 def subjects_of(document: "Document", rules: list[Rule]) -> list[Subject]:
     """What is judged of a document, with the metrics that rules look at."""
     of_items, of_model = needed(rules)
-    return _values(document).subjects(document, of_items | of_model)  # type: ignore[no-any-return]
+    return _values(document).list_subjects(document, of_items | of_model)  # type: ignore[no-any-return]
 
 
 def _values(document: "Document") -> ModuleType:

@@ -34,13 +34,13 @@ def _explained(item: Item, subject: Subject, rules: list[Rule], n: int, baseline
     rule, condition = rules[n], rules[n].condition
     if not condition.of_items:
         return "applies to the whole model"
-    if item not in subject.items_with(condition.metric):
+    if item not in subject.list_items(condition.metric):
         return f"applies to {condition.item}s"
     if not selector(rule)(item):
         return "does not select it"
     if not decider(rules, n)(item):
         return "selects it; a later rule of the same id decides"
-    before = {old.name: old for old in baseline.items_with(condition.metric)} if baseline else {}
+    before = {old.name: old for old in baseline.list_items(condition.metric)} if baseline else {}
     numbers = numbers_of([item], rule, before)
     if numbers.skipped:
         return f"skips it: {numbers.skipped[0].reason}"

@@ -15,7 +15,7 @@ from quanterr.gates.rules import Rule
 from quanterr.gates.selecting import check_patterns, dead_pattern, decider, selector
 from quanterr.report import NORM
 from quanterr.report.gate_results import Gate, Verdict, Violation
-from quanterr.report.subjects import WIDTH, Item, Subject, change
+from quanterr.report.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.util.text import count, decisive, display
 
 
@@ -105,15 +105,15 @@ def _judged(subject: Subject, rules: list[Rule], n: int, baseline: Subject | Non
 
 def _whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
     """What a function makes of a number of the subject itself."""
-    value = subject.of_whole(condition.metric)
+    value = subject.get_whole_metric(condition.metric)
     if condition.function in OF_INTERVAL:
         error = subject.errors.get(condition.metric)
         sign = 1 if condition.function == "upper" else -1
         return None if value is None or error is None else value + sign * WIDTH * error
     if condition.function not in OF_BASELINE:
         return value
-    old = baseline.of_whole(condition.metric) if baseline else None
-    return change(old, value, condition.function)
+    old = baseline.get_whole_metric(condition.metric) if baseline else None
+    return compute_change(old, value, condition.function)
 
 
 def _so_far(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome | None:
@@ -133,7 +133,7 @@ def _nothing(reason: str) -> _Outcome:
 
 def _of_model(condition: Condition, subject: Subject) -> _Outcome:
     """A number of the aggregate: infinite only where no layer differs."""
-    value = subject.of_model(condition.metric)
+    value = subject.get_model_metric(condition.metric)
     if value is not None and isinf(value) and any(item.kind == "layers" for item in subject.items):
         return _nothing(f"{condition.metric} is {value}")
     return _of_whole(condition, value)
@@ -152,7 +152,7 @@ def _of_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject | N
     if dead := dead_pattern(rule, subject):
         return _nothing(dead)
     takes = decider(rules, n)
-    every = subject.items_with(condition.metric)
+    every = subject.list_items(condition.metric)
     items = [item for item in every if takes(item)]
     if not items:
         selected = any(map(selector(rule), every))
@@ -161,7 +161,7 @@ def _of_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject | N
             if selected
             else f"there is no {condition.item} to judge"
         )
-    before = {item.name: item for item in baseline.items_with(condition.metric)} if baseline else {}
+    before = {item.name: item for item in baseline.list_items(condition.metric)} if baseline else {}
     numbers = numbers_of(items, rule, before)
     gone = _gone(every, before, takes) if condition.function in OF_BASELINE else []
     numbers.missing.extend(gone)
@@ -190,13 +190,13 @@ def numbers_of(items: list[Item], rule: Rule, before: dict[str, Item]) -> Number
     badness: dict[str, float] = {}
     metric, function = rule.condition.metric, rule.condition.function
     for item in items:
-        value = item.number(metric)
+        value = item.get_number(metric)
         trouble, undefined = item.trouble or _infinite(item, metric, value), f"{metric} is undefined"
         skips = rule.undefined == "skip"
         if function in OF_BASELINE:
             old = before.get(item.name)
             trouble = trouble or _untrusted(old)
-            value = change(old.number(metric), value, function) if old else None
+            value = compute_change(old.get_number(metric), value, function) if old else None
             undefined = undefined if old else "is not in the baseline"
             skips = skips and old is None  # of one that is there, no number may mean that it got worse
         if trouble is None and value is not None and not isnan(value):

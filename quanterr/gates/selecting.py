@@ -36,7 +36,7 @@ def dead_pattern(rule: Rule, subject: Subject) -> str | None:
     if not rule.layers:
         return None
     try:
-        Selection(rule.layers).check_all(item.name for item in subject.items_with(rule.condition.metric))
+        Selection(rule.layers).check_all(item.name for item in subject.list_items(rule.condition.metric))
     except UsageError as error:
         patterns = display(" ".join(subject.patterns), 200)
         return f"{error} (the report is of {patterns} alone)" if patterns else str(error)

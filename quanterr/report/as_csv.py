@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import IO
 
-from quanterr.report.sections import Shown
+from quanterr.report.sections import Renderable
 from quanterr.util.text import display
 
 MAX_NAME = 4096  # characters
@@ -21,7 +21,7 @@ NUMBERS = frozenset((float, int, type(None)))  # types that are written unchange
 _FORMULA = re.compile(r"(^|;)(?=[\s\"']*[=+\-@＝＋－＠])")
 
 
-def write(document: Shown, file: IO[str]) -> None:
+def write(document: Renderable, file: IO[str]) -> None:
     """Write the document; every line holds the verdict, so that no excerpt lacks it."""
     names, rows = list(document.columns()), csv.writer(file, lineterminator="\n")
     places = {name: place for place, name in enumerate(names)}
@@ -29,19 +29,19 @@ def write(document: Shown, file: IO[str]) -> None:
     for row in document.rows():
         cells: list[object] = [""] * len(names)
         for name, value in row:
-            cells[places[name]] = value if value.__class__ in NUMBERS else cell(value)
+            cells[places[name]] = value if value.__class__ in NUMBERS else format_cell(value)
         rows.writerow(cells)
 
 
-def cell(value: object) -> object:
+def format_cell(value: object) -> object:
     """Return the value as it appears in a cell: lists joined, booleans in lower case, formulas disarmed."""
     if isinstance(value, list | tuple):
         value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))
     if not isinstance(value, str):
         return str(value).lower() if isinstance(value, bool) else value
-    return _text(value) if value else value
+    return _format_text(value) if value else value
 
 
 @lru_cache(maxsize=1 << 12)  # layers share most of their texts
-def _text(value: str) -> str:
+def _format_text(value: str) -> str:
     return _FORMULA.sub(r"\1'", display(value, MAX_NAME))

@@ -24,14 +24,14 @@ class Score(NamedTuple):
     column: int | None = None  # place in tables, from the left; None: not shown there
 
 
-def scores_of(kind: type[object]) -> dict[str, Score]:
+def collect_scores(kind: type[object]) -> dict[str, Score]:
     """Return the annotated scores among the fields of a class, by field name."""
     hints = get_type_hints(kind, include_extras=True)
     annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
     return {name: note for name, note in annotated if isinstance(note, Score)}
 
 
-def _as_json(value: JsonObject) -> JsonObject:
+def _check_json(value: JsonObject) -> JsonObject:
     """Return the value unchanged, after checking that strict JSON can hold it: no NaN, no infinity."""
     strict_json.dumps(value)
     return value
@@ -49,7 +49,7 @@ class Finding(Model):
     layer: str | None
     message: str
     remedy: str | None
-    evidence: Annotated[JsonObject, AfterValidator(_as_json)]
+    evidence: Annotated[JsonObject, AfterValidator(_check_json)]
 
 
 class Tool(Model):

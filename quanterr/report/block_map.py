@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from quanterr.report.formatting import db
+from quanterr.report.formatting import format_db
 from quanterr.report.html_data import DIFFERS, IDENTICAL
 from quanterr.report.sections import MapCell
 from quanterr.roles import place_of
@@ -69,17 +69,17 @@ class Scale(NamedTuple):
         return min(max(floor((snr_db - self.low) / self.step), 0), DIGITS - 1)
 
 
-def block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> Iterator[RenderableType]:
+def draw_block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> Iterator[RenderableType]:
     """Yield a map for each stack of blocks, then the legend; nothing without blocks, levels or enough width."""
-    stacks = {name: stack for name, stack in _stacks(weights).items() if stack}
+    stacks = {name: stack for name, stack in _group_stacks(weights).items() if stack}
     cells = [cell for stack in stacks.values() for row in stack.values() for cell in row.values()]
     levels = [cell.snr_db for cell in cells if not cell.sign]
     if width < MIN_WIDTH or not levels:
         return
-    scale = _scale(levels)
+    scale = _fit_scale(levels)
     shown: set[str] = set()
     for name, stack in list(stacks.items())[:MAX_STACKS]:
-        yield _map(name, stack, scale, width, unicode, shown)
+        yield _draw_map(name, stack, scale, width, unicode, shown)
     if len(stacks) > MAX_STACKS:
         yield Text(f"and {count(len(stacks) - MAX_STACKS, 'more stack')} of blocks", style="dim")
     digits = f"0: {scale.low:g} to {scale.low + scale.step:g} dB, each digit {scale.step:g} dB more"
@@ -89,7 +89,7 @@ def block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> Iterato
     yield Text("; ".join([digits, *signs, *(colours if known else [])]), style="dim")
 
 
-def _stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
+def _group_stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
     """Return the worst weight of each module in each block, without modules that are identical in all blocks."""
     stacks: dict[str, Stack] = defaultdict(lambda: defaultdict(dict))
     for weight in weights:
@@ -99,7 +99,7 @@ def _stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
             cell = Cell(_rank(weight), weight.snr_db or 0.0, place.block, excess_db)
             row = stacks[place.stack][place.module]
             row[place.block] = min(row.get(place.block, cell), cell)
-    return {name: _differing(stack) for name, stack in stacks.items()}
+    return {name: _drop_identical(stack) for name, stack in stacks.items()}
 
 
 def _rank(weight: MapCell) -> int:
@@ -109,19 +109,19 @@ def _rank(weight: MapCell) -> int:
     return 3 if weight.status == IDENTICAL else 0
 
 
-def _differing(stack: Stack) -> Stack:
+def _drop_identical(stack: Stack) -> Stack:
     rows = {module: row for module, row in stack.items() if any(cell.sign != SAME for cell in row.values())}
     return rows if len({block for row in rows.values() for block in row}) > 1 else {}
 
 
-def _scale(levels: list[float]) -> Scale:
+def _fit_scale(levels: list[float]) -> Scale:
     low, high = min(levels), max(levels)
     wide = [step for step in STEPS if step * DIGITS >= LEAST_SPAN]  # otherwise equal layers would look far apart
     step = next((step for step in wide if floor(low / step) * step + DIGITS * step > high), STEPS[-1])
     return Scale(floor(low / step) * step, step)
 
 
-def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown: set[str]) -> Group:
+def _draw_map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown: set[str]) -> Group:
     blocks = sorted({block for row in stack.values() for block in row})
     modules = sorted(sorted(stack, key=lambda module: min(stack[module].values()))[:MAX_MODULES])
     label = min(max(len(display(module)) for module in modules), NAME_WIDTH)
@@ -134,7 +134,7 @@ def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown
     title += f", the {len(modules)} worst of {len(stack)} modules" if len(modules) < len(stack) else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("module", overflow="fold", min_width=label)
-    table.add_column(_ticks(pieces), no_wrap=True)
+    table.add_column(_draw_ticks(pieces), no_wrap=True)
     if unicode:
         table.add_column("", no_wrap=True)
     table.add_column("worst dB", no_wrap=True, justify="right")
@@ -144,13 +144,13 @@ def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown
         signs = [NONE if cell is None else cell.sign or str(scale.digit(cell.snr_db)) for cell in cells]
         shown.update(signs)
         worst = min(cell for cell in cells if cell)
-        level = worst.sign or db(worst.snr_db)
-        curve = [Text("".join(_height(cell, scale) for cell in cells))] if unicode else []
-        table.add_row(Text(display(module)), _digits(signs, cells), *curve, level, str(worst.block))
+        level = worst.sign or format_db(worst.snr_db)
+        curve = [Text("".join(_draw_height(cell, scale) for cell in cells))] if unicode else []
+        table.add_row(Text(display(module)), _draw_digits(signs, cells), *curve, level, str(worst.block))
     return Group(Text(title, style="bold"), table)
 
 
-def _ticks(pieces: list[list[int]]) -> Text:
+def _draw_ticks(pieces: list[list[int]]) -> Text:
     """Return block numbers to show above every tenth cell."""
     line = ""
     for n, piece in enumerate(pieces):
@@ -159,14 +159,14 @@ def _ticks(pieces: list[list[int]]) -> Text:
     return Text(line)
 
 
-def _digits(signs: list[str], cells: list[Cell | None]) -> Text:
+def _draw_digits(signs: list[str], cells: list[Cell | None]) -> Text:
     text = Text()
     for sign, cell in zip(signs, cells, strict=True):
-        text.append(sign, style=_style(sign, cell))
+        text.append(sign, style=_pick_style(sign, cell))
     return text
 
 
-def _style(sign: str, cell: Cell | None) -> Style | str:
+def _pick_style(sign: str, cell: Cell | None) -> Style | str:
     """Return the style by avoidable dB, or by the digit if that is unknown."""
     if cell is None or not sign.isdigit():
         return "bold reverse" if sign in (LOST, UNDEFINED) else "dim"
@@ -176,7 +176,7 @@ def _style(sign: str, cell: Cell | None) -> Style | str:
     return Style(color="#000000" if colour < DARK_TEXT else "#ffffff", bgcolor=COLOURS[colour])
 
 
-def _height(cell: Cell | None, scale: Scale) -> str:
+def _draw_height(cell: Cell | None, scale: Scale) -> str:
     if cell is None or cell.sign:
         return NONE if cell is None or cell.sign == SAME else str(cell.sign)
     share = (cell.snr_db - scale.low) / (scale.step * DIGITS)

@@ -10,7 +10,7 @@ KEY = b',\n"checksum": "'
 SCHEMA = {"type": "string", "description": "CRC-32 of all bytes before this field; reveals that the file was edited"}
 
 
-def is_as_written(raw: bytes) -> bool:
+def is_unedited(raw: bytes) -> bool:
     """Return True if the checksum matches all bytes before it and only ``run`` follows."""
     at = raw.rfind(KEY)
     if at < 0:
@@ -23,13 +23,13 @@ def is_as_written(raw: bytes) -> bool:
 
 
 @cache  # warn once about a file that is read twice
-def tell_changed(where: str) -> None:
+def warn_edited(where: str) -> None:
     """Warn on stderr that a file was edited."""
     print(f"quanterr: warning: {where}: its checksum does not match: it was edited", file=sys.stderr)
 
 
 @cache
-def tell_unchecked(where: str) -> None:
+def warn_unchecked(where: str) -> None:
     """Warn on stderr that a file has no checksum."""
     print(
         f"quanterr: warning: {where}: has no checksum: an earlier version wrote it, or it was edited", file=sys.stderr

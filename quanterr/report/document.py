@@ -18,7 +18,7 @@ LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Declared:
+class Result:
     """Base of all results; the modules that render them are imported on use.
 
     ``VIEW`` names a module with ``view``, ``conclusion`` and ``brief`` in a package with ``OUTPUTS``. ``ROWS`` names
@@ -66,7 +66,7 @@ class Declared:
         view = self.view(notebook.WORST)
         shown = [section for section in view.sections if TERMINAL in section.media]
         tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
-        return notebook.heading(view) + "".join(map(notebook.table, tables))
+        return notebook.render_heading(view) + "".join(map(notebook.render_table, tables))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
@@ -80,7 +80,7 @@ class Declared:
         save(self, fspath(path), import_module(self.VIEW.rpartition(".")[0]).OUTPUTS)
 
 
-class Document(Declared, Model):
+class Document(Result, Model):
     """A result stored as strict ASCII JSON; ``run`` is its last field, and a checksum covers all fields before it.
 
     ``ITEMS`` maps fields that JSON Lines write one item per line to the ``record`` name of these lines.

@@ -16,7 +16,7 @@ BEGINNING = 200  # bytes at the start of a file that hold the name of its schema
 _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
 
 
-class Kind(NamedTuple):
+class DocumentKind(NamedTuple):
     """A kind of document; its package has OUTPUTS, model.py (class and SCHEMA_VERSION) and values.py (for rules)."""
 
     package: str
@@ -34,14 +34,14 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    SCHEMA: Kind("quanterr.report", "Report"),
-    "quanterr.ranking": Kind("quanterr.report.ranking", "Ranking"),
-    "quanterr.evaluation": Kind("quanterr.report.evaluation", "Evaluation"),
-    "quanterr.plan": Kind("quanterr.report.plan", "Plan"),
+    SCHEMA: DocumentKind("quanterr.report", "Report"),
+    "quanterr.ranking": DocumentKind("quanterr.report.ranking", "Ranking"),
+    "quanterr.evaluation": DocumentKind("quanterr.report.evaluation", "Evaluation"),
+    "quanterr.plan": DocumentKind("quanterr.report.plan", "Plan"),
 }
 
 
-def schema_of(path: str) -> str:
+def find_schema(path: str) -> str:
     """Return the schema named at the start of a file; a report's if there is none, as its reader explains the error."""
     try:
         with open(path, "rb") as file:
@@ -51,13 +51,13 @@ def schema_of(path: str) -> str:
     return found[1].decode() if found else SCHEMA
 
 
-def kind_of(path: str) -> Kind:
+def find_kind(path: str) -> DocumentKind:
     """Return the kind of document that a file holds.
 
     Raises:
         ReportError: the file holds a document that cannot be read again.
     """
-    schema = schema_of(path)
+    schema = find_schema(path)
     if schema not in KINDS:
         known = ", ".join(KINDS)
         raise ReportError(f"{display(path)}: is a {schema}, which is not read again; give one of {known}")
@@ -70,7 +70,7 @@ def read_document(path: str) -> "Document":
     Raises:
         ReportError: the file is missing, no such document, of an unknown schema version, or has an invalid value.
     """
-    kind = kind_of(path)
+    kind = find_kind(path)
     if kind == KINDS[SCHEMA]:
         from quanterr.report.reading import read_report
 

@@ -18,7 +18,7 @@ from quanterr.util.text import display
 
 STDOUT = "-"
 BEGINNING = 128  # bytes read to recognize an output of quanterr
-OF_OPEN = 0o666  # mode of a new file before the umask
+DEFAULT_MODE = 0o666  # mode of a new file before the umask
 # Markers of JSON, JSON Lines and rankings; CSV; HTML; JUnit. Markdown is recognized by its comments instead, because
 # the section may be part of a user's document.
 MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.", b'name="quanterr: ')
@@ -32,7 +32,7 @@ class Target(NamedTuple):
     path: Path | None
 
 
-def targets(
+def check_targets(
     given: Iterable[str],
     inputs: Iterable[str],
     output: Output | None = None,
@@ -50,7 +50,7 @@ def targets(
         ResourceError: a folder is missing or not writable, or a file exists despite ``no_clobber``.
     """
     known = list(inputs)
-    made = [_target(path, known, output, outputs) for path in given]
+    made = [_make_target(path, known, output, outputs) for path in given]
     if [target.path for target in made].count(None) > 1:
         raise UsageError("--output-report -: given twice; standard output can hold only one document")
     for target in made if no_clobber else []:
@@ -59,14 +59,14 @@ def targets(
     return made
 
 
-def _target(given: str, inputs: list[str], output: Output | None, outputs: Sequence[Output]) -> Target:
+def _make_target(given: str, inputs: list[str], output: Output | None, outputs: Sequence[Output]) -> Target:
     if given in (STDOUT, "/dev/stdout"):  # on Windows, too, which lacks this path
         return Target(output or outputs[0], None)
     where = f"--output-report {display(given)}"
-    with _naming(where):
-        path = Path(given) if _special(Path(given)) else Path(os.path.realpath(given))
+    with _name_errors(where):
+        path = Path(given) if _is_special(Path(given)) else Path(os.path.realpath(given))
         output = output or next((row for row in outputs if row.suffix == Path(given).suffix.lower()), None)
-        if output is None and not _special(path):
+        if output is None and not _is_special(path):
             known = ", ".join(output.suffix for output in outputs)
             raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
         _check_place(path, where, inputs)
@@ -85,12 +85,12 @@ def check_place(given: str, option: str, inputs: Iterable[str]) -> None:
         ResourceError: its folder is missing or not writable.
     """
     where = f"{option} {display(given)}"
-    with _naming(where):
+    with _name_errors(where):
         _check_place(Path(os.path.realpath(given)), where, list(inputs))
 
 
 @contextmanager
-def _naming(where: str) -> Iterator[None]:
+def _name_errors(where: str) -> Iterator[None]:
     """Raise errors of the operating system about a path with the path's name."""
     try:
         yield
@@ -109,7 +109,7 @@ def _check_place(path: Path, where: str, inputs: list[str]) -> None:
         raise ResourceError(f"{where}: no such folder: {display(str(path.parent))}")
     if any(os.path.isdir(name) and os.path.samefile(path.parent, name) for name in inputs):
         raise UsageError(f"{where}: is in the folder of an input checkpoint; choose another folder")
-    if not os.access(path if _special(path) else path.parent, os.W_OK):
+    if not os.access(path if _is_special(path) else path.parent, os.W_OK):
         raise ResourceError(f"{where}: no permission to write there")
 
 
@@ -129,11 +129,11 @@ def save(found: object, path: str, outputs: Sequence[Output]) -> None:
         UsageError: the suffix is unknown.
         ResourceError: the file cannot be written.
     """
-    for target in targets([path], [], outputs=outputs):
+    for target in check_targets([path], [], outputs=outputs):
         write_output(found, target, "save()")
 
 
-def output_named(name: str, outputs: Sequence[Output]) -> Output:
+def find_output(name: str, outputs: Sequence[Output]) -> Output:
     """Return the output with the given name.
 
     Raises:
@@ -145,7 +145,7 @@ def output_named(name: str, outputs: Sequence[Output]) -> Output:
     return found
 
 
-def _special(path: Path) -> bool:
+def _is_special(path: Path) -> bool:
     """Return True for a device or pipe, which is written to and never replaced."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
@@ -172,7 +172,7 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
             sys.stdout.reconfigure(encoding="utf-8", newline="")  # type: ignore[union-attr] # main() opened this stream
             render(sys.stdout)
             sys.stdout.flush()
-        elif _special(target.path):
+        elif _is_special(target.path):
             with target.path.open("w", encoding="utf-8", newline="") as file:
                 render(file)
         else:
@@ -185,31 +185,31 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
 
 
 def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
-    with _whole(path) as file:
+    with _replace_atomically(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         render(text)
         text.detach()  # otherwise it would close the file
 
 
 @contextmanager
-def replaced(path: str, option: str) -> Iterator[IO[bytes]]:
+def open_replacement(path: str, option: str) -> Iterator[IO[bytes]]:
     """Open a binary file that replaces the existing one once it is complete.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     try:
-        with _whole(Path(os.path.realpath(path))) as file:
+        with _replace_atomically(Path(os.path.realpath(path))) as file:
             yield file
     except OSError as error:
         raise ResourceError(f"{option} {display(path)}: {error.strerror}") from error
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
+def _replace_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file; on success sync it to the disk and move it to ``path``."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    with replacing(path, OF_OPEN if mode is None else PRIVATE) as file:
+    with replacing(path, DEFAULT_MODE if mode is None else PRIVATE) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -218,7 +218,7 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
-def update(given: str, found: object, output: Output, append: bool = False) -> None:
+def update_section(given: str, found: object, output: Output, append: bool = False) -> None:
     """Put a section into a Markdown file, between its two comments; with ``append``, at the end if there are none.
 
     ``output`` renders the section from the document ``found``.
@@ -227,7 +227,7 @@ def update(given: str, found: object, output: Output, append: bool = False) -> N
         UsageError: the file is missing, not UTF-8, or lacks exactly one pair of comments.
         ResourceError: the file cannot be written.
     """
-    from quanterr.report.card import updated
+    from quanterr.report.card import replace_section
 
     where = f"--update {display(given)}"
     try:
@@ -238,5 +238,5 @@ def update(given: str, found: object, output: Output, append: bool = False) -> N
         raise UsageError(f"{where}: {reason}") from error
     section = io.StringIO()
     output.write(found, section)
-    made = updated(text, section.getvalue(), where, append)
+    made = replace_section(text, section.getvalue(), where, append)
     write(Target(output, Path(os.path.realpath(given))), lambda file: file.write(made), "--update")

@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
     gates: list[Gate]
 
 
-class Judged(Protocol):
+class HasGates(Protocol):
     """Anything with a verdict: a report, a ranking, an evaluation, one of their candidates, or a :class:`Verdict`."""
 
     @property
@@ -76,7 +76,7 @@ class Judged(Protocol):
         """The results of all gates."""
 
 
-def exit_status(judged: Judged, allow_partial: bool = False) -> Status:
+def exit_status(judged: HasGates, allow_partial: bool = False) -> Status:
     """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold."""
     if judged.verdict == "inconclusive" and not allow_partial:
         return Status.INCONCLUSIVE

@@ -63,7 +63,7 @@ class Words:
         return -1 if word is None else self.words.setdefault(word, len(self.words))
 
 
-def columns_of(rows: Iterable[Row]) -> JsonObject:
+def make_columns(rows: Iterable[Row]) -> JsonObject:
     """Return rows as columns. Each name is stored as a pattern and the numbers in it."""
     words: dict[str, Words] = defaultdict(Words)
     patterns = Words()
@@ -90,17 +90,17 @@ def columns_of(rows: Iterable[Row]) -> JsonObject:
 
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
     """Return the data of a report's page; ``evaluated`` adds the measured error of each weight."""
-    entries = list(_entries(report))
+    entries = list(_iterate_tensors(report))
     evaluation = _Evaluation.of(evaluated, report.layers)
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
     rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
     return {
-        **columns_of(_row(status, entry, total, evaluation) for status, entry in entries),
+        **make_columns(_row(status, entry, total, evaluation) for status, entry in entries),
         "evaluated": list(evaluation.shown),
         "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
-        "findings": [_finding(found, rows) for found in shown_findings(report)],
-        "found": _found(report.findings, rows),
+        "findings": [_finding(found, rows) for found in pick_findings(report)],
+        "found": _rows_by_finding(report.findings, rows),
         "details": _details(report, rows),
         "keep": _keep(report, rows, total),
     }
@@ -123,7 +123,7 @@ class _Evaluation(NamedTuple):
     def numbers(self, entry: Any) -> dict[str, float | None]:
         """Return the rounded metrics of a layer."""
         weight = self.weights.get(entry.layer_name, entry)
-        return {key: rounded(getattr(weight, key, None), DIGITS) for key in self.shown}
+        return {key: round_digits(getattr(weight, key, None), DIGITS) for key in self.shown}
 
 
 def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
@@ -141,9 +141,9 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
         },
         {
             "snr_db": None if snr is None else round(snr, DB_PLACES),
-            "error_share": rounded(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
+            "error_share": round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
             "bytes": entry.bytes if status == NOT_COMPARED else stored_bytes(bits, entry.tensor_elements),
-            **{key: rounded(getattr(entry, key, None), DIGITS) for key in NUMBERS},
+            **{key: round_digits(getattr(entry, key, None), DIGITS) for key in NUMBERS},
             **evaluation.numbers(entry),
         },
     )
@@ -153,11 +153,11 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     """Return layers ranked by error removed per extra byte, with the error and bytes of each."""
     bound = bound_layers(report.findings)
     free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
-    ordered = by_worth(map(_kept, free))[:MAX_KEPT]
+    ordered = by_worth(map(_make_kept, free))[:MAX_KEPT]
     dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
     return {
         "rows": [rows[layer.name] for layer in ordered],
-        "shares": [rounded(layer.error / total, MORE_DIGITS) for layer in ordered],
+        "shares": [round_digits(layer.error / total, MORE_DIGITS) for layer in ordered],
         "added": [layer.added for layer in ordered],
         "bytes": report.quantized.bytes,
         "snr_db": report.aggregate.overall_snr_db,
@@ -166,13 +166,13 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     }
 
 
-def _kept(layer: Layer) -> Kept:
+def _make_kept(layer: Layer) -> Kept:
     elements = layer.tensor_elements
     added = original_bytes(layer.original_dtype, elements) - stored_bytes(layer.bits_per_weight, elements)
     return Kept(layer.layer_name, added, layer.error_norm**2)
 
 
-def _entries(report: Report) -> Iterator[tuple[int, Any]]:
+def _iterate_tensors(report: Report) -> Iterator[tuple[int, Any]]:
     """Yield every tensor with a row in the table, and its status."""
     for status, found in (
         (DIFFERS, report.layers),
@@ -184,7 +184,7 @@ def _entries(report: Report) -> Iterator[tuple[int, Any]]:
             yield status, entry
 
 
-def shown_findings(report: Report) -> list[Finding]:
+def pick_findings(report: Report) -> list[Finding]:
     """Return the findings that fit into a page, the most severe first."""
     order = ("error", "warning", "info")
     return sorted(report.findings, key=lambda found: order.index(found.severity))[:MAX_FINDINGS]
@@ -199,7 +199,7 @@ def _finding(found: Finding, rows: Mapping[str, int]) -> JsonObject:
     }
 
 
-def _found(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, list[int]]:
+def _rows_by_finding(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, list[int]]:
     """Return the row indices of layers by finding code."""
     found: dict[str, set[int]] = defaultdict(set)
     for finding in findings:
@@ -210,7 +210,7 @@ def _found(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, li
 
 def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     """Return every field of the worst layers and of layers with a finding."""
-    named = {found.layer for found in shown_findings(report)}
+    named = {found.layer for found in pick_findings(report)}
     measured = report.layers + report.other_changes
     worst = sort_layers(report.layers)[:DETAILED] + sort_layers(report.other_changes)[: DETAILED // 10]
     kept = {layer.layer_name: layer for layer in worst}
@@ -220,26 +220,26 @@ def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     return {
         "rows": [rows[name] for name in kept],
         "columns": {
-            key: [_plain(getattr(layer, key)) for layer in kept.values()] for key in keys if key not in told_apart
+            key: [_clean_value(getattr(layer, key)) for layer in kept.values()] for key in keys if key not in told_apart
         },
     }
 
 
-def _plain(value: Any) -> Any:
+def _clean_value(value: Any) -> Any:
     """Return a value with rounded numbers and escaped text."""
     if isinstance(value, float):
-        return rounded(value, MORE_DIGITS)
+        return round_digits(value, MORE_DIGITS)
     if isinstance(value, str):
         return sentence(value)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_clean_value(item) for item in value]
     if isinstance(value, dict):
-        return {display(key): _plain(item) for key, item in value.items()}
+        return {display(key): _clean_value(item) for key, item in value.items()}
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _clean_value(getattr(value, field.name)) for field in fields(value)}
     return value
 
 
-def rounded(value: float | None, digits: int) -> float | None:
+def round_digits(value: float | None, digits: int) -> float | None:
     """Round to significant digits."""
     return None if value is None else float(f"{value:.{digits}g}")

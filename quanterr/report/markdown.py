@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from quanterr.report.formatting import but, sentence
+from quanterr.report.formatting import format_doubts, sentence
 from quanterr.util.text import MAX_SHOWN, display
 
 _SPLIT = "\u200b"  # zero-width space: breaks mentions, issue numbers and links
@@ -16,7 +16,7 @@ _LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[@#])", re.IGNORECASE)
 _TEXT = re.compile(r"[A-Za-z0-9 .,:;()'\"/+=%?-]|(?<=[A-Za-z0-9])_(?=[A-Za-z0-9])")
 
 
-def code(name: str, limit: int = MAX_SHOWN) -> str:
+def format_code(name: str, limit: int = MAX_SHOWN) -> str:
     """Return a name as code; with entities if it could end the code or a table cell."""
     shown = display(name, limit)
     if not set(shown) & set("`|\\") and shown == shown.strip():
@@ -24,7 +24,7 @@ def code(name: str, limit: int = MAX_SHOWN) -> str:
     return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in shown)}</code>"
 
 
-def prose(text: str) -> str:
+def format_prose(text: str) -> str:
     """Return a sentence with all markup escaped."""
     shown = _LINK.sub(_SPLIT, sentence(text).strip())
     return "".join(c if _TEXT.match(shown, n) or c.isalpha() else f"&#{ord(c)};" for n, c in enumerate(shown))
@@ -37,12 +37,12 @@ def table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def located(path: str) -> str:
+def shorten_path(path: str) -> str:
     """Return a path fit for publishing: unchanged for a hub or store, the bare name for a local absolute path."""
     return path if "://" in path or not os.path.isabs(path) else os.path.basename(path.rstrip("/"))
 
 
-def of_verdict(verdict: str, done: str, doubts: Sequence[str]) -> str:
+def format_verdict(verdict: str, done: str, doubts: Sequence[str]) -> str:
     """Return "Verdict: fail", or "Compared, no limits set" for an empty verdict, with doubts."""
     words = f"Verdict: {verdict}" if verdict else f"{done.capitalize()}, no limits set"
-    return f"{words}{prose(but(doubts))}" if doubts else words
+    return f"{words}{format_prose(format_doubts(doubts))}" if doubts else words

@@ -34,32 +34,32 @@ def tag(name: str, *children: str, **attributes: str) -> Markup:
     description = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items()
     )
-    return Markup(f"<{name}{description}>{joined(*children)}</{name}>")
+    return Markup(f"<{name}{description}>{join_markup(*children)}</{name}>")
 
 
-def joined(*children: str) -> Markup:
+def join_markup(*children: str) -> Markup:
     """Join elements and texts."""
     return Markup("".join(child if isinstance(child, Markup) else escape(child) for child in children))
 
 
-def breakable(name: str) -> Markup:
+def add_breaks(name: str) -> Markup:
     """Return a name with possible line breaks after dots and underscores."""
     return Markup(re.sub(r"([._])", r"\1<wbr>", escape(name)))
 
 
-def layer_link(name: str, shown: str | None = None) -> Markup:
+def link_layer(name: str, shown: str | None = None) -> Markup:
     """Return a link from a layer's name to its details."""
     text = display(name)
-    return tag("a", breakable(shown or text), class_="layer", href=f"#layer={quote(text, safe='')}")
+    return tag("a", add_breaks(shown or text), class_="layer", href=f"#layer={quote(text, safe='')}")
 
 
-def with_links(text: str, names: Iterable[str]) -> Markup:
+def link_names(text: str, names: Iterable[str]) -> Markup:
     """Return a sentence with links for all occurrences of the given layer names."""
     shown = sorted({display(name) for name in names}, key=len, reverse=True)
     if not shown:
-        return joined(text)
+        return join_markup(text)
     pieces = re.split(f"({'|'.join(map(re.escape, shown))})", text)
-    return joined(*(layer_link(piece) if n % 2 else piece for n, piece in enumerate(pieces)))
+    return join_markup(*(link_layer(piece) if n % 2 else piece for n, piece in enumerate(pieces)))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, numbers: int = 0) -> Markup:
@@ -86,7 +86,7 @@ def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, 
     return tag("div", tag("table", tag("thead", head), tag("tbody", *body), class_=f"plain {kind}"), class_="scroll")
 
 
-def folding(section: str, title: str, *content: str, is_open: bool = True) -> Markup:
+def make_section(section: str, title: str, *content: str, is_open: bool = True) -> Markup:
     """Return a section that its heading folds; ``section`` is its id."""
     opened = {"open": ""} if is_open else {}
     return tag("details", tag("summary", tag("h2", title)), *content, id=section, class_="section", **opened)
@@ -94,7 +94,7 @@ def folding(section: str, title: str, *content: str, is_open: bool = True) -> Ma
 
 def figures(found: Iterable[tuple[str, str, str, str]]) -> Markup:
     """Return large numbers; each has a title, a value, a unit and a note."""
-    return joined(
+    return join_markup(
         *(
             tag(
                 "div",
@@ -107,7 +107,7 @@ def figures(found: Iterable[tuple[str, str, str, str]]) -> Markup:
     )
 
 
-def navigation(sections: Iterable[tuple[str, str]]) -> Markup:
+def make_navigation(sections: Iterable[tuple[str, str]]) -> Markup:
     """Return links to sections by id."""
     return tag("nav", *(tag("a", title, href=f"#{name}") for name, title in sections), aria_label="Sections")
 
@@ -125,11 +125,11 @@ def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: obje
         kind=kind,
         title=escape(f"{title} – quanterr"),
         body=body,
-        data=packed(data),
+        data=pack_data(data),
     )
 
 
-def headed(verdict: str, reasons: Iterable[str], sides: Markup, word: str | None = None) -> Markup:
+def make_header(verdict: str, reasons: Iterable[str], sides: Markup, word: str | None = None) -> Markup:
     """Return the top of a page: the verdict, its reasons and the compared files."""
     sign = tag("span", SIGNS[verdict], class_="sign", aria_hidden="true")
     title = tag("h1", sign, word or verdict.capitalize())
@@ -142,7 +142,7 @@ def part(file: str, **values: str) -> Markup:
     return Markup(Template(_read(f"{file}.html")).substitute(values))
 
 
-def packed(data: object) -> str:
+def pack_data(data: object) -> str:
     """Return data for a script: JSON, deflated, in base64, as a JSON string."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return json.dumps(base64.b64encode(zlib.compress(text.encode(), 6)).decode())

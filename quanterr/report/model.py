@@ -72,18 +72,18 @@ KINDS: dict[str, Any] = {
 }
 
 
-def _with_metrics(base: type[object], name: str, rows: tuple[Metric, ...]) -> type[object]:
+def _extend_with_metrics(base: type[object], name: str, rows: tuple[Metric, ...]) -> type[object]:
     """Return a dataclass that extends ``base`` with a field for each metric."""
-    kinds = [(row.name, _annotated(row), *([field(default=None)] if row.later else [])) for row in rows]
+    kinds = [(row.name, _annotate_metric(row), *([field(default=None)] if row.later else [])) for row in rows]
     namespace = {"__doc__": base.__doc__, "__module__": __name__}
     return make_dataclass(name, kinds, bases=(base,), slots=True, kw_only=True, namespace=namespace)
 
 
-def _annotated(row: Metric) -> Any:
+def _annotate_metric(row: Metric) -> Any:
     return Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
-def from_values(rows: tuple[Metric, ...], values: JsonFields) -> JsonObject:
+def convert_values(rows: tuple[Metric, ...], values: JsonFields) -> JsonObject:
     """Return metric values with percentiles, rows and experts converted to the report's classes."""
     made = dict(values)
     for row in rows:
@@ -165,8 +165,8 @@ if TYPE_CHECKING:
         def __init__(self, **fields: object) -> None: ...  # noqa: D107
         def __getattr__(self, name: str) -> Any: ...
 else:
-    Layer = _with_metrics(_Layer, "Layer", METRICS)
-    Aggregate = _with_metrics(_Aggregate, "Aggregate", AGGREGATES)
+    Layer = _extend_with_metrics(_Layer, "Layer", METRICS)
+    Aggregate = _extend_with_metrics(_Aggregate, "Aggregate", AGGREGATES)
 
 
 class StoredFile(Model):
@@ -285,7 +285,7 @@ class Report(Document):
         Raises:
             UsageError: pandas is not installed.
         """
-        return notebook.frame(import_module(self.ROWS).frame_rows(self))
+        return notebook.make_frame(import_module(self.ROWS).frame_rows(self))
 
     def write_json(self, file: IO[str]) -> None:
         """Write the report as strict ASCII JSON with a line per layer, piece by piece."""
@@ -305,23 +305,23 @@ class Report(Document):
                 yield counts
                 yield f'{separator}"checksum": "{crc:08x}"'
             if name == "layers" and len(self.layers) >= MANY_LAYERS:
-                own = (f'\n  "{key}": {dumps(values)}' for key, values in columns_of(self.layers).items())
+                own = (f'\n  "{key}": {dumps(values)}' for key, values in collect_columns(self.layers).items())
                 columns = f'{separator}"layer_columns": {{{",".join(own)}\n}}'
                 crc = zlib.crc32(columns.encode("ascii"), crc)
                 yield columns
-            for piece in _pieces(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
+            for piece in _split_json(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
                 crc = zlib.crc32(piece.encode("ascii"), crc)
                 yield piece
             separator = ",\n"
         yield "\n}\n"
 
 
-def columns_of(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[object]]:
+def collect_columns(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[object]]:
     """Return the named values of layers by column, in the order of the layers."""
     return {name: [getattr(layer, name, None) for layer in layers] for name in names}
 
 
-def _pieces(start: str, value: object) -> Iterator[str]:
+def _split_json(start: str, value: object) -> Iterator[str]:
     yield start
     if isinstance(value, list) and value and not isinstance(value[0], str):
         for n, item in enumerate(value):

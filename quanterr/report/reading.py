@@ -23,7 +23,7 @@ from pydantic_core import core_schema as core
 from quanterr.errors import ReportError
 from quanterr.metrics import AGGREGATES, METRICS, Metric
 from quanterr.report import COLUMNS, FINGERPRINT, LISTS, NORM, SCHEMA
-from quanterr.report.checksum import is_as_written, tell_changed
+from quanterr.report.checksum import is_unedited, warn_edited
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -68,12 +68,12 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
 
     where = display(os.fspath(path))
     raw, as_written = _read(path, where)
-    report = _validated(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
+    report = _validate(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
     found = extract(report)
     if as_written:  # repeated values agree if one writer wrote all of them
         _check(found, {}, where)
     else:
-        stored = _validated(raw, where, SchemaValidator(_schema(RECORDS | LAYER_COLUMNS)).validate_json)
+        stored = _validate(raw, where, SchemaValidator(_make_schema(RECORDS | LAYER_COLUMNS)).validate_json)
         _check(found, stored["records"], where)
         _check_columns(report, stored["layer_columns"], where)
     _check_verdict(found, where)
@@ -95,15 +95,15 @@ def read_extract(
         ReportError: as for :func:`read_report`; contradictions of the verdict only with ``verdict``.
     """
     where = display(os.fspath(path))
-    parts = _parts(metrics, aggregates) | RECORDS
-    raw = _bytes(path, where)
+    parts = _describe_parts(metrics, aggregates) | RECORDS
+    raw = _read_bytes(path, where)
     found = None
-    with _Checked(raw) as checked:  # computes the checksum meanwhile
+    with _ChecksumThread(raw) as checked:  # computes the checksum meanwhile
         if raw.startswith(HEAD):
-            found = _by_line(raw, parts)
-    _search_if_edited(raw, checked.as_written, where)
+            found = _read_by_line(raw, parts)
+    _check_if_edited(raw, checked.as_written, where)
     if found is None or not checked.as_written:
-        found = _validated(raw, where, SchemaValidator(_schema(parts)).validate_json)
+        found = _validate(raw, where, SchemaValidator(_make_schema(parts)).validate_json)
     _check(found, found.pop("records"), where)
     if verdict:
         _check_verdict(found, where)
@@ -112,21 +112,23 @@ def read_extract(
 
 def extract(report: "Report", metrics: Collection[str] = (), aggregates: Collection[str] = ()) -> Extract:
     """Return the parts of a report that rules and comparisons need, with these metrics of layers and of the whole."""
-    picked: Extract = _picked(_parts(metrics, aggregates), report)
+    picked: Extract = _pick_fields(_describe_parts(metrics, aggregates), report)
     return picked
 
 
-def extractor(metrics: Collection[str]) -> "Callable[[Layer], JsonObject]":
+def make_extractor(metrics: Collection[str]) -> "Callable[[Layer], JsonObject]":
     """Return a function that extracts the same parts of a single layer."""
-    return partial(_picked, _parts(metrics, ())["layers"][0])
+    return partial(_pick_fields, _describe_parts(metrics, ())["layers"][0])
 
 
-def _parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
+def _describe_parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
     """Return the parts to read: keys of an object, the description of a list's items, or the schema of a value."""
     tensor = {"layer_name": _TEXT, "format": _TEXT, "tensor_elements": _COUNT}
     if NORM in metrics:  # callers need the norm to recognize the original
         tensor[FINGERPRINT] = _LATER_TEXT
-    layer = tensor | {"finite": _TRUTH, "nonfinite": core.dict_schema(_TEXT, _TEXT)} | _of_metrics(METRICS, metrics)
+    layer = (
+        tensor | {"finite": _TRUTH, "nonfinite": core.dict_schema(_TEXT, _TEXT)} | _describe_metrics(METRICS, metrics)
+    )
     return {
         "schema": _TEXT,
         "schema_version": _TEXT,
@@ -151,7 +153,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
         ],
         "gates": [{"message": _TEXT, "severity": _TEXT, "status": _TEXT}],
         "aggregate": {"total_layers": _COUNT, "nonfinite": core.dict_schema(_TEXT, _TEXT)}
-        | _of_metrics(AGGREGATES, aggregates),
+        | _describe_metrics(AGGREGATES, aggregates),
         "layers": [layer],
         "other_changes": [layer],
         "lossless": [tensor | {"bits_per_weight": _OPTIONAL_NUMBER, "original_norm": _LATER_NUMBER}],
@@ -159,7 +161,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
     }
 
 
-def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> JsonObject:
+def _describe_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> JsonObject:
     """Return the parts for metrics by name, such as "snr_db" or "absolute_error_percentiles.p99"."""
     kinds = {row.name: row for row in rows}
     parts: JsonObject = {}
@@ -173,40 +175,42 @@ def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> JsonObject:
     return parts
 
 
-def _schema(parts: Any) -> CoreSchema:
+def _make_schema(parts: Any) -> CoreSchema:
     if isinstance(parts, list):
-        return core.list_schema(_schema(parts[0]), strict=True)
+        return core.list_schema(_make_schema(parts[0]), strict=True)
     if "type" in parts:
         schema: CoreSchema = parts
         return schema
     return core.typed_dict_schema(
-        {key: core.typed_dict_field(_schema(part)) for key, part in parts.items()}, extra_behavior="ignore"
+        {key: core.typed_dict_field(_make_schema(part)) for key, part in parts.items()}, extra_behavior="ignore"
     )
 
 
-def _picked(parts: Any, value: Any) -> Any:
+def _pick_fields(parts: Any, value: Any) -> Any:
     if isinstance(parts, list):
-        return [_picked(parts[0], item) for item in value]
+        return [_pick_fields(parts[0], item) for item in value]
     if "type" in parts:
         return value
-    return {key: _picked(part, getattr(value, "schema_" if key == "schema" else key)) for key, part in parts.items()}
+    return {
+        key: _pick_fields(part, getattr(value, "schema_" if key == "schema" else key)) for key, part in parts.items()
+    }
 
 
 def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
     """Return the bytes of a report and whether they are as written; others were checked for invalid content."""
-    raw = _bytes(path, where)
-    as_written = _as_written(raw)
-    _search_if_edited(raw, as_written, where)
+    raw = _read_bytes(path, where)
+    as_written = _is_unedited(raw)
+    _check_if_edited(raw, as_written, where)
     return raw, as_written
 
 
-def _search_if_edited(raw: bytes, as_written: bool, where: str) -> None:
+def _check_if_edited(raw: bytes, as_written: bool, where: str) -> None:
     if not as_written:
-        _search(raw, where)
-        tell_changed(where)
+        _check_content(raw, where)
+        warn_edited(where)
 
 
-class _Checked:
+class _ChecksumThread:
     """A context that checks in a thread whether a report is as written; ``as_written`` is set when it ends."""
 
     def __init__(self, raw: bytes) -> None:
@@ -215,9 +219,9 @@ class _Checked:
         self._thread = Thread(target=self._check)
 
     def _check(self) -> None:
-        self.as_written = _as_written(self._raw)
+        self.as_written = _is_unedited(self._raw)
 
-    def __enter__(self) -> "_Checked":
+    def __enter__(self) -> "_ChecksumThread":
         self._thread.start()
         return self
 
@@ -225,7 +229,7 @@ class _Checked:
         self._thread.join()
 
 
-def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
+def _read_bytes(path: str | os.PathLike[str], where: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except FileNotFoundError as error:
@@ -236,25 +240,27 @@ def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
         raise ReportError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _validated(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T:
+def _validate(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T:
     try:
         return validate_json(raw)
     except ValidationError as error:
-        raise ReportError(f"{where}: {_described(error)}") from error
+        raise ReportError(f"{where}: {_describe_error(error)}") from error
 
 
-def _by_line(raw: bytes, parts: JsonObject) -> Extract | None:
+def _read_by_line(raw: bytes, parts: JsonObject) -> Extract | None:
     """Return the parts of a report that is as written, where each item of a list is on its own line.
 
     Takes two thirds of the time of parsing all at once, and a third of the memory. None if a line is invalid (parsing
     the whole then yields the place) or a later version wrote other lines.
     """
-    lists = {key: _schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT}
+    lists = {
+        key: _make_schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT
+    }
     items: dict[str, list[object]] = {key: [] for key in lists}
     readers = {key: (SchemaValidator(schema).validate_json, items[key].append) for key, schema in lists.items()}
     rest, key = [], ""
     try:
-        columns = _of_columns(raw, parts["layers"][0])
+        columns = _read_columns(raw, parts["layers"][0])
         for line in BytesIO(columns.elsewhere if columns else raw):
             if not line.startswith(b"  "):
                 rest.append(line)  # includes a list's key with no items: an empty list
@@ -262,7 +268,7 @@ def _by_line(raw: bytes, parts: JsonObject) -> Extract | None:
             elif key in readers:
                 validate, add = readers[key]
                 add(validate(line.rstrip(b",\n")))
-        found: Extract = SchemaValidator(_schema(parts)).validate_json(b"".join(rest))
+        found: Extract = SchemaValidator(_make_schema(parts)).validate_json(b"".join(rest))
     except ValueError:  # includes ValidationError, and columns of unequal length
         return None
     return found | items | ({} if columns is None else {"layers": columns.layers})
@@ -275,7 +281,7 @@ class _Columns(NamedTuple):
     elsewhere: bytes
 
 
-def _of_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
+def _read_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
     """Return the layers read from columns; None if these are missing or lack a requested value."""
     begin = raw.find(LAYERS)
     first, last = raw.rfind(LAYER_COLUMNS_KEY, 0, max(begin, 0)), raw.rfind(BEHIND_LAYERS)
@@ -296,18 +302,18 @@ def _of_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
 
 def _check_columns(report: "Report", stored: dict[str, list[object]] | None, where: str) -> None:
     """Check that stored columns agree with the layers; earlier versions wrote fewer columns."""
-    from quanterr.report.model import columns_of
+    from quanterr.report.model import collect_columns
 
-    if stored is not None and stored != columns_of(report.layers, stored):
+    if stored is not None and stored != collect_columns(report.layers, stored):
         raise ReportError(f"{where}: its layer_columns contradict its layers: it was edited; compare again")
 
 
-def _as_written(raw: bytes) -> bool:
+def _is_unedited(raw: bytes) -> bool:
     """Return True for a report of a known version whose bytes are as written."""
-    return raw.startswith(HEAD) and is_as_written(raw)
+    return raw.startswith(HEAD) and is_unedited(raw)
 
 
-def _search(raw: bytes, where: str) -> None:
+def _check_content(raw: bytes, where: str) -> None:
     """Reject invalid content and unknown versions of an edited report."""
     if not raw.strip():
         raise ReportError(f"{where}: empty file")
@@ -327,7 +333,7 @@ def _search(raw: bytes, where: str) -> None:
         )
 
 
-def _described(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     """The first of the errors: where, what is wrong, what was found."""
     first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")

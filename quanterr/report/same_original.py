@@ -12,7 +12,7 @@ from quanterr.util.text import display
 NORM_TOLERANCE = 1e-6  # for norms from two devices: sums of chunks in float32 are accurate to 1e-8
 
 
-def difference(old: Extract, new: Extract) -> str | None:
+def find_difference(old: Extract, new: Extract) -> str | None:
     """Return why two reports cannot be compared, or None. Both extracts need :data:`NORM`.
 
     Original, selection, outlier threshold and metrics version must agree. The original is identified by its number of
@@ -29,10 +29,10 @@ def difference(old: Extract, new: Extract) -> str | None:
         before, after = (report["settings"][key] for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
-    known = {row["layer_name"]: row for row in _compared(old)}
-    for row in _compared(new):
+    known = {row["layer_name"]: row for row in _list_compared(old)}
+    for row in _list_compared(new):
         before = known.get(row["layer_name"])
-        if before and (why := other_tensor(row["layer_name"], _marks(before), _marks(row))):
+        if before and (why := find_tensor_difference(row["layer_name"], _read_marks(before), _read_marks(row))):
             return f"it has a different original: {why}"
     return None
 
@@ -44,11 +44,11 @@ class Marks(NamedTuple):
     fingerprint: str | None
 
 
-def _marks(row: JsonObject) -> Marks:
+def _read_marks(row: JsonObject) -> Marks:
     return Marks(row[NORM], row.get(FINGERPRINT))
 
 
-def other_tensor(name: str, there: Marks, here: Marks) -> str | None:
+def find_tensor_difference(name: str, there: Marks, here: Marks) -> str | None:
     """Return why an original's tensor differs between two reports, or None if nothing shows that."""
     if there.norm is not None and here.norm is not None and not isclose(there.norm, here.norm, rel_tol=NORM_TOLERANCE):
         return f"the norm of the original {display(name)} is {there.norm} there, {here.norm} here"
@@ -57,7 +57,7 @@ def other_tensor(name: str, there: Marks, here: Marks) -> str | None:
     return None
 
 
-def _compared(report: Extract) -> Iterator[JsonObject]:
+def _list_compared(report: Extract) -> Iterator[JsonObject]:
     """Return the compared tensors that are finite on both sides."""
     rows = (row for key in ("layers", "other_changes", "lossless") for row in report[key])
     return (row for row in rows if row.get("finite", True))

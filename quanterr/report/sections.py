@@ -24,7 +24,7 @@ class LayerName(Name):
     __slots__ = ()
 
 
-class Bar(str):
+class BarCell(str):
     """A share from 0 to 1, drawn as a bar in a terminal; the string itself is the bar in ASCII."""
 
     WIDTH = 12  # characters
@@ -84,7 +84,7 @@ class Figure(NamedTuple):
     note: str = ""
 
 
-class Figures(NamedTuple):
+class FigureGroup(NamedTuple):
     """The numbers about the whole result; a page shows them without a heading."""
 
     title: str
@@ -114,7 +114,7 @@ class Shares(NamedTuple):
     wholes: Sequence[Whole]
 
 
-class Facts(NamedTuple):
+class FactList(NamedTuple):
     """Titles with texts."""
 
     shown: Sequence[tuple[str, str]]
@@ -141,7 +141,7 @@ class Interactive(NamedTuple):
     file: str
 
 
-Part = Table | Lines | Findings | Gates | Figures | Shares | Facts | BlockMap | Interactive
+Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | BlockMap | Interactive
 TERMINAL, VERBOSE, PAGE, CARD = "terminal", "verbose", "page", "card"  # VERBOSE: a terminal with -v
 
 
@@ -161,7 +161,7 @@ LAYERS = Section("layers", "Layers", [Interactive("layers")], (PAGE,))
 FRONT = Section("front", "Size and error", [Interactive("front")], (PAGE,))
 
 
-class Metric(NamedTuple):
+class MapMetric(NamedTuple):
     """A number of each layer, as the scripts of a page show it."""
 
     title: str
@@ -181,7 +181,7 @@ class Details(NamedTuple):
     of: Callable[[int], Sequence[Sequence[str]]]
 
 
-class Scripted(NamedTuple):
+class PageScripts(NamedTuple):
     """The extra scripts of a page and the data that they show."""
 
     scripts: Sequence[str]
@@ -191,7 +191,7 @@ class Scripted(NamedTuple):
 class Maps(NamedTuple):
     """The metrics in the map and layer table of a page. ``data`` returns columns; see html_data.columns_of."""
 
-    metrics: Mapping[str, Metric]  # by key in the data
+    metrics: Mapping[str, MapMetric]  # by key in the data
     words: Mapping[str, str]  # titles of text columns by key; filters select by them
     data: Callable[[], JsonObject]
     order: str  # metric that sorts the layers, the worst first
@@ -211,7 +211,7 @@ class View(NamedTuple):
     sections: Sequence[Section]
     about: str  # explains what the numbers mean and leave out
     made_by: str  # program and version
-    maps: Maps | Scripted | None = None
+    maps: Maps | PageScripts | None = None
     done: str = ""  # word shown for a pass without gates: compared, evaluated
     doubts: Sequence[str] = ()  # messages that question the comparison itself
 
@@ -243,7 +243,7 @@ class Suite(NamedTuple):
 Cells = Iterable[tuple[str, object]]  # names of columns, with values
 
 
-class Shown(Protocol):
+class Renderable(Protocol):
     """A result that can be rendered for readers and as CSV."""
 
     @property
@@ -260,7 +260,7 @@ class Shown(Protocol):
         """Return the rows of the CSV."""
 
 
-class Judged(Shown, Protocol):
+class TestedResult(Renderable, Protocol):
     """A result with JUnit tests."""
 
     @property

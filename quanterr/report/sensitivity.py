@@ -70,23 +70,23 @@ def read_sensitivity(path: str) -> Sensitivity:
     for row in rows:
         if not isinstance(row, dict) or not isinstance(name := row.get("layer_name"), str):
             continue
-        if (alpha := _number(row, "alpha")) is not None:
+        if (alpha := _read_number(row, "alpha")) is not None:
             weights[name] = alpha
         own = row.get("alphas")
         own = own if isinstance(own, dict) else {}
         for recipe in own:
-            if (alpha := _number(own, recipe)) is not None:
+            if (alpha := _read_number(own, recipe)) is not None:
                 recipes.setdefault(recipe, {})[name] = alpha
-    return Sensitivity(weights, recipes, _factors(fields.get("recipes")))
+    return Sensitivity(weights, recipes, _read_factors(fields.get("recipes")))
 
 
-def _factors(measured: object) -> dict[str, float]:
+def _read_factors(measured: object) -> dict[str, float]:
     """Return measured / predicted KLD of recipes whose KLD exceeds the noise and is small enough to predict."""
     found = {}
     for name, row in measured.items() if isinstance(measured, dict) else ():
         if not isinstance(row, dict):
             continue
-        kld, error, predicted = (_number(row, key) for key in ("kld", "kld_se", "predicted_kld"))
+        kld, error, predicted = (_read_number(row, key) for key in ("kld", "kld_se", "predicted_kld"))
         if kld is None or error is None or not predicted or predicted < 0:
             continue
         if SURE * error < kld <= FARTHEST and isfinite(kld / predicted):
@@ -94,6 +94,6 @@ def _factors(measured: object) -> dict[str, float]:
     return found
 
 
-def _number(row: JsonObject, key: str) -> float | None:
+def _read_number(row: JsonObject, key: str) -> float | None:
     found = row.get(key)
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None

@@ -32,9 +32,9 @@ def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
     if own.get("schema") != schema or str(own.get("schema_version", "")).split(".")[0] != version.split(".")[0]:
         raise ReportError(f"{where}: not a {schema} of schema version {version}")
     if "checksum" not in own:
-        checksum.tell_unchecked(where)
-    elif not checksum.is_as_written(raw):
-        checksum.tell_changed(where)
+        checksum.warn_unchecked(where)
+    elif not checksum.is_unedited(raw):
+        checksum.warn_edited(where)
     try:
         return kind.model_validate_json(raw, strict=True)
     except ValidationError as error:

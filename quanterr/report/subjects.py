@@ -1,8 +1,8 @@
 """Subjects that rules judge, their items and their metrics, for all kinds of documents.
 
 A subject receives a verdict: a report, a plan, a candidate of a ranking or evaluation. Its items are layers, blocks or
-tasks. Each document defines its own in ``values.py`` beside its model: a :class:`Vocabulary`, ``subjects`` which
-lists them and ``with_verdicts`` which stores verdicts.
+tasks. Each document defines its own in ``values.py`` beside its model: a :class:`Vocabulary`, ``list_subjects`` which
+lists them and ``store_verdicts`` which stores verdicts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ class Vocabulary(NamedTuple):
     scores: Mapping[str, Score] = {}  # scores of the subject's metrics
 
 
-def number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
+def read_number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
     """Return a value by name; infinite where ``nonfinite`` says so, None if undefined."""
     key, _, percentile = name.partition(".")
     value: float | None = values[key][percentile] if percentile else values[key]
@@ -51,11 +51,13 @@ class Item(NamedTuple):
     trouble: str | None = None
     perfect: Mapping[str, float] = {}  # values of metrics for a tensor that is identical on both sides
 
-    def number(self, metric: str) -> float | None:
+    def get_number(self, metric: str) -> float | None:
         """Return a metric's value, None if undefined; the perfect value for a tensor identical on both sides."""
         if self.identical:
             return self.perfect.get(metric, self.values.get(metric))
-        return None if self.kind == "not_compared" else number(self.values, self.values.get("nonfinite", {}), metric)
+        return (
+            None if self.kind == "not_compared" else read_number(self.values, self.values.get("nonfinite", {}), metric)
+        )
 
     @property
     def identical(self) -> bool:
@@ -83,15 +85,15 @@ class Subject:
     patterns: Sequence[str] = ()  # the selection of layers
     too_few: str | None = None  # why the numbers have no confidence interval
 
-    def items_with(self, metric: str) -> list[Item]:
+    def list_items(self, metric: str) -> list[Item]:
         """Return the items that have a metric of the vocabulary."""
         return [item for item in self.items if item.kind == self.vocabulary.items[metric]]
 
-    def of_whole(self, metric: str) -> float | None:
+    def get_whole_metric(self, metric: str) -> float | None:
         """Return the subject's own value of a metric, None if undefined."""
         return self.whole.get(metric)
 
-    def of_model(self, metric: str) -> float | None:
+    def get_model_metric(self, metric: str) -> float | None:
         """Return the value of global(metric), None if undefined."""
         raise KeyError(metric)
 
@@ -111,7 +113,7 @@ class Subject:
         raise UsageError(f"a {self.vocabulary.document} takes no baseline")
 
 
-def counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | None:
+def find_counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | None:
     """Return the older subject to compare with: the only one, or the one of the same name; None without any.
 
     Raises:
@@ -133,7 +135,7 @@ class HasVerdict(Protocol):
     reasons: list[str]
 
 
-def overall(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, list[str]]:
+def combine_verdicts(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, list[str]]:
     """Return the joint verdict of candidates, given by name, and its reasons."""
     found = [one.verdict for one in candidates.values()]
     verdict: Word = "inconclusive" if "inconclusive" in found else "fail" if "fail" in found else "pass"
@@ -144,19 +146,19 @@ def overall(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, lis
     ]
 
 
-def whole_of(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:
+def merge_verdicts(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:
     """Return the fields that verdicts on its candidates change in a document."""
-    verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
+    verdict, reasons = combine_verdicts(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
     gated = any(found.gates for found in verdicts)
     return {"candidates": list(candidates), "verdict": verdict, "reasons": reasons, "gated": gated}
 
 
-def reasons_of_its_own(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:
+def list_own_reasons(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:
     """Return the reasons of an inconclusive stored verdict that no gate caused; empty for other verdicts."""
     return [reason for reason in reasons if reason not in of_gates] if verdict == "inconclusive" else []
 
 
-def change(old: float | None, new: float | None, function: str = "delta") -> float | None:
+def compute_change(old: float | None, new: float | None, function: str = "delta") -> float | None:
     """Return the change from old to new: "delta" new - old, "rel_delta" (new - old) / ``|old|``, "ratio" new / old.
 
     Equal values give no change, even if both are infinite or zero. None if undefined.

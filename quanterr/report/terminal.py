@@ -15,15 +15,15 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quanterr.report.base import Finding
-from quanterr.report.block_map import block_maps
-from quanterr.report.formatting import LONG, sentence, stated
+from quanterr.report.block_map import draw_block_maps
+from quanterr.report.formatting import LONG, format_answer, sentence
 from quanterr.report.sections import (
     TERMINAL,
     VERBOSE,
-    Bar,
+    BarCell,
     BlockMap,
     Column,
-    Figures,
+    FigureGroup,
     Findings,
     Gates,
     LayerName,
@@ -62,7 +62,7 @@ def console(file: IO[str], color: str = "auto") -> Console:
     )
 
 
-class Answer(NamedTuple):
+class Outcome(NamedTuple):
     """How a command ended: its exit status, the files it wrote and the command it proposes."""
 
     status: int | None = None
@@ -70,10 +70,10 @@ class Answer(NamedTuple):
     next_step: str = ""
 
 
-UNANSWERED = Answer()
+NO_OUTCOME = Outcome()
 
 
-def show(view: View, to: Console, answer: Answer = UNANSWERED, verbose: bool = False, plot: bool = True) -> None:
+def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = False, plot: bool = True) -> None:
     """Print a view: sections, then findings, then the answer.
 
     ``verbose`` adds sections for verbose terminals and prints all findings; ``plot`` draws maps in a terminal.
@@ -99,20 +99,20 @@ def show(view: View, to: Console, answer: Answer = UNANSWERED, verbose: bool = F
         to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
     if answer.next_step:  # unwrapped, so that it can be pasted
         to.print(Text(f"next: {display(answer.next_step, LONG)}", style="dim"), soft_wrap=True)
-    to.print(Text(conclude(view, answer), style=_style_of(view)), soft_wrap=wrap)
+    to.print(Text(format_conclusion(view, answer), style=_pick_style(view)), soft_wrap=wrap)
 
 
-def conclude(view: View, answer: Answer) -> str:
+def format_conclusion(view: View, answer: Outcome) -> str:
     """Return the last line, such as "PASS (exit 0): …. Wrote a.json", with doubts about the comparison."""
-    written = ", ".join(display(_from_here(path)) for path in answer.wrote)
+    written = ", ".join(display(_relative_path(path)) for path in answer.wrote)
     words = f"{view.conclusion}. Wrote {written}" if written else view.conclusion
     if view.word is None:
         return words
     status = "" if answer.status is None else f" (exit {int(answer.status)})"
-    return stated(f"{view.word.upper()}{status}", view.doubts, words)
+    return format_answer(f"{view.word.upper()}{status}", view.doubts, words)
 
 
-def _style_of(view: View) -> str:
+def _pick_style(view: View) -> str:
     """Return the style of the last line; a pass without gates is no approval and gets no colour."""
     return STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
 
@@ -134,10 +134,10 @@ def _print_part(part: Part, to: Console) -> None:
     wrap = not to.is_terminal
     if isinstance(part, Table):
         _print_table(part, to)
-    elif isinstance(part, Figures):
+    elif isinstance(part, FigureGroup):
         _print_figures(part, to)
     elif isinstance(part, BlockMap):
-        for picture in block_maps(part.weights(), to.width, unicode="utf" in (to.encoding or "").lower()):
+        for picture in draw_block_maps(part.weights(), to.width, unicode="utf" in (to.encoding or "").lower()):
             to.print(picture)
     elif isinstance(part, Lines):
         for line in part.lines:
@@ -181,7 +181,7 @@ def _common_ends(names: Sequence[str]) -> tuple[str, str]:
     return "".join(f"{same[0]}." for same in alike), suffix
 
 
-def _print_figures(part: Figures, to: Console) -> None:
+def _print_figures(part: FigureGroup, to: Console) -> None:
     to.print(Text(part.title, style="bold"), soft_wrap=not to.is_terminal)
     table = _bare_table("", is_plain(to))
     table.show_header = False
@@ -198,7 +198,7 @@ def is_plain(to: Console) -> bool:
     return not to.file.isatty() or "utf" not in (to.encoding or "").lower()
 
 
-def _from_here(path: str) -> str:
+def _relative_path(path: str) -> str:
     """Return the path relative to the current folder if it is inside."""
     try:
         relative = os.path.relpath(path)
@@ -243,17 +243,17 @@ def fit_table(
 
 def _draw(cell: str, plain: bool) -> Text:
     """Return a cell as text; bars are drawn in eighths of a character, red where long."""
-    if plain or not isinstance(cell, Bar):
+    if plain or not isinstance(cell, BarCell):
         return Text(display(cell, LONG))
-    eighths = round(cell.share * Bar.WIDTH * 8)
+    eighths = round(cell.share * BarCell.WIDTH * 8)
     bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
     style = "red" if cell.share > RED else "yellow" if cell.share > YELLOW else "green"
-    return Text(bar.ljust(Bar.WIDTH), style=style)
+    return Text(bar.ljust(BarCell.WIDTH), style=style)
 
 
 def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: bool) -> None:
     """Print the worst findings, or all if ``verbose``, with those of one layer together."""
-    groups = _by_layer(found)
+    groups = _group_by_layer(found)
     shown = groups if verbose else groups[:MAX_FINDINGS]
     if shown:
         to.print()
@@ -271,7 +271,7 @@ def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: b
         to.print(Text(f"for details, run quanterr explain NAME: {codes}", style="dim"), soft_wrap=not to.is_terminal)
 
 
-def _by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
+def _group_by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
     """Return findings grouped by candidate and layer, in groups and within them the most severe first."""
     severities = list(SEVERITIES)
     groups: dict[object, list[tuple[str, Finding]]] = {}

@@ -24,8 +24,8 @@ from quanterr.metrics.sums import Sums, exact
 from quanterr.report import NORM
 from quanterr.report.gate_results import Verdict
 from quanterr.report.reading import Extract, extract
-from quanterr.report.same_original import difference
-from quanterr.report.subjects import Item, Subject, Vocabulary, number, reasons_of_its_own
+from quanterr.report.same_original import find_difference
+from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PERCENTILE_KEYS = {"percentiles": PERCENTILES, "layer_percentiles": LAYER_PERCENTILES}
 
 
-def _names(rows: tuple[Metric, ...]) -> dict[str, Metric]:
+def _list_numbers(rows: tuple[Metric, ...]) -> dict[str, Metric]:
     """Return metric rows by the numbers they provide, such as "snr_db" or "absolute_error_percentiles.p99"."""
     found = {}
     for row in rows:
@@ -46,8 +46,8 @@ def _names(rows: tuple[Metric, ...]) -> dict[str, Metric]:
     return found
 
 
-LAYER_METRICS = _names(METRICS)
-MODEL_METRICS = _names(AGGREGATES)
+LAYER_METRICS = _list_numbers(METRICS)
+MODEL_METRICS = _list_numbers(AGGREGATES)
 # Metric → the setting that defines it.
 NEEDS = {
     **dict.fromkeys(("weighted_nmse", "weighted_error_norm", "weighted_snr_db"), "importance"),
@@ -67,11 +67,11 @@ class ReportMetric(NamedTuple):
     of: Callable[[Extract], float | None]
 
 
-def _length(key: str) -> Callable[[Extract], float]:
+def _make_count(key: str) -> Callable[[Extract], float]:
     return lambda report: float(len(report[key]))
 
 
-def _findings(severity: str) -> Callable[[Extract], float]:
+def _make_finding_count(severity: str) -> Callable[[Extract], float]:
     return lambda report: float(sum(found["severity"] == severity for found in report["findings"]))
 
 
@@ -84,15 +84,15 @@ REPORT_METRICS: dict[str, ReportMetric] = {
         "share of the quantized side's selected bytes that were compared, 0 to 1",
         lambda report: report["coverage"]["quantized_compared_fraction"],
     ),
-    "layers": ReportMetric("number of weights that differ", _length("layers")),
-    "lossless": ReportMetric("number of tensors that are identical on both sides", _length("lossless")),
+    "layers": ReportMetric("number of weights that differ", _make_count("layers")),
+    "lossless": ReportMetric("number of tensors that are identical on both sides", _make_count("lossless")),
     "other_changes": ReportMetric(
-        "number of norms, biases and other 1-D tensors that differ", _length("other_changes")
+        "number of norms, biases and other 1-D tensors that differ", _make_count("other_changes")
     ),
-    "not_compared": ReportMetric("number of selected tensors that were not compared", _length("not_compared")),
-    "findings.error": ReportMetric("number of findings of severity error", _findings("error")),
-    "findings.warning": ReportMetric("number of findings of severity warning", _findings("warning")),
-    "findings.info": ReportMetric("number of findings of severity info", _findings("info")),
+    "not_compared": ReportMetric("number of selected tensors that were not compared", _make_count("not_compared")),
+    "findings.error": ReportMetric("number of findings of severity error", _make_finding_count("error")),
+    "findings.warning": ReportMetric("number of findings of severity warning", _make_finding_count("warning")),
+    "findings.info": ReportMetric("number of findings of severity info", _make_finding_count("info")),
 }
 
 
@@ -108,18 +108,21 @@ VOCABULARY = Vocabulary(
 EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
 
 
-def _of_equal_tensors(rows: tuple[Metric, ...]) -> dict[str, float]:
+def _compute_equal_metrics(rows: tuple[Metric, ...]) -> dict[str, float]:
     """Return the metrics of two equal tensors that do not depend on the values: 0, 1 or infinite."""
     first, second = (
-        _numbers(
-            rows, Measured(_equal(a), attainable=EQUAL, alpha=a, layers=LayerValues([0.0], [0.0], [inf], [], [0.0]))
+        _evaluate_numbers(
+            rows,
+            Measured(
+                _make_equal_sums(a), attainable=EQUAL, alpha=a, layers=LayerValues([0.0], [0.0], [inf], [], [0.0])
+            ),
         )
         for a in (1.0, 2.0)
     )
     return {name: value for name, value in first.items() if value == second.get(name)}
 
 
-def _equal(a: float) -> Sums:
+def _make_equal_sums(a: float) -> Sums:
     """Return the sums of a tensor and itself; its norm and spread are integers, so that nothing is rounded."""
     x = (a, a, 7 * a, 7 * a)
     total, energy = sum(map(exact, x)), sum(exact(value * value) for value in x)
@@ -127,18 +130,20 @@ def _equal(a: float) -> Sums:
     return replace(of_both, weighted_x_sq=energy)
 
 
-def _numbers(rows: tuple[Metric, ...], measured: Measured) -> dict[str, float]:
+def _evaluate_numbers(rows: tuple[Metric, ...], measured: Measured) -> dict[str, float]:
     values, nonfinite = evaluate(rows, measured)
-    found = {name: number(values, nonfinite, name) for name in _names(rows)}
-    percentiles = {name: 0.0 for name, row in _names(rows).items() if row.kind in PERCENTILE_KEYS}  # every |e| is 0
+    found = {name: read_number(values, nonfinite, name) for name in _list_numbers(rows)}
+    percentiles = {
+        name: 0.0 for name, row in _list_numbers(rows).items() if row.kind in PERCENTILE_KEYS
+    }  # every |e| is 0
     return {name: value for name, value in found.items() if value is not None} | percentiles
 
 
-EQUAL_LAYER = _of_equal_tensors(METRICS)
-EQUAL_MODEL = _of_equal_tensors(AGGREGATES)
+EQUAL_LAYER = _compute_equal_metrics(METRICS)
+EQUAL_MODEL = _compute_equal_metrics(AGGREGATES)
 
 
-def _perfect(equal: Mapping[str, float], report: Extract) -> Mapping[str, float]:
+def _pick_perfect(equal: Mapping[str, float], report: Extract) -> Mapping[str, float]:
     """Return the metrics that the report has; weighted ones need its importance matrix or sensitivity."""
     settings = report["settings"]
     return {name: value for name, value in equal.items() if name not in NEEDS or settings.get(NEEDS[name])}
@@ -149,7 +154,7 @@ class ReportValues(Subject):
 
     def __init__(self, report: Extract) -> None:
         """Create the subject from an extract."""
-        items = _items(report)
+        items = _make_items(report)
         troubles = [f["message"] for f in report["findings"] if f["severity"] == "error" and f["layer"] is None]
         troubles += [f"{display(item.name)}: {item.trouble}" for item in items if item.trouble]
         warnings = [found for found in report["findings"] if found["severity"] == "warning"]
@@ -157,24 +162,24 @@ class ReportValues(Subject):
             VOCABULARY,
             items,
             trouble=next(iter(troubles), None),
-            unreliable=_unreliable(report, troubles),
+            unreliable=_find_unreliable(report, troubles),
             unquantized=[found["message"] for found in warnings if found["code"] in NOT_QUANTIZED],
             complete=report["complete"],
             patterns=report["selection"]["patterns"],
         )
         self.report = report
 
-    def items_with(self, metric: str) -> list[Item]:
+    def list_items(self, metric: str) -> list[Item]:
         """Return all items: each has every metric."""
         return self.items
 
-    def of_model(self, metric: str) -> float | None:
+    def get_model_metric(self, metric: str) -> float | None:
         """Return an aggregate value; the perfect value if no layer differs, None without layers."""
         if not self.report["layers"]:
-            return _perfect(EQUAL_MODEL, self.report).get(metric) if self.report["lossless"] else None
-        return number(self.report["aggregate"], self.report["aggregate"]["nonfinite"], metric)
+            return _pick_perfect(EQUAL_MODEL, self.report).get(metric) if self.report["lossless"] else None
+        return read_number(self.report["aggregate"], self.report["aggregate"]["nonfinite"], metric)
 
-    def of_whole(self, metric: str) -> float | None:
+    def get_whole_metric(self, metric: str) -> float | None:
         """Return a metric of the report itself."""
         return REPORT_METRICS[metric].of(self.report)
 
@@ -200,25 +205,25 @@ class ReportValues(Subject):
             UsageError: as for :meth:`check_usable`, or the original or the weighting of a metric differs.
         """
         baseline.check_usable()
-        why = difference(baseline.report, self.report)
+        why = find_difference(baseline.report, self.report)
         for setting in sorted({NEEDS[metric] for metric in metrics if metric in NEEDS}) if why is None else ():
-            why = why or _other_file(setting, baseline.report, self.report)
+            why = why or _find_other_file(setting, baseline.report, self.report)
         if why:
             raise UsageError(f"the baseline does not apply to this report: {why}")
 
 
-def subjects(report: "Report", metrics: Collection[str]) -> list[Subject]:
+def list_subjects(report: "Report", metrics: Collection[str]) -> list[Subject]:
     """Return the report as the only subject, with these metrics."""
     of_layers = {NORM} | (LAYER_METRICS.keys() & metrics)
     return [ReportValues(extract(report, of_layers, MODEL_METRICS.keys() & metrics))]
 
 
-def with_verdicts(report: "Report", judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Report":
+def store_verdicts(report: "Report", judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Report":
     """Return a copy of the report with the verdict and its gates."""
     return report.model_copy(update=verdicts[0]._asdict() | {"gated": bool(verdicts[0].gates)})
 
 
-def _other_file(setting: str, old: Extract, new: Extract) -> str | None:
+def _find_other_file(setting: str, old: Extract, new: Extract) -> str | None:
     """Return why a setting's file differs, judged by its name only: folders may differ between machines."""
     paths = (report["settings"].get(setting) for report in (old, new))
     before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
@@ -229,29 +234,29 @@ def _other_file(setting: str, old: Extract, new: Extract) -> str | None:
     )
 
 
-def _items(report: Extract) -> list[Item]:
+def _make_items(report: Extract) -> list[Item]:
     trouble = {row["layer_name"]: f"not compared: {row['reason']}" for row in reversed(report["not_compared"])}
     for found in reversed(report["findings"]):
         if found["severity"] == "error" and found["layer"] is not None:
             trouble[found["layer"]] = found["message"].removeprefix(f"{display(found['layer'])}: ")
-    perfect = _perfect(EQUAL_LAYER, report)
+    perfect = _pick_perfect(EQUAL_LAYER, report)
     items = [
-        Item(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _nonfinite(row), perfect)
+        Item(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _find_nonfinite(row), perfect)
         for kind in ("layers", "other_changes", "lossless")
         for row in report[kind]
     ]
     return items + [Item(name, "not_compared", {}, why, perfect) for name, why in trouble.items()]
 
 
-def _nonfinite(row: JsonFields) -> str | None:
+def _find_nonfinite(row: JsonFields) -> str | None:
     return None if row.get("finite", True) else "has elements that are NaN or infinite"
 
 
-def _unreliable(report: Extract, troubles: list[str]) -> list[str]:
+def _find_unreliable(report: Extract, troubles: list[str]) -> list[str]:
     """Return why the verdict can only be inconclusive; checks the content, too: the stored verdict may be edited."""
     if report["verdict"] == "inconclusive":
         of_gates = {gate["message"] for gate in report["gates"]}
-        words = reasons_of_its_own(report["verdict"], report["reasons"], of_gates)
+        words = list_own_reasons(report["verdict"], report["reasons"], of_gates)
         of_result = [reason for reason in words if not reason.startswith(NOT_JUDGED)]
         if of_result or troubles or not words:
             return of_result or troubles or ["the report is inconclusive without a reason"]

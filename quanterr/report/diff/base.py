@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import IO, Any, cast
 
 from quanterr.errors import UsageError
-from quanterr.report.document import Declared
+from quanterr.report.document import Result
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, size
 
 
-class Difference(Declared):
+class Difference(Result):
     """Base of diffs, which are dataclasses of plain data with a schema version."""
 
     @property
@@ -32,7 +32,7 @@ class Difference(Declared):
         file.write(self.to_json())
 
 
-def refuse(names: tuple[str, str], why: str | None, force: bool) -> None:
+def check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
     """Check that two results are comparable, unless forced.
 
     Raises:
@@ -43,18 +43,18 @@ def refuse(names: tuple[str, str], why: str | None, force: bool) -> None:
         raise UsageError(f"{old} cannot be compared with {new}: {why}; use --force to compare anyway")
 
 
-def answer(difference: str | None, changed: str) -> str:
+def format_answer(difference: str | None, changed: str) -> str:
     """Return the changes, with the reason why the results are not comparable if forced."""
     return changed if difference is None else f"not comparable: {difference}; {changed}"
 
 
-def sizes(old: int, new: int) -> str:
+def format_sizes(old: int, new: int) -> str:
     """Format a change of size, such as "2.50 MiB -> 2.75 MiB (+10.00 %)"."""
     if old == new or not old:
         return size(new)
     return f"{size(old)} -> {size(new)} ({100 * (new - old) / old:+.2f} %)"
 
 
-def counted(numbers: Iterable[tuple[int, str]]) -> str:
+def join_counts(numbers: Iterable[tuple[int, str]]) -> str:
     """Join counts, such as "4 worse, 2 better"; the first two always, others if not zero."""
     return ", ".join(f"{n:,} {word}" for place, (n, word) in enumerate(numbers) if n or place < 2)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from math import hypot, inf, log
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from quanterr.report.diff.base import Difference, refuse
+from quanterr.report.diff.base import Difference, check_comparable
 from quanterr.report.document import Document
-from quanterr.report.documents import Kind
-from quanterr.report.evaluation.model import difference as of_evaluations
+from quanterr.report.documents import DocumentKind
+from quanterr.report.evaluation.model import find_difference as of_evaluations
 from quanterr.report.plan.model import Plan, PlannedLayer
 from quanterr.report.ranking.model import Ranking
-from quanterr.report.same_original import Marks, other_tensor
+from quanterr.report.same_original import Marks, find_tensor_difference
 from quanterr.report.subjects import WIDTH, Item, Subject
 from quanterr.util.text import display
 
@@ -114,7 +114,9 @@ class Changes(NamedTuple):
     difference: Callable[[Any, Any], str | None]  # returns why two documents are not comparable
 
 
-def candidates_of(kind: Kind, old: Document, new: Document, names: tuple[str, str], force: bool) -> CandidateDiff:
+def diff_candidates(
+    kind: DocumentKind, old: Document, new: Document, names: tuple[str, str], force: bool
+) -> CandidateDiff:
     """Compare two documents of a kind, candidate by candidate.
 
     Raises:
@@ -122,22 +124,22 @@ def candidates_of(kind: Kind, old: Document, new: Document, names: tuple[str, st
     """
     document = kind.name.lower()
     why = CHANGES[document].difference(old, new)
-    refuse(names, why, force)
-    before, after = (_sides(kind, one) for one in (old, new))
-    pairs = _pairs(before, after)
+    check_comparable(names, why, force)
+    before, after = (_list_sides(kind, one) for one in (old, new))
+    pairs = _pair_sides(before, after)
     paired = [was.name for was, _ in pairs], [now.name for _, now in pairs]
     return CandidateDiff(
         f"quanterr.{document}_diff",
         SCHEMA_VERSION,
         *names,
         why,
-        [_change(CHANGES[document], was, now) for was, now in pairs],
+        [_compare_sides(CHANGES[document], was, now) for was, now in pairs],
         added=[side.name for side in after if side.name not in paired[1]],
         gone=[side.name for side in before if side.name not in paired[0]],
     )
 
 
-class Side(NamedTuple):
+class CandidateSide(NamedTuple):
     """A candidate in one of the documents."""
 
     name: str
@@ -146,16 +148,18 @@ class Side(NamedTuple):
     subject: Subject
 
 
-def _sides(kind: Kind, document: Document) -> list[Side]:
-    subjects: Sequence[Subject] = kind.values.subjects(document, ())
+def _list_sides(kind: DocumentKind, document: Document) -> list[CandidateSide]:
+    subjects: Sequence[Subject] = kind.values.list_subjects(document, ())
     candidates = getattr(document, "candidates", [document])
     return [
-        Side(subject.name or kind.name.lower(), getattr(one, "verdict", None), one.bytes, subject)
+        CandidateSide(subject.name or kind.name.lower(), getattr(one, "verdict", None), one.bytes, subject)
         for subject, one in zip(subjects, candidates, strict=True)
     ]
 
 
-def _pairs(before: Sequence[Side], after: Sequence[Side]) -> list[tuple[Side, Side]]:
+def _pair_sides(
+    before: Sequence[CandidateSide], after: Sequence[CandidateSide]
+) -> list[tuple[CandidateSide, CandidateSide]]:
     """Return the pairs of candidates with the same name; if each document has only one, that pair."""
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
@@ -163,7 +167,7 @@ def _pairs(before: Sequence[Side], after: Sequence[Side]) -> list[tuple[Side, Si
     return [(known[side.name], side) for side in after if side.name in known]
 
 
-def _change(how: Changes, was: Side, now: Side) -> CandidateChange:
+def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> CandidateChange:
     before, after = ({item.name: item for item in side.subject.items if item.kind == how.item} for side in (was, now))
     found = [how.changed(before[name], item) for name, item in after.items() if name in before]
     changed = [one for one in found if one is not None]
@@ -174,7 +178,7 @@ def _change(how: Changes, was: Side, now: Side) -> CandidateChange:
         new_verdict=now.verdict,
         old_bytes=was.bytes,
         new_bytes=now.bytes,
-        metrics=list(_metrics(was.subject, now.subject)),
+        metrics=list(_compare_metrics(was.subject, now.subject)),
         worse=[item for by, item in sorted(changed, key=lambda one: -one[0]) if by > 0],
         better=[item for by, item in sorted(changed, key=lambda one: one[0]) if by <= 0],
         unchanged=len(found) - len(changed),
@@ -183,9 +187,9 @@ def _change(how: Changes, was: Side, now: Side) -> CandidateChange:
     )
 
 
-def _metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
+def _compare_metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
     for metric, score in now.vocabulary.scores.items():
-        old, new = was.of_whole(metric), now.of_whole(metric)
+        old, new = was.get_whole_metric(metric), now.get_whole_metric(metric)
         if old is None or new is None:
             continue
         errors = was.errors.get(metric), now.errors.get(metric)
@@ -195,7 +199,7 @@ def _metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
         yield MetricChange(metric, old, new, new - old, error, chance, word)
 
 
-def _of_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+def _compare_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     x, y = was.values["output_error"], now.values["output_error"]
     if x is None or y is None or x == y:
         return None
@@ -203,7 +207,7 @@ def _of_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return (by, WeightChange(now.name, x, y, y / x if x else None)) if abs(by) > log(1 + SAME) else None
 
 
-def _of_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+def _compare_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     levels = was.values["snr_db"], now.values["snr_db"]
     x, y = (inf if level is None else level for level in levels)
     if x == y or abs(y - x) <= SAME_DB:
@@ -211,7 +215,7 @@ def _of_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return x - y, LayerChange(now.name, *levels, None if None in levels else y - x)
 
 
-def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+def _compare_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     old, new = was.values, now.values
     if old["recipe"] == new["recipe"]:
         return None
@@ -219,26 +223,26 @@ def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return new["cost"] - old["cost"], RecipeChange(now.name, *pairs)
 
 
-def _of_rankings(old: Ranking, new: Ranking) -> str | None:
-    return _other_original(old, new) or (None if old.sample == new.sample else "it has a different sample of rows")
+def _find_ranking_difference(old: Ranking, new: Ranking) -> str | None:
+    return _find_other_original(old, new) or (None if old.sample == new.sample else "it has a different sample of rows")
 
 
-def _of_plans(old: Plan, new: Plan) -> str | None:
+def _find_plan_difference(old: Plan, new: Plan) -> str | None:
     if old.measure != new.measure:
         return f"the cost is {old.measure} there, {new.measure} here"
     known = {layer.layer_name: layer for layer in old.layers}
     for layer in new.layers:
         before = known.get(layer.layer_name)
-        if before and (why := other_tensor(layer.layer_name, _marks(before), _marks(layer))):
+        if before and (why := find_tensor_difference(layer.layer_name, _read_marks(before), _read_marks(layer))):
             return f"it has a different original: {why}"
-    return _other_original(old, new)
+    return _find_other_original(old, new)
 
 
-def _marks(layer: PlannedLayer) -> Marks:
+def _read_marks(layer: PlannedLayer) -> Marks:
     return Marks(layer.original_norm, layer.original_fingerprint)
 
 
-def _other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
+def _find_other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
     if old.original_bytes != new.original_bytes:
         return f"it has a different original: {old.original_bytes:,} bytes there, {new.original_bytes:,} here"
     if old.selection.patterns != new.selection.patterns:
@@ -248,7 +252,7 @@ def _other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
 
 
 CHANGES: Mapping[str, Changes] = {
-    "evaluation": Changes("weight", _of_weight, of_evaluations),
-    "ranking": Changes("layer", _of_layer, _of_rankings),
-    "plan": Changes("layer", _of_recipe, _of_plans),
+    "evaluation": Changes("weight", _compare_weight, of_evaluations),
+    "ranking": Changes("layer", _compare_layer, _find_ranking_difference),
+    "plan": Changes("layer", _compare_recipe, _find_plan_difference),
 }

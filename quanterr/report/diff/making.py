@@ -4,7 +4,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, cast, overload
 
 from quanterr.errors import UsageError
-from quanterr.report.documents import KINDS, Kind, kind_of, read_document
+from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -31,31 +31,31 @@ def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | Candidate
         UsageError: the results are of different kinds, or not comparable without ``force``.
         ReportError: a file is missing, damaged or no such result.
     """
-    kinds, names = (_kind(old), _kind(new)), (_name(old), _name(new))
+    kinds, names = (_find_kind(old), _find_kind(new)), (_pick_name(old), _pick_name(new))
     if kinds[0] != kinds[1]:
         for one, kind in zip((old, new), kinds, strict=True):
             if kind.name == "Report":
-                _report(one)  # raises if the file is missing or damaged, as such a file counts as a report
+                _read_extract(one)  # raises if the file is missing or damaged, as such a file counts as a report
         words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
         raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
     if kinds[0].name == "Report":
-        from quanterr.report.diff.reports import difference_of
+        from quanterr.report.diff.reports import diff_reports
 
-        return difference_of(_report(old), _report(new), names, force)
-    from quanterr.report.diff.candidates import candidates_of
+        return diff_reports(_read_extract(old), _read_extract(new), names, force)
+    from quanterr.report.diff.candidates import diff_candidates
 
-    return candidates_of(kinds[0], _document(old), _document(new), names, force)
-
-
-def _report(one: "Stored") -> "Extract":
-    from quanterr.report.diff.reports import of_report
-
-    return of_report(cast("str | Report", one))
+    return diff_candidates(kinds[0], _load_document(old), _load_document(new), names, force)
 
 
-def _kind(one: "Stored") -> Kind:
+def _read_extract(one: "Stored") -> "Extract":
+    from quanterr.report.diff.reports import read_for_diff
+
+    return read_for_diff(cast("str | Report", one))
+
+
+def _find_kind(one: "Stored") -> DocumentKind:
     if isinstance(one, str | PathLike):
-        return kind_of(fspath(one))
+        return find_kind(fspath(one))
     found = next((kind for kind in KINDS.values() if kind.name == type(one).__name__), None)
     if found is None:
         raise UsageError(
@@ -64,11 +64,11 @@ def _kind(one: "Stored") -> Kind:
     return found
 
 
-def _document(one: "Stored") -> "Document":
+def _load_document(one: "Stored") -> "Document":
     return read_document(fspath(one)) if isinstance(one, str | PathLike) else one
 
 
-def _name(one: "Stored") -> str:
+def _pick_name(one: "Stored") -> str:
     if isinstance(one, str | PathLike):
         return fspath(one)
     return cast("Report", one).quantized.path if type(one).__name__ == "Report" else type(one).__name__.lower()

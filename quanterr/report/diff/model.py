@@ -86,7 +86,7 @@ class Diff(Difference):
         Raises:
             UsageError: pandas is not installed.
         """
-        return notebook.frame(layer._asdict() for layer in self.layers)
+        return notebook.make_frame(layer._asdict() for layer in self.layers)
 
     def to_dict(self) -> JsonObject:
         """Plain data for JSON."""

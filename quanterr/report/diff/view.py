@@ -6,11 +6,11 @@ Also its CSV rows.
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from quanterr.report.diff.base import answer, counted, sizes
+from quanterr.report.diff.base import format_answer, format_sizes, join_counts
 from quanterr.report.diff.model import Both, Change, Diff, Totals
-from quanterr.report.formatting import db
-from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, columns_of
-from quanterr.report.sections import LAYERS, MAP, Cells, Column, LayerName, Maps, Metric, Name, Section, Table, View
+from quanterr.report.formatting import format_db
+from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, make_columns
+from quanterr.report.sections import LAYERS, MAP, Cells, Column, LayerName, MapMetric, Maps, Name, Section, Table, View
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
@@ -33,9 +33,9 @@ CSV_COLUMNS = (
     *("old_format", "new_format", "reason"),
 )
 METRICS = {
-    "change_db": Metric("Change", "higher", "dB", column="Change dB", is_signed=True),
-    "old_snr_db": Metric("Old SNR", "higher", "dB", column="Old dB", is_wide=True),
-    "new_snr_db": Metric("New SNR", "higher", "dB", column="New dB"),
+    "change_db": MapMetric("Change", "higher", "dB", column="Change dB", is_signed=True),
+    "old_snr_db": MapMetric("Old SNR", "higher", "dB", column="Old dB", is_wide=True),
+    "new_snr_db": MapMetric("New SNR", "higher", "dB", column="New dB"),
 }
 WORDS = {"role": "Role", "format": "Format"}
 ABOUT = (
@@ -47,7 +47,7 @@ ABOUT = (
 def view(diff: Diff, top: int) -> View:
     """Return the view of a diff with ``top`` layers of each kind."""
     facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old.path)]), ("new", [Name(diff.new.path)])]
-    maps = Maps(METRICS, WORDS, lambda: columns_of(map(_row, diff.layers)), "change_db", "change_db")
+    maps = Maps(METRICS, WORDS, lambda: make_columns(map(_row, diff.layers)), "change_db", "change_db")
     made_by = f"quanterr {__version__}"
     return View(
         "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), ABOUT, made_by,
@@ -58,7 +58,7 @@ def view(diff: Diff, top: int) -> View:
 def conclusion(diff: Diff) -> str:
     """Return the changes in a sentence, such as "4 layers worse, 2 better; 32.13 -> 30.77 dB over all; 2.50 MiB"."""
     layers = "layer" if len(diff.worse) == 1 else "layers"
-    numbers = counted(
+    numbers = join_counts(
         [
             (len(diff.worse), f"{layers} worse"),
             (len(diff.better), "better"),
@@ -71,8 +71,8 @@ def conclusion(diff: Diff) -> str:
     )
     levels = f"{_level(diff.old.overall_snr_db)} -> {_level(diff.new.overall_snr_db)} dB over all"
     verdicts = "" if diff.old.verdict == diff.new.verdict else f"; {diff.old.verdict} -> {diff.new.verdict}"
-    stored = sizes(diff.old.quantized_bytes, diff.new.quantized_bytes)
-    return answer(diff.difference, f"{numbers}; {levels}; {stored}{verdicts}")
+    stored = format_sizes(diff.old.quantized_bytes, diff.new.quantized_bytes)
+    return format_answer(diff.difference, f"{numbers}; {levels}; {stored}{verdicts}")
 
 
 def brief(diff: Diff) -> str:
@@ -95,7 +95,7 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
     ):
         if names:
             title = f"{count(len(names), 'layer')} {word}"
-            yield Section(key, title, [names_table(title, "layer", names, top)])
+            yield Section(key, title, [make_names_table(title, "layer", names, top)])
     if diff.format_changes:
         title = f"{count(len(diff.format_changes), 'layer')} in another format"
         formats = [[LayerName(c.layer), c.old_format, c.new_format] for c in diff.format_changes[:top]]
@@ -104,7 +104,7 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
     yield from [LAYERS] if diff.layers else []
 
 
-def names_table(title: str, first: str, names: Sequence[str], top: int) -> Table:
+def make_names_table(title: str, first: str, names: Sequence[str], top: int) -> Table:
     """Return a table of names."""
     return Table(title, first, (), [[LayerName(name)] for name in names[:top]], max(len(names) - top, 0))
 
@@ -133,7 +133,7 @@ def _excess_change(item: Change) -> float:
 
 
 def _level(value: float | None) -> str:
-    return "-" if value is None else db(value)
+    return "-" if value is None else format_db(value)
 
 
 def _row(layer: Both) -> Row:

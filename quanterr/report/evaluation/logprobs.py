@@ -48,18 +48,18 @@ def read_logprobs(path: str) -> list[list[float]]:
         raise ReportError(f"{where}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ReportError(f"{where}: not UTF-8 text") from error
-    found = [_numbers(line, f"{where}, line {n}") for n, line in enumerate(lines, 1)]
+    found = [_read_numbers(line, f"{where}, line {n}") for n, line in enumerate(lines, 1)]
     if sum(map(len, found)) < 2:
         raise ReportError(f"{where}: found {sum(map(len, found))} log-probabilities; at least 2 are needed")
     return found
 
 
-def _numbers(line: str, where: str) -> list[float]:
+def _read_numbers(line: str, where: str) -> list[float]:
     try:
         value = json.loads(line)
     except ValueError as error:
         raise ReportError(f"{where}: not JSON") from error
-    values = [number for number in _listed(value, where) if number is not None]
+    values = [number for number in _find_list(value, where) if number is not None]
     for number in values:
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ReportError(f"{where}: {display(json.dumps(number), 40)} is not a log-probability")
@@ -70,19 +70,19 @@ def _numbers(line: str, where: str) -> list[float]:
     return [float(number) for number in values]
 
 
-def _listed(value: object, where: str) -> list[Any]:
+def _find_list(value: object, where: str) -> list[Any]:
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
         if isinstance(choices := value.get("choices"), list):
-            return [number for choice in choices for number in _of_choice(choice, where)]
+            return [number for choice in choices for number in _read_choice(choice, where)]
         for key in ("token_logprobs", "logprobs"):
             if isinstance(value.get(key), list):
                 return list(value[key])
     raise ReportError(f'{where}: no list of log-probabilities, such as {{"logprobs": [-1.2, -0.3]}}')
 
 
-def _of_choice(choice: object, where: str) -> list[object]:
+def _read_choice(choice: object, where: str) -> list[object]:
     logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
     if isinstance(logprobs, dict):
         if isinstance(logprobs.get("token_logprobs"), list):
@@ -93,14 +93,14 @@ def _of_choice(choice: object, where: str) -> list[object]:
     raise ReportError(f"{where}: a choice without log-probabilities; ask the server for logprobs")
 
 
-def perplexity(path: str, lines: list[list[float]]) -> Perplexity:
+def compute_perplexity(path: str, lines: list[list[float]]) -> Perplexity:
     """Return exp(mean of -ln p) with its standard error."""
     values = [-number for line in lines for number in line]
     mean, error = _mean(values)
     return Perplexity(path, len(values), len(lines), exp(mean), exp(mean) * error)
 
 
-def ratio(lines: list[list[float]], baseline: list[list[float]]) -> Ratio:
+def compute_ratio(lines: list[list[float]], baseline: list[list[float]]) -> Ratio:
     """Return the ratio of perplexities of two files.
 
     Raises:

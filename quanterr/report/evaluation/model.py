@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.base import Finding, RunInfo, Score, Tool, scores_of
+from quanterr.report.base import Finding, RunInfo, Score, Tool, collect_scores
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
@@ -290,28 +290,28 @@ class Evaluation(Document):
             UsageError: pandas is not installed.
         """
         names = [field.name for field in fields(WeightError)]
-        return notebook.frame(
+        return notebook.make_frame(
             {"candidate": candidate.name} | {name: getattr(weight, name) for name in names}
             for candidate in self.candidates
             for weight in candidate.weights
         )
 
 
-def difference(old: Evaluation, new: Evaluation) -> str | None:
+def find_difference(old: Evaluation, new: Evaluation) -> str | None:
     """Return why two evaluations are not comparable, such as another text or dtype; None if they are."""
     for what, before, after in (
         ("text", old.tokens.sha256, new.tokens.sha256),
         ("context", old.tokens.context, new.tokens.context),
         ("number of chunks", old.tokens.chunks, new.tokens.chunks),
         ("dtype", old.dtype, new.dtype),
-        ("rounding of activations, keys or values", _rounded(old), _rounded(new)),
+        ("rounding of activations, keys or values", _list_roundings(old), _list_roundings(new)),
     ):
         if before != after:
             return f"another {what}: only evaluations of the same text and settings are comparable"
     return None
 
 
-def _rounded(evaluation: Evaluation) -> set[str]:
+def _list_roundings(evaluation: Evaluation) -> set[str]:
     """Return the rounding schemes that emulate a runtime."""
     of_cache = {f"kv {candidate.kv}" for candidate in evaluation.candidates if candidate.kv}
     return of_cache.union(*(candidate.activations for candidate in evaluation.candidates))
@@ -327,6 +327,6 @@ METRICS = (
 )
 
 
-OF_PREDICTIONS = scores_of(Scores)
-OF_EMBEDDINGS, OF_OUTPUTS = scores_of(Embeddings), scores_of(Outputs)
-SCORES = OF_PREDICTIONS | scores_of(Evaluated) | OF_EMBEDDINGS | OF_OUTPUTS | scores_of(Task)
+OF_PREDICTIONS = collect_scores(Scores)
+OF_EMBEDDINGS, OF_OUTPUTS = collect_scores(Embeddings), collect_scores(Outputs)
+SCORES = OF_PREDICTIONS | collect_scores(Evaluated) | OF_EMBEDDINGS | OF_OUTPUTS | collect_scores(Task)

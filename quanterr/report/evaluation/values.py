@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from quanterr.errors import UsageError
-from quanterr.report.evaluation.model import METRICS, OF_TASKS, SCORES, Evaluated, Evaluation, difference
+from quanterr.report.evaluation.model import METRICS, OF_TASKS, SCORES, Evaluated, Evaluation, find_difference
 from quanterr.report.gate_results import Verdict
-from quanterr.report.subjects import Item, Subject, Vocabulary, reasons_of_its_own, whole_of
+from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, merge_verdicts
 
 LEAST_CHUNKS = 8
 ANOTHER_MODEL = (
@@ -51,23 +51,23 @@ class EvaluatedValues(Subject):
         Raises:
             UsageError: it is not.
         """
-        if why := difference(baseline.evaluation, self.evaluation):
+        if why := find_difference(baseline.evaluation, self.evaluation):
             raise UsageError(f"--baseline: {why}")
 
 
-def subjects(evaluation: Evaluation, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(evaluation: Evaluation, metrics: Collection[str]) -> list[Subject]:
     """Return the candidates."""
     return [_subject(evaluation, candidate) for candidate in evaluation.candidates]
 
 
-def with_verdicts(evaluation: Evaluation, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Evaluation:
+def store_verdicts(evaluation: Evaluation, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Evaluation:
     """Return a copy of the evaluation with verdicts and gates of its candidates."""
     own = {field.name for field in fields(Evaluated)}
     candidates = [
         Evaluated(**{name: getattr(candidate, name) for name in own} | found._asdict())
         for candidate, found in zip(evaluation.candidates, verdicts, strict=True)
     ]
-    return evaluation.model_copy(update=whole_of(judged, candidates, verdicts))
+    return evaluation.model_copy(update=merge_verdicts(judged, candidates, verdicts))
 
 
 def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
@@ -81,7 +81,7 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         {name: candidate.value(name) for name in METRICS} | {"bytes": candidate.bytes},
         candidate.name,
         {name: candidate.error(name) for name in VOCABULARY.errors},
-        unreliable=reasons_of_its_own(candidate.verdict, candidate.reasons, of_gates),
+        unreliable=list_own_reasons(candidate.verdict, candidate.reasons, of_gates),
         unquantized=[found.message for found in candidate.findings if found.code in ANOTHER_MODEL],
         too_few=too_few,
         evaluation=evaluation,

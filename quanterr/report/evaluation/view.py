@@ -7,22 +7,22 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
-from quanterr.report.evaluation.pairs import neighbours
+from quanterr.report.evaluation.pairs import compare_neighbours
 from quanterr.report.evaluation.wording import (
-    base_line,
-    caveat,
     conclusion,
-    in_words,
-    inputs_line,
-    nearer,
-    nearest,
-    precision,
-    shown,
-    task_cells,
+    describe_nearer,
+    describe_precision,
+    describe_setup,
+    find_nearest,
+    format_caveat,
+    format_inputs,
+    format_metric,
+    format_task_cells,
+    list_metrics,
 )
-from quanterr.report.formatting import LONG, doubts, sentence, stated
-from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
-from quanterr.report.made import how_it_was_made
+from quanterr.report.formatting import LONG, format_answer, list_doubts, sentence
+from quanterr.report.html_data import DIFFERS, Row, make_columns, round_digits
+from quanterr.report.made import describe_run
 from quanterr.report.sections import (
     LAYERS,
     MAP,
@@ -33,8 +33,8 @@ from quanterr.report.sections import (
     Gates,
     LayerName,
     Lines,
+    MapMetric,
     Maps,
-    Metric,
     Name,
     Part,
     Section,
@@ -62,7 +62,7 @@ def view(evaluation: Evaluation, top: int) -> View:
     facts: list[tuple[str, list[str]]] = [
         ("original", [Name(evaluation.original), f", {size(evaluation.original_bytes)}"]),
         ("text", [Name(evaluation.tokens.source)]),
-        ("model", [base_line(evaluation)]),
+        ("model", [describe_setup(evaluation)]),
     ]
     words, first = {"role": "Role", "unit": "Block"}, "output_0"
     maps = Maps(_metrics(evaluation), words, lambda: page_data(evaluation), first, first)
@@ -74,11 +74,11 @@ def view(evaluation: Evaluation, top: int) -> View:
         evaluation.reasons,
         facts,
         list(_sections(evaluation, top)),
-        caveat(evaluation),
+        format_caveat(evaluation),
         f"{evaluation.tool.name} {evaluation.tool.version}",
         maps if has_weights else None,
         "" if evaluation.gates else "evaluated",
-        doubts(evaluation.verdict, (found for one in evaluation.candidates for found in one.findings)),
+        list_doubts(evaluation.verdict, (found for one in evaluation.candidates for found in one.findings)),
     )
 
 
@@ -87,14 +87,14 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     has_weights = any(candidate.weights for candidate in candidates)
-    yield Section("scores", "Scores", [scores(evaluation), *_sure(evaluation)])
+    yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
     yield from [MAP] if has_weights else []
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
-        rows = [[Name(f"{task.name}, {candidate.name}"), *task_cells(task)] for task, candidate in tasks]
+        rows = [[Name(f"{task.name}, {candidate.name}"), *format_task_cells(task)] for task, candidate in tasks]
         yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
-    if blocks := [_blocks(candidate) for candidate in _detailed(evaluation) if top and candidate.blocks]:
+    if blocks := [_blocks(candidate) for candidate in _pick_detailed(evaluation) if top and candidate.blocks]:
         yield Section("blocks", "Hidden states by block", blocks)
-    if worst := [_worst(candidate, top) for candidate in _detailed(evaluation) if top and candidate.weights]:
+    if worst := [_worst(candidate, top) for candidate in _pick_detailed(evaluation) if top and candidate.weights]:
         yield Section("worst", "Largest output errors", worst)
     if missing := [candidate for candidate in candidates if candidate.missing]:
         yield Section("missing", "Taken from the original", [Lines(list(map(_missing, missing)), warn=True)])
@@ -103,20 +103,20 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     if found:
         yield Section("findings", "Findings", [Findings(found)])
     yield from [LAYERS] if has_weights else []
-    yield how_it_was_made(evaluation.run, f"{evaluation.tool.name} {evaluation.tool.version}")
+    yield describe_run(evaluation.run, f"{evaluation.tool.name} {evaluation.tool.version}")
 
 
-def _sure(evaluation: Evaluation) -> Iterator[Part]:
+def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
     """Yield lines on which differences between candidates are significant, and whether more text is needed."""
-    said = [display(nearer(*found), LONG) for found in neighbours(evaluation)]
-    said += [found] if (found := precision(evaluation)) else []
+    said = [display(describe_nearer(*found), LONG) for found in compare_neighbours(evaluation)]
+    said += [found] if (found := describe_precision(evaluation)) else []
     if said:
         yield Lines(said)
 
 
-def scores(evaluation: Evaluation) -> Table:
+def make_scores_table(evaluation: Evaluation) -> Table:
     """Return the table of each candidate's scores."""
-    metrics = shown(evaluation)
+    metrics = list_metrics(evaluation)
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
     columns = [Column("size", 9), *(Column(title, n) for n, (title, _) in enumerate(metrics))]
     columns += [Column("emulated inputs", 2, right=False)] if emulated else []
@@ -124,17 +124,17 @@ def scores(evaluation: Evaluation) -> Table:
         [
             Name(candidate.name),
             size(candidate.bytes),
-            *(in_words(candidate, metric) for _, metric in metrics),
-            *([inputs_line(candidate)] if emulated else []),
+            *(format_metric(candidate, metric) for _, metric in metrics),
+            *([format_inputs(candidate)] if emulated else []),
         ]
         for candidate in evaluation.candidates
     ]
     return Table("Against the original", "candidate", columns, rows)
 
 
-def _detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
+def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
     """Return the candidates whose blocks and weights are shown: all if few, else the nearest one."""
-    best = nearest(evaluation)
+    best = find_nearest(evaluation)
     return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
 
 
@@ -163,16 +163,16 @@ def _missing(candidate: Evaluated) -> str:
     return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
 
 
-def _metrics(evaluation: Evaluation) -> dict[str, Metric]:
+def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
     """Return the output error and the share of its block for each candidate."""
     single, found = len(evaluation.candidates) == 1, {}
     for n, candidate in enumerate(evaluation.candidates):
         name = display(candidate.name)
         of, column = ("", "Output error %") if single else (f", {name}", f"{name} %")
-        found[f"output_{n}"] = Metric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
+        found[f"output_{n}"] = MapMetric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
     for n, candidate in enumerate(evaluation.candidates):
         of, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
-        found[f"share_{n}"] = Metric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
+        found[f"share_{n}"] = MapMetric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
     return found
 
 
@@ -185,9 +185,9 @@ def page_data(evaluation: Evaluation) -> JsonObject:
         for weight in candidate.weights:
             blocks[weight.layer_name] = weight.block
             own = by_name.setdefault(weight.layer_name, dict.fromkeys(keys))
-            own[f"output_{n}"] = rounded(weight.output_error, html_data.DIGITS)
-            own[f"share_{n}"] = rounded(weight.share_of_block, html_data.SHARE_DIGITS)
-    return columns_of(
+            own[f"output_{n}"] = round_digits(weight.output_error, html_data.DIGITS)
+            own[f"share_{n}"] = round_digits(weight.share_of_block, html_data.SHARE_DIGITS)
+    return make_columns(
         Row(name, DIFFERS, {"role": role_of(name), "unit": display(blocks[name])}, numbers)
         for name, numbers in by_name.items()
     )
@@ -203,11 +203,11 @@ def _rows(evaluation: Evaluation) -> Iterator[JsonObject]:
     yield {"list": "evaluation", "reason": "; ".join(evaluation.reasons)}
     for candidate in evaluation.candidates:
         yield {"list": "candidates", "candidate": candidate.name, "reason": "; ".join(candidate.reasons)}
-        for row in _rows_of(candidate):
+        for row in _list_rows(candidate):
             yield {"candidate": candidate.name, **row}
 
 
-def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
+def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
     for metric in METRICS:
         if (value := candidate.value(metric)) is not None:
             yield {"list": "scores", "name": metric, "value": value}
@@ -223,7 +223,7 @@ def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
 def brief(evaluation: Evaluation) -> str:
     """Return the conclusion in one line."""
     seen = view(evaluation, 0)
-    return f"quanterr: {stated(seen.word or '', seen.doubts, conclusion(evaluation))}"
+    return f"quanterr: {format_answer(seen.word or '', seen.doubts, conclusion(evaluation))}"
 
 
 def suites(evaluation: Evaluation) -> list[Suite]:

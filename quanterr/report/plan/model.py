@@ -118,4 +118,4 @@ class Plan(Document):
             UsageError: pandas is not installed.
         """
         names = [field.name for field in fields(PlannedLayer)]
-        return notebook.frame({name: getattr(layer, name) for name in names} for layer in self.layers)
+        return notebook.make_frame({name: getattr(layer, name) for name in names} for layer in self.layers)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from quanterr.report.base import scores_of
+from quanterr.report.base import collect_scores
 from quanterr.report.plan.model import Plan
 from quanterr.report.subjects import Item, Subject, Vocabulary
 
@@ -15,11 +15,11 @@ VOCABULARY = Vocabulary(
     OF_PLANS,
     "bits_per_weight <= 4.5",
     done="the plan is complete",
-    scores=scores_of(Plan),
+    scores=collect_scores(Plan),
 )
 
 
-def subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
     """Return the plan as the only subject."""
     layers = [
         Item(layer.layer_name, "layer", {metric: getattr(layer, metric) for metric in (*OF_LAYERS, "recipe")})

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
-from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, columns_of, rounded
-from quanterr.report.made import how_it_was_made
+from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, make_columns, round_digits
+from quanterr.report.made import describe_run
 from quanterr.report.plan.model import ORIGINAL, Measurement, Plan
 from quanterr.report.sections import (
     LAYERS,
@@ -16,8 +16,8 @@ from quanterr.report.sections import (
     Column,
     LayerName,
     Lines,
+    MapMetric,
     Maps,
-    Metric,
     Name,
     Section,
     Suite,
@@ -36,9 +36,9 @@ LIMITS_OF_COST = ("--max-kld", "--min-snr")  # goals that minimize bytes
 TIMES = 3  # ratio from which a change is written as a factor
 CURVE = 8  # number of points shown
 METRICS = {
-    "share": Metric("Share of the cost", "lower", "%", log=True, column="Share %"),
-    "bits": Metric("Bits per weight", "lower", "bit", column="Bits"),
-    "snr_db": Metric("Predicted SNR", "higher", "dB", column="SNR dB"),
+    "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
+    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits"),
+    "snr_db": MapMetric("Predicted SNR", "higher", "dB", column="SNR dB"),
 }
 ABOUT = (
     "The cost is predicted from the error that each recipe makes in each layer, measured on the real weights. To check "
@@ -52,16 +52,16 @@ def view(plan: Plan, top: int) -> View:
         ("original", [Name(plan.original), f", {size(plan.original_bytes)}"]),
         ("planned", [f"{count(len(plan.layers), 'layer')}; {size(plan.unplanned_bytes)} stay as they are"]),
         ("cost", [plan.measure]),
-        *([("measured", [_measured(plan.measured)])] if plan.measured else []),
+        *([("measured", [_describe_measurement(plan.measured)])] if plan.measured else []),
     ]
     sections = [
         *([Section("notes", "Notes", [Lines(plan.notes, warn=True)])] if plan.notes else []),
-        Section("uniform", "One recipe for all", [_uniform(plan), Lines([_mix(plan)])]),
+        Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
         MAP,
         *([Section("worst", "Most expensive layers", [_worst(plan, top)])] if top else []),
         Section("curve", "Size and cost", [Lines([_curve(plan)])]),
         LAYERS,
-        how_it_was_made(plan.run, f"{plan.tool.name} {plan.tool.version}"),
+        describe_run(plan.run, f"{plan.tool.name} {plan.tool.version}"),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: page_data(plan), "share", "share")
@@ -72,22 +72,22 @@ def view(plan: Plan, top: int) -> View:
 def page_data(plan: Plan) -> JsonObject:
     """Return all layers for the page's scripts."""
     total = plan.cost or 1.0
-    return columns_of(
+    return make_columns(
         Row(
             layer.layer_name,
             IDENTICAL if layer.recipe == ORIGINAL else DIFFERS,
             {"role": role_of(layer.layer_name), "recipe": display(layer.recipe)},
             {
-                "share": rounded(layer.cost / total, html_data.SHARE_DIGITS),
-                "bits": rounded(layer.bits_per_weight, html_data.DIGITS),
-                "snr_db": rounded(layer.snr_db, html_data.DIGITS),
+                "share": round_digits(layer.cost / total, html_data.SHARE_DIGITS),
+                "bits": round_digits(layer.bits_per_weight, html_data.DIGITS),
+                "snr_db": round_digits(layer.snr_db, html_data.DIGITS),
             },
         )
         for layer in plan.layers
     )
 
 
-def _measured(found: Measurement) -> str:
+def _describe_measurement(found: Measurement) -> str:
     chunks = count(found.chunks, "chunk")
     return (
         f"KLD {found.kld:.4g} ± {found.kld_se:.2g} nat, PPL × {found.ppl_ratio:.4g} on {chunks} of "
@@ -101,7 +101,7 @@ def _uniform(plan: Plan) -> Table:
     return Table("The plan beside single recipes", "recipe", UNIFORM, rows)
 
 
-def _mix(plan: Plan) -> str:
+def _count_recipes(plan: Plan) -> str:
     """Return the number of layers of each recipe."""
     counts = Counter(layer.recipe for layer in plan.layers)
     found = [f"{count(n, 'layer')} {recipe}" for recipe, n in counts.most_common()]
@@ -149,8 +149,8 @@ def suites(plan: Plan) -> list[Suite]:
 
 def conclusion(plan: Plan) -> str:
     """Return the size and error of the plan, and how far it can be from the optimum."""
-    bound = "no plan is better" if plan.bound >= plan.cost else _distance(plan)
-    beside = _beside(plan)
+    bound = "no plan is better" if plan.bound >= plan.cost else _describe_bound(plan)
+    beside = _describe_gain(plan)
     found = plan.measured
     measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
     return (
@@ -159,7 +159,7 @@ def conclusion(plan: Plan) -> str:
     )
 
 
-def _beside(plan: Plan) -> str:
+def _describe_gain(plan: Plan) -> str:
     """Return the change against the best single recipe within the limit: in bytes for a limit of cost, else in cost."""
     fitting = [one for one in plan.uniform if one.fits]
     if plan.goal.startswith(LIMITS_OF_COST):
@@ -180,5 +180,5 @@ def brief(plan: Plan) -> str:
     return f"quanterr: {conclusion(plan)}"
 
 
-def _distance(plan: Plan) -> str:
+def _describe_bound(plan: Plan) -> str:
     return f"no plan is more than {100 * (plan.cost / plan.bound - 1):.2g} % better" if plan.bound > 0 else "no bound"

@@ -27,7 +27,7 @@ from quanterr.report.keeping import (
     within,
 )
 from quanterr.report.model import Layer, Report
-from quanterr.report.ranking.gains import gains_of
+from quanterr.report.ranking.gains import find_gains
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.util.addresses import without_credentials
 from quanterr.util.strict_json import JsonObject
@@ -42,7 +42,7 @@ WORTH = 0.5  # times the mean error per layer that a swap must gain: tiny layers
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor as stored by one candidate."""
 
     format: str
@@ -61,13 +61,13 @@ class Rankable:
 
     name: str
     row: Candidate  # fields from its own report
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     bound: set[str]  # layers that are valid only with another tensor of this candidate
     nbytes: int = 0
     error: float = 0.0
 
 
-def names_of(paths: Sequence[str]) -> list[str]:
+def name_candidates(paths: Sequence[str]) -> list[str]:
     """Return short, distinct names of candidates: the ends of their paths, without a common suffix.
 
     Raises:
@@ -75,10 +75,10 @@ def names_of(paths: Sequence[str]) -> list[str]:
     """
     if len(paths) < 2:
         raise UsageError("give at least two candidates; for one use quanterr compare")
-    return short_names(paths)
+    return shorten_names(paths)
 
 
-def short_names(paths: Sequence[str]) -> list[str]:
+def shorten_names(paths: Sequence[str]) -> list[str]:
     """Return short, distinct names for any number of candidates: see names_of.
 
     Raises:
@@ -96,7 +96,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [name.removesuffix(shared) for name in names]
 
 
-def ranked(
+def make_ranking(
     names: Sequence[str],
     reports: Sequence[Report],
     keep: Budget | None = None,
@@ -108,13 +108,13 @@ def ranked(
     candidates that are recipes.
     """
     by_name = dict(zip(names, reports, strict=True))
-    excluded = {name: why for name, report in by_name.items() if (why := _why_not(report))}
+    excluded = {name: why for name, report in by_name.items() if (why := _find_exclusion(report))}
     chosen = [
-        Rankable(name, _candidate(name, report, None), _tensors(report), bound_layers(report.findings))
+        Rankable(name, _make_candidate(name, report, None), _collect_tensors(report), bound_layers(report.findings))
         for name, report in by_name.items()
         if name not in excluded
     ]
-    rest = [_candidate(name, by_name[name], why) for name, why in excluded.items()]
+    rest = [_make_candidate(name, by_name[name], why) for name, why in excluded.items()]
     failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
     return Ranking.model_construct(
@@ -130,91 +130,91 @@ def ranked(
         original_bytes=first.original.bytes,
         selection=first.selection,
         run=first.run,
-        **side_by_side(chosen, rest, keep, recipes),
+        **compare_candidates(chosen, rest, keep, recipes),
     )
 
 
-def side_by_side(
+def compare_candidates(
     chosen: list[Rankable], rest: Sequence[Candidate], keep: Budget | None, recipes: Collection[str]
 ) -> JsonObject:
     """Return the fields of a ranking that compare candidates; ``rest`` are candidates without a rank."""
-    common = _common(chosen)
+    common = _list_common(chosen)
     layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
     for candidate in chosen:
         candidate.nbytes = sum(candidate.tensors[name].nbytes for name in common)
         candidate.error = sum(candidate.tensors[name].error for name in layers)
     chosen.sort(key=lambda candidate: (candidate.error, candidate.nbytes))
-    signal = sum(_signal(chosen, name) for name in layers)
+    signal = sum(_find_signal(chosen, name) for name in layers)
     elements = sum(chosen[0].tensors[name].elements for name in common) if chosen else 0
-    in_layers = [_layer(chosen, name) for name in layers]
-    rows = [*(_placed(candidate, chosen, in_layers, signal, elements) for candidate in chosen), *rest]
-    front = [candidate for candidate in chosen if _behind(candidate, chosen) is None]
-    swaps = [_swaps(candidate, chosen, layers, signal) for candidate in front]
-    kept = [_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
+    in_layers = [_make_layer(chosen, name) for name in layers]
+    rows = [*(_fill_rank(candidate, chosen, in_layers, signal, elements) for candidate in chosen), *rest]
+    front = [candidate for candidate in chosen if _find_better(candidate, chosen) is None]
+    swaps = [_find_swaps(candidate, chosen, layers, signal) for candidate in front]
+    kept = [_propose_kept(candidate, layers, signal, keep) for candidate in (chosen if keep else chosen[:1])]
     return {
         "tensors": len(common),
         "elements": elements,
         "candidates": rows,
         "front": [candidate.name for candidate in sorted(front, key=lambda candidate: candidate.nbytes)],
         "swaps": [found for found in swaps if found.layers],
-        "gains": gains_of(rows, recipes),
+        "gains": find_gains(rows, recipes),
         "kept": [found for found in kept if found.layers],
         "layers": in_layers,
     }
 
 
-def _common(chosen: Sequence[Rankable]) -> list[str]:
+def _list_common(chosen: Sequence[Rankable]) -> list[str]:
     """Return the names of tensors common to all candidates, in natural order."""
     names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
-    return sorted(names, key=_natural)
+    return sorted(names, key=_natural_key)
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def _natural_key(name: str) -> list[tuple[bool, int, str]]:
     """Return a sort key that puts layers.2 before layers.10."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
 
-def _relied_on(report: Report) -> bool:
+def _is_reliable(report: Report) -> bool:
     return report.verdict != "inconclusive"
 
 
-def _why_not(report: Report) -> str | None:
+def _find_exclusion(report: Report) -> str | None:
     """Return why a candidate cannot be ranked, or None."""
-    if not _relied_on(report):
+    if not _is_reliable(report):
         return "; ".join(["inconclusive", *report.reasons])
     undefined = next((layer for layer in report.layers if None in (layer.error_norm, layer.original_norm)), None)
     return None if undefined is None else f"the error of {undefined.display_name} is undefined"
 
 
-def _tensors(report: Report) -> dict[str, Stored]:
+def _collect_tensors(report: Report) -> dict[str, StoredTensor]:
     """Return all compared tensors of a report by name."""
     found = {}
     for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
         for layer in tensors:
             error, signal = (layer.error_norm**2, layer.original_norm**2) if is_layer else (0.0, None)
             n_bytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
-            found[layer.layer_name] = Stored(
+            found[layer.layer_name] = StoredTensor(
                 layer.format, layer.tensor_elements, n_bytes, error, signal, layer.original_dtype, is_layer
             )
     for same in report.lossless:
         n_bytes = stored_bytes(same.bits_per_weight, same.tensor_elements)
-        found[same.layer_name] = Stored(
+        found[same.layer_name] = StoredTensor(
             same.format, same.tensor_elements, n_bytes, 0.0, None, same.original_dtype, False
         )
     return found
 
 
-def _signal(chosen: Iterable[Rankable], name: str) -> float:
+def _find_signal(chosen: Iterable[Rankable], name: str) -> float:
     """Return Σx² of a layer, from a candidate in which it differs."""
     return next(signal for c in chosen if (signal := c.tensors[name].signal) is not None)
 
 
-def db(signal: float, error: float) -> float | None:
+def compute_snr(signal: float, error: float) -> float | None:
     """Return the SNR in dB; None if either value is zero."""
     return 10 * log10(signal / error) if signal and error else None
 
 
-def _behind(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
+def _find_better(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
     """Return the first candidate that is no worse in error and bytes and better in one; None if there is none."""
     for other in others:
         no_worse = other.error <= candidate.error and other.nbytes <= candidate.nbytes
@@ -223,7 +223,7 @@ def _behind(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
     return None
 
 
-def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
+def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate:
     """Return a candidate with the fields from its own report; ranking fills in the others."""
     worst = min(report.layers, key=lambda layer: (layer.snr_db is not None, layer.snr_db or 0.0), default=None)
     formats: dict[str, int] = {}
@@ -241,54 +241,54 @@ def _candidate(name: str, report: Report, why_not: str | None) -> Candidate:
         weighted_snr_db=report.aggregate.weighted_snr_db,
         predicted_kld=report.aggregate.predicted_kld,
         excess_db=report.aggregate.excess_db,
-        worst_layer=_worst(worst) if worst else None,
+        worst_layer=_make_worst_layer(worst) if worst else None,
         formats=formats,
         findings=report.findings,
         gates=report.gates,
     )
 
 
-def _placed(
+def _fill_rank(
     candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[RankedLayer], signal: float, elements: int
 ) -> Candidate:
     """Fill in the fields that compare a ranked candidate with the others, and return its row."""
     row = candidate.row
-    row.rank, row.behind = chosen.index(candidate) + 1, _behind(candidate, chosen)
+    row.rank, row.behind = chosen.index(candidate) + 1, _find_better(candidate, chosen)
     row.on_front = row.behind is None
-    row.bytes, row.squared_error, row.snr_db = candidate.nbytes, candidate.error, db(signal, candidate.error)
+    row.bytes, row.squared_error, row.snr_db = candidate.nbytes, candidate.error, compute_snr(signal, candidate.error)
     row.bits_per_weight = 8 * candidate.nbytes / elements if elements else None
     row.best_layers = sum(layer.best == candidate.name for layer in layers)
     return row
 
 
-def _worst(layer: Layer) -> WorstLayer:
+def _make_worst_layer(layer: Layer) -> WorstLayer:
     return WorstLayer(layer.layer_name, layer.display_name, layer.snr_db)
 
 
-def _layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
-    signal = _signal(chosen, name)
+def _make_layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
+    signal = _find_signal(chosen, name)
     choices = []
     for candidate in chosen:
         stored = candidate.tensors[name]
-        snr_db = db(signal, stored.error)
+        snr_db = compute_snr(signal, stored.error)
         choices.append(Choice(candidate.name, stored.format, stored.nbytes, stored.error, snr_db, stored.margin))
     best = min(choices, key=lambda choice: (choice.squared_error, choice.bytes))
     return RankedLayer(name, display(name), chosen[0].tensors[name].elements, best.candidate, choices)
 
 
-def _swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
+def _find_swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
     """Return the swaps of a candidate's layers that gain most per byte."""
     least = WORTH * candidate.error / max(len(layers), 1)
     found = []
     for name in layers:
-        options = [swap for other in chosen if other is not candidate and (swap := _swap(candidate, other, name))]
+        options = [swap for other in chosen if other is not candidate and (swap := _make_swap(candidate, other, name))]
         options = [swap for swap in options if -swap.squared_error_change >= least]
         if options:
-            found.append(min(options, key=_by_gain_for_bytes))
-    return _together(candidate, sorted(found, key=_by_gain_for_bytes)[:FEW], signal)
+            found.append(min(options, key=_swap_key))
+    return _sum_swaps(candidate, sorted(found, key=_swap_key)[:FEW], signal)
 
 
-def _together(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
+def _sum_swaps(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
     """Return several swaps with their total effect."""
     bytes_change = sum(swap.bytes_change for swap in swaps)
     error_change = sum(swap.squared_error_change for swap in swaps)
@@ -298,11 +298,11 @@ def _together(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
         bytes_change=bytes_change,
         bytes=candidate.nbytes + bytes_change,
         squared_error_change=error_change,
-        snr_db=db(signal, max(candidate.error + error_change, 0.0)),
+        snr_db=compute_snr(signal, max(candidate.error + error_change, 0.0)),
     )
 
 
-def _kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
+def _propose_kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
     """Return layers to leave unquantized: those within a budget, or the few that make most of the error."""
     stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
     added = {name: original_bytes(own.dtype, own.elements) - own.nbytes for name, own in stored.items()}
@@ -312,10 +312,10 @@ def _kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budge
     if keep and not keep.is_gain:
         found = to_the_knee(found)
     swaps = [Swap(k.name, display(k.name), None, dtype_name(stored[k.name].dtype), k.added, -k.error) for k in found]
-    return _together(candidate, swaps, signal)
+    return _sum_swaps(candidate, swaps, signal)
 
 
-def _swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
+def _make_swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
     """Return the swap of a layer for another candidate's, if that has less error and both can stand alone."""
     was, would_be = candidate.tensors[name], other.tensors[name]
     if would_be.error >= was.error or name in candidate.bound or name in other.bound:
@@ -324,7 +324,7 @@ def _swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
     return Swap(name, display(name), other.name, would_be.format, bytes_change, error_change)
 
 
-def _by_gain_for_bytes(swap: Swap) -> tuple[bool, float]:
+def _swap_key(swap: Swap) -> tuple[bool, float]:
     """Return a sort key: swaps that cost no bytes first, by gain; then by gain per byte."""
     costs = swap.bytes_change > 0
     return costs, swap.squared_error_change / (swap.bytes_change if costs else 1)

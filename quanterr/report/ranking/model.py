@@ -225,6 +225,6 @@ class Ranking(Document):
         """
         plain = [field.name for field in fields(Candidate) if field.name not in ("reasons", "formats", "findings")]
         rows = ({name: getattr(candidate, name) for name in plain} for candidate in self.candidates)
-        return notebook.frame(
+        return notebook.make_frame(
             row | {"worst_layer": row["worst_layer"] and row["worst_layer"].layer_name} for row in rows
         )
