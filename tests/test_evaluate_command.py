@@ -88,7 +88,7 @@ class TestCommand:
             (
                 ("--importance-out", "ids.safetensors"),
                 Status.USAGE,
-                "--importance-out ids.safetensors: this is an input",
+                "ids.safetensors: this is an input",
             ),
             (("-o", "original/e.json"), Status.USAGE, "--output-report original/e.json: is in the folder"),
         ):

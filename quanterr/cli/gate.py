@@ -59,8 +59,7 @@ def gate(
         bool,
         typer.Option(
             "--update-baseline",
-            help="Overwrite the file of --baseline with this report if all gates hold, those of severity warn "
-            "included.",
+            help="Overwrite the file of --baseline with this report if all gates hold, warnings included.",
             rich_help_panel=GATES,
         ),
     ] = False,

@@ -1,4 +1,4 @@
-"""The outputs of a report, chosen by file suffix; those of a ranking are in ranking/.
+"""The outputs of a report, chosen by file suffix; ranking/ has the outputs of a ranking.
 
 To add an output, write a module with ``write(report, file)`` and add a row here.
 """

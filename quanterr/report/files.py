@@ -188,7 +188,7 @@ def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
     with _replace_atomically(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         render(text)
-        text.detach()  # otherwise it would close the file
+        text.detach()  # a wrapper that is still attached closes the file when deleted
 
 
 @contextmanager

@@ -29,8 +29,8 @@ class Gate:
 
     ``require`` is the rule's condition, ``layers`` its patterns (none: every layer), ``reason`` its author's
     justification. The rule judged ``judged`` layers, of which ``identical`` are the same on both sides and hold;
-    ``skipped`` layers lack the metric. ``observed`` is the value of the condition: that of ``worst_layer``, the layer
-    nearest to the limit or furthest beyond it, or one for all layers together; null if undefined or infinite.
+    ``skipped`` layers lack the metric. ``observed`` is the value of the condition in ``worst_layer``, the layer
+    nearest to the limit or furthest beyond it, or over all layers together; null if undefined or infinite.
     ``margin`` is the distance to ``limit``, negative beyond it. ``violations`` lists all violations, the worst first. A
     gate of severity ``warn`` does not change the verdict.
     """

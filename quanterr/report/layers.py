@@ -9,7 +9,7 @@ from quanterr.report.model import Aggregate, Expert, Layer, Report
 from quanterr.roles import Place, place_of
 from quanterr.util.text import count, display
 
-# How buckets are named after their number of tensors.
+# Names of buckets, to follow a number of tensors.
 BUCKETS = {
     "compared": "compared",
     "lossless": "identical",

@@ -87,7 +87,7 @@ def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, 
 
 
 def make_section(section: str, title: str, *content: str, is_open: bool = True) -> Markup:
-    """Return a section that its heading folds; ``section`` is its id."""
+    """Return a section that folds at its heading; ``section`` is the element's id."""
     opened = {"open": ""} if is_open else {}
     return tag("details", tag("summary", tag("h2", title)), *content, id=section, class_="section", **opened)
 

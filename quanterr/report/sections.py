@@ -189,7 +189,7 @@ class PageScripts(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """The metrics in the map and layer table of a page. ``data`` returns columns; see html_data.columns_of."""
+    """The metrics in the map and layer table of a page. ``data`` returns columns; see html_data.make_columns."""
 
     metrics: Mapping[str, MapMetric]  # by key in the data
     words: Mapping[str, str]  # titles of text columns by key; filters select by them

@@ -40,7 +40,7 @@ class Sensitivity:
 
     @property
     def note(self) -> str | None:
-        """Describes the calibration in words; None without one."""
+        """The calibration in words; None without one."""
         if not self.factors:
             return None
         each = listed([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)

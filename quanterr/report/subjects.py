@@ -147,7 +147,7 @@ def combine_verdicts(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[
 
 
 def merge_verdicts(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:
-    """Return the fields that verdicts on its candidates change in a document."""
+    """Return the fields of a document that follow from the verdicts on its candidates."""
     verdict, reasons = combine_verdicts(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
     gated = any(found.gates for found in verdicts)
     return {"candidates": list(candidates), "verdict": verdict, "reasons": reasons, "gated": gated}

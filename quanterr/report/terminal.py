@@ -63,7 +63,7 @@ def console(file: IO[str], color: str = "auto") -> Console:
 
 
 class Outcome(NamedTuple):
-    """How a command ended: its exit status, the files it wrote and the command it proposes."""
+    """The outcome of a command: its exit status, the files it wrote and the command it proposes."""
 
     status: int | None = None
     wrote: Sequence[str] = ()
@@ -252,7 +252,7 @@ def _draw(cell: str, plain: bool) -> Text:
 
 
 def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: bool) -> None:
-    """Print the worst findings, or all if ``verbose``, with those of one layer together."""
+    """Print the worst findings, or all if ``verbose``, grouped by layer."""
     groups = _group_by_layer(found)
     shown = groups if verbose else groups[:MAX_FINDINGS]
     if shown:

@@ -1,6 +1,6 @@
 """Subjects and metrics of a report for rules, and the reasons why rules cannot judge it.
 
-Names are those of the report; the rows of METRICS and AGGREGATES define them.
+Rules use the report's names, which the rows of METRICS and AGGREGATES define.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -16,7 +16,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
 
-SHOWN_DB = 0.5  # smaller avoidable losses, or changes of it, are rounding
+SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
 TOTALS = (
     Column("verdict", 1, right=False),
     Column("layers", 4),

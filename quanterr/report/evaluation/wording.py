@@ -94,9 +94,9 @@ def conclusion(evaluation: Evaluation) -> str:
         return "; ".join(evaluation.reasons)
     metric = pick_main_metric(evaluation)
     what = f"{SCORES[metric].title} {format_metric(best, metric)}"
-    told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
+    subject = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
     first = next(iter(compare_neighbours(evaluation)), None)
-    return f"{told}: {what}" + (f"; {_describe_next(*first[1:])}" if first and first[0] is best else "")
+    return f"{subject}: {what}" + (f"; {_describe_next(*first[1:])}" if first and first[0] is best else "")
 
 
 def describe_nearer(near: Evaluated, far: Evaluated, apart: PairedDifference) -> str:

@@ -79,7 +79,7 @@ def name_candidates(paths: Sequence[str]) -> list[str]:
 
 
 def shorten_names(paths: Sequence[str]) -> list[str]:
-    """Return short, distinct names for any number of candidates: see names_of.
+    """Return short, distinct names for any number of candidates, as ``name_candidates`` does.
 
     Raises:
         UsageError: a candidate is given twice.

@@ -118,7 +118,7 @@ class RankedLayer:
 
 @dataclass(slots=True)
 class Swap:
-    """The change of storing a layer as in another candidate; negative values are improvements."""
+    """The effect of storing a layer as another candidate or the original does; less error or size is negative."""
 
     layer_name: str
     display_name: str
