@@ -1,6 +1,6 @@
-"""Writes what the outputs make of small documents, for people to look at before they accept a change.
+"""Write the outputs of small documents as snapshots, to review before a change is accepted.
 
-python tests/make_snapshots.py        tests/test_outputs.py holds the outputs against tests/snapshots
+python tests/make_snapshots.py        tests/test_outputs.py compares the outputs with tests/snapshots
 """
 
 import io
@@ -24,24 +24,24 @@ NARROW, WIDE = 80, 140
 
 
 class Terminal(io.StringIO):
-    """A file that says that it is a terminal."""
+    """A file that claims to be a terminal."""
 
     encoding = "utf-8"
 
     def isatty(self) -> bool:
-        """Whether it is one."""
+        """Return True."""
         return True
 
 
 def rendered(document: Callable[[], object], outputs: tuple, name: str) -> str:
-    """One of the outputs; of a page the text that is there without scripts."""
+    """Return one output of a document; for a page, the text visible without scripts."""
     file = io.StringIO()
     next(output for output in outputs if output.name == name).write(document(), file)
     return text_of(file.getvalue()) if name == "html" else file.getvalue()
 
 
 def text_of(page: str) -> str:
-    """The texts of a page's body, an element per line."""
+    """Return the texts in a page's body, one element per line."""
     body = re.sub(r"<(style|script)([^>]*)>.*?</\1>", "", page.partition("<body")[2], flags=re.DOTALL)
     body = body.partition(">")[2].replace("<wbr>", "")
     lines = (line.strip() for line in re.sub(r"<[^>]*>", "\n", body).splitlines())
@@ -49,7 +49,7 @@ def text_of(page: str) -> str:
 
 
 def page() -> str:
-    """The report's page without style, script and data, which are tested elsewhere."""
+    """Return the report's page without style, script and data, which have their own tests."""
     file = io.StringIO()
     next(output for output in OUTPUTS if output.name == "html").write(report_of(tiny()), file)
     text = re.sub(r"<(style|script)([^>]*)>.*?</\1>", r"<\1\2>…</\1>", file.getvalue(), flags=re.DOTALL)
@@ -57,7 +57,7 @@ def page() -> str:
 
 
 def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str = "never") -> str:
-    """What a terminal of that width shows."""
+    """Return the output of a terminal with the given width."""
     file = Terminal()
     to = console(file, color)
     to.width = width
@@ -66,7 +66,7 @@ def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str
 
 
 def of_document(kind: str, document: Callable[[], object], outputs: tuple, show: Callable) -> dict[str, Callable]:
-    """Snapshots of each output of a document, and of two terminals."""
+    """Return the snapshots of a document: each output, and two terminals."""
 
     def of_terminal(width: int, color: str) -> str:
         return terminal(lambda to: show(document(), to), width, color)
@@ -80,12 +80,12 @@ def of_document(kind: str, document: Callable[[], object], outputs: tuple, show:
 
 
 def show_view(document: object, to: Console) -> None:
-    """What a terminal shows of any document."""
+    """Print a document as a terminal shows it."""
     print_view(document.view(10), to)
 
 
 def of_report(name: str) -> Callable[[], str]:
-    """An output of the report."""
+    """Return a function that renders an output of the report."""
     return partial(rendered, lambda: report_of(tiny()), OUTPUTS, name)
 
 
@@ -110,7 +110,7 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all snapshots."""
     FOLDER.mkdir(exist_ok=True)
     for name, make in SNAPSHOTS.items():
         (FOLDER / name).write_text(make(), encoding="utf-8")

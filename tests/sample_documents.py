@@ -24,7 +24,7 @@ from quanterr.report.evaluation.model import (
 from quanterr.report.inspection.model import Inspection, StoredWeight, Tally
 from quanterr.report.model import Selection, StoredFile
 from quanterr.report.plan.model import Plan, PlannedLayer, Point, Uniform
-from quanterr.report.ranking.making import ranked
+from quanterr.report.ranking.making import make_ranking
 from quanterr.report.ranking.model import Changed, Ranking, Study
 
 TOOL = Tool(name="quanterr", version="1.0")
@@ -64,7 +64,7 @@ def ranking() -> Ranking:
     """Two candidates and one that is not ranked."""
     int8 = model("int8", 2.0, weights=[(n, s, "int8_row", level + 4) for n, s, _, level in model("").weights])
     models = {"fp8": model("fp8"), "int8": int8, "damaged": tiny()}
-    found = ranked(list(models), [report_of(each) for each in models.values()])
+    found = make_ranking(list(models), [report_of(each) for each in models.values()])
     studies = [
         Study(name, [Changed(0.1, 1.25), Changed(1.0, 2.5)], [Changed(-5.0, -0.25), Changed(5.0, None)])
         for name in ("fp8", "int8")

@@ -38,7 +38,7 @@ from quanterr.report.model import (
     Side,
     StoredFile,
     WorstElement,
-    from_values,
+    convert_values,
 )
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display
@@ -245,7 +245,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
         worst_element=WorstElement((sums.n % shape[0], 17), 0.1, 0.1 + sums.e_max),
         evidence=(f"codes {format_name}, scale {display(name)}_scale",) if scales else (),
         nonfinite=nonfinite,
-        **from_values(METRICS, values),
+        **convert_values(METRICS, values),
     )
 
 
@@ -452,10 +452,10 @@ def _by_text(values: dict[str, object]) -> dict[str, object]:
 
 def main() -> None:
     """Write one of them."""
-    from quanterr.report.files import targets, write
+    from quanterr.report.files import check_targets, write
 
     report = report_of(MODELS[sys.argv[1]]())
-    for target in targets(sys.argv[2:], []):
+    for target in check_targets(sys.argv[2:], []):
         write(target, lambda file, target=target: target.output.write(report, file))
 
 

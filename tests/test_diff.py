@@ -21,8 +21,8 @@ import quanterr
 from quanterr.errors import Status, UsageError
 from quanterr.report.diff.base import Difference
 from quanterr.report.diff.reports import SAME_DB
-from quanterr.report.diff.reports import difference_of as diff
-from quanterr.report.markdown import prose
+from quanterr.report.diff.reports import diff_reports as diff
+from quanterr.report.markdown import format_prose
 from quanterr.report.sections import TERMINAL
 from quanterr.report.terminal import console, show
 
@@ -72,8 +72,8 @@ class TestLayers:
     def test_that_became_the_same_on_both_sides_got_better(self):
         same, differs = made(lossless=["a"]), made({"a": 90.0})
 
-        assert ["is the same as the original"] == [item.reason for item in of(differs, same).better]
-        assert ["was the same as the original"] == [item.reason for item in of(same, differs).worse]
+        assert ["is identical to the original"] == [item.reason for item in of(differs, same).better]
+        assert ["was identical to the original"] == [item.reason for item in of(same, differs).worse]
         assert 1 == of(same, same).unchanged
 
     def test_without_a_number_in_either_are_undefined(self):
@@ -222,7 +222,7 @@ class TestView:
         assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
         for name in ("csv", "html", "md"):
             assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
-        assert prose(found.view(0).conclusion) in outputs["md"].getvalue()
+        assert format_prose(found.view(0).conclusion) in outputs["md"].getvalue()
 
 
 @pytest.fixture(scope="module")

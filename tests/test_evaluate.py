@@ -346,7 +346,7 @@ class TestGates:
         gate, other = found.candidates[0].gates
 
         assert ("inconclusive", "fail", "pass") == (found.verdict, gate.status, other.status)
-        assert "cannot be judged: upper() needs 8 chunks of text at least, there are " in found.reasons[0]
+        assert "cannot be judged: upper() needs at least 8 chunks of text, found " in found.reasons[0]
 
     def test_hold_or_not_by_value_and_by_the_end_of_the_interval(self, llama, evaluation):
         kld, error = (evaluation.candidates[0].value(name) for name in ("kld_mean", "kld_mean_chunk_se"))

@@ -100,7 +100,7 @@ class TestCalibration:
         original, _, path, _ = studied
         plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, device="cpu")
 
-        assert "calibrated by what was measured" in plan.notes[0]
+        assert "calibrated by recipes measured" in plan.notes[0]
 
 
 class TestVerify:

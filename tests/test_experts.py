@@ -9,7 +9,7 @@ from test_kernel import FEW
 
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.report.items import values
-from quanterr.report.layers import worst_expert, worst_layers
+from quanterr.report.layers import find_worst_expert, pick_worst_layers
 from quanterr.report.terminal import console, show
 
 PLACE = "model.layers.0.mlp.experts"
@@ -61,15 +61,15 @@ class TestOfAStack:
         (layer,) = report.layers
 
         assert [0, 1, 2, 3] == [expert.expert for expert in layer.experts]
-        assert 1 == worst_expert(layer.experts).expert
+        assert 1 == find_worst_expert(layer.experts).expert
         assert dict(values(layer))["worst_expert"] == 1
-        (worst,) = worst_layers(report.layers, 10)
+        (worst,) = pick_worst_layers(report.layers, 10)
         assert worst == (layer, f"4 experts, the worst 1: {layer.experts[1].snr_db:.2f} dB")
 
 
 class TestApart:
     def test_the_worst_stands_for_all(self, apart):
-        found = [(one.layer.layer_name, one.stands_for) for one in worst_layers(apart.layers, 10)]
+        found = [(one.layer.layer_name, one.stands_for) for one in pick_worst_layers(apart.layers, 10)]
 
         assert 5 == len(apart.layers)
         assert [
@@ -87,4 +87,4 @@ class TestApart:
         assert f"| {PLACE.removeprefix('model.layers.')}.1.up_proj" not in to.getvalue()
 
     def test_as_many_rows_as_asked_for(self, apart):
-        assert 1 == len(worst_layers(apart.layers, 1))
+        assert 1 == len(pick_worst_layers(apart.layers, 1))

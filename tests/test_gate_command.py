@@ -260,7 +260,7 @@ class TestWhatIsWritten:
 
         done = gate(worse, *rule, "--update-baseline")
         assert Status.GATE_FAILED == done.returncode
-        assert done.stderr.endswith(f"baseline {baseline} is unchanged: fail\n")
+        assert done.stderr.endswith(f"baseline {baseline}: not updated: fail\n")
         assert stored.read_text() == baseline.read_text()
 
         done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline)
@@ -268,7 +268,7 @@ class TestWhatIsWritten:
         assert stored.read_text() == baseline.read_text()
 
         done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline, "--update-baseline")
-        assert done.stderr.endswith(f"baseline {baseline} is now this report\n")
+        assert done.stderr.endswith(f"baseline {baseline}: updated to this report\n")
         assert json.loads(worse.read_text())["layers"] == json.loads(baseline.read_text())["layers"]
 
         assert Status.GATE_FAILED == gate(worse, "--require", "delta(snr_db) > 0", "--baseline", baseline).returncode
@@ -280,7 +280,7 @@ class TestWhatIsWritten:
         done = gate(worse, "--thresholds", path, "--baseline", baseline, "--update-baseline")
 
         assert Status.OK == done.returncode
-        assert done.stderr.endswith(f"baseline {baseline} is unchanged: warning: gate x does not hold\n")
+        assert done.stderr.endswith(f"baseline {baseline}: not updated: warning: gate x does not hold\n")
         assert stored.read_text() == baseline.read_text()
 
     def test_a_baseline_of_another_original_is_not_updated_even_if_no_rule_compares(self, stored, worse):

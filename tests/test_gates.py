@@ -461,7 +461,9 @@ class TestBaseline:
         before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, here))
         names = [re.split(r"[/\\]", path or "none")[-1] for path in (there, here)]
         for rule in ("delta(weighted_snr_db) >= -1", "rel_delta(weighted_nmse) <= 1"):
-            with pytest.raises(UsageError, match="it has another importance matrix: {} there, {} here".format(*names)):
+            with pytest.raises(
+                UsageError, match="it has another importance matrix: {} in the baseline, {} in this".format(*names)
+            ):
                 judge(after, "snr_db >= 1", rule, baseline=before)
 
         assert "pass" == judge(after, "delta(snr_db) >= -1", "weighted_nmse <= 1", baseline=before).verdict
@@ -502,7 +504,7 @@ class TestVerdict:
         ("report", "reason"),
         [
             (made(LAYERS, verdict="inconclusive", reasons=["why"]), "why"),
-            (made(LAYERS, verdict="inconclusive"), "the report says inconclusive without a reason"),
+            (made(LAYERS, verdict="inconclusive"), "the report is inconclusive without a reason"),
             (made(LAYERS, complete=False), "the run was interrupted"),
             (made(LAYERS, missing=["d"]), "d: not compared: has no counterpart"),
             (made(LAYERS, findings=[finding("a")]), "a: broken"),

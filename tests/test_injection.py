@@ -25,7 +25,7 @@ from quanterr.gates.rules import read_rules
 from quanterr.gates.verdicts import Verdict
 from quanterr.report import OUTPUTS
 from quanterr.report.base import dumps
-from quanterr.report.files import targets
+from quanterr.report.files import check_targets
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Report
 from quanterr.report.terminal import console, show
@@ -288,7 +288,7 @@ def test_a_path_in_an_error_is_only_text(tmp_path, name):
     with pytest.raises(QuanterrError) as near:
         open_checkpoint(path.replace(".safetensors", ".safetensor"))
     with pytest.raises(QuanterrError) as written:
-        targets([path], [])
+        check_targets([path], [])
 
     for error in (missing, broken, near, written):
         check_lines(f"quanterr: {error.value}")

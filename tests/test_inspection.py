@@ -186,7 +186,7 @@ class TestHardware:
     def test_the_command_says_that_it_is_a_bound_and_what_is_unknown(self, folder):
         done = CliRunner().invoke(app, ["inspect", str(folder), "--hardware", "4090"])
         assert "4090, 1008 GB/s: at most " in done.stdout
-        assert "A bound of memory bandwidth alone." in done.stdout
+        assert "This is a bound by memory bandwidth alone." in done.stdout
         with pytest.raises(UsageError, match="did you mean H100"):
             quanterr.inspect(folder, hardware="H10")
 

@@ -190,7 +190,7 @@ class TestCsv:
         ],
     )
     def test_no_text_is_a_formula(self, value, shown):
-        assert shown == as_csv.cell(value)
+        assert shown == as_csv.format_cell(value)
 
     def test_no_cell_of_a_hostile_report_is_a_formula(self, evil):
         cells = [cell for row in self.rows(evil) for cell in row.values()]
@@ -255,18 +255,18 @@ class TestMarkdown:
 
     @pytest.mark.parametrize("name", [name for name in HOSTILE if name.strip()], ids=ascii_id)
     def test_a_name_stays_what_it_is_and_in_its_cell(self, name):
-        table = f"| a | b |\n|---|---|\n| {markdown.code(name)} | `x` |\n"
+        table = f"| a | b |\n|---|---|\n| {markdown.format_code(name)} | `x` |\n"
 
         assert [display(name), "x"] == self.html(table).code
 
     @pytest.mark.parametrize("text", [text for text in HOSTILE if text.strip()], ids=ascii_id)
     def test_a_sentence_is_no_markup(self, text):
-        document = self.html(f"- {markdown.prose(text)}\n")
+        document = self.html(f"- {markdown.format_prose(text)}\n")
 
         assert {"ul", "li"} == document.tags
 
     def test_mentions_issues_and_links_are_split(self):
-        told = markdown.prose("@everyone #1 https://evil.example www.evil.example a@b.example")
+        told = markdown.format_prose("@everyone #1 https://evil.example www.evil.example a@b.example")
 
         for found in ("@e", "#1", "://", "www.", "@b"):
             assert found not in told
@@ -284,7 +284,7 @@ class TestMarkdown:
 
 class TestUpdating:
     def update(self, text):
-        return card.updated(text, card.section(flawless()), "README.md")
+        return card.replace_section(text, card.section(flawless()), "README.md")
 
     def test_only_what_is_between_the_comments_changes(self):
         made = self.update(f"# Model\n\n{card.BEGIN}\nold\n{card.END}\nafter\n")
@@ -297,7 +297,7 @@ class TestUpdating:
         assert once == self.update(once)
 
     def test_of_a_hostile_report_can_be_updated_again(self, evil):
-        text = card.updated(f"{card.BEGIN}\n{card.END}\n", card.section(evil), "README.md")
+        text = card.replace_section(f"{card.BEGIN}\n{card.END}\n", card.section(evil), "README.md")
 
         assert card.section(flawless()) == self.update(text)
 
@@ -333,18 +333,18 @@ class TestUpdating:
         ],
     )
     def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
-        once = card.updated(text, card.section(flawless()), "README.md", append=True)
+        once = card.replace_section(text, card.section(flawless()), "README.md", append=True)
 
         assert once.startswith(before + card.BEGIN)
-        assert once == card.updated(once, card.section(flawless()), "README.md", append=True)
+        assert once == card.replace_section(once, card.section(flawless()), "README.md", append=True)
         assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
 
     def test_appending_repairs_no_broken_comments(self):
         with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
-            card.updated(f"{card.BEGIN}\n", card.section(flawless()), "README.md", append=True)
+            card.replace_section(f"{card.BEGIN}\n", card.section(flawless()), "README.md", append=True)
 
     def test_comments_within_a_line_are_text(self):
-        with pytest.raises(UsageError, match="has no place for the report"):
+        with pytest.raises(UsageError, match="no comments mark the place of the report"):
             self.update(f"put {card.BEGIN} and {card.END} here")
 
 

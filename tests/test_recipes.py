@@ -420,7 +420,7 @@ class TestSweep:
         listed = call("formats", "--recipes")
 
         assert (0, 0) == (done.returncode, listed.returncode), done.stderr
-        assert "What each choice buys" in done.stdout
+        assert "Gain of each choice" in done.stdout
         assert "PASS (exit 0): int4_g32 is best" in done.stdout
         assert ["int4_g32", "int4_g64"] == [
             c["name"] for c in json.loads((tmp_path / "s.json").read_text())["candidates"]

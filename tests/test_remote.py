@@ -316,7 +316,7 @@ class TestCredentials:
 
         assert Status.OK == done.returncode, done.stderr
         assert not any(word in written for word in ("secret", "token", "sssh", "c2Vj"))
-        assert done.stderr.startswith("quanterr: reads from 127.0.0.1:")
+        assert done.stderr.startswith("quanterr: reading from 127.0.0.1:")
         assert any("X-Signature=sssh" in path for path, _, _ in server.requests)
 
     def test_are_not_sent_to_another_host(self, server, folder):

@@ -125,7 +125,7 @@ def test_the_command_shows_margins_and_says_that_it_is_an_estimate(original, tmp
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--require", "snr_db >= 3"), "--require: needs all rows"),
+        (("--require", "snr_db >= 3"), "--sample cannot be combined with rules, which need all rows"),
         (("--resume", "j"), "--resume: needs all rows"),
         (("--device", "cuda"), "a sample is measured on the CPU"),
     ],

@@ -42,7 +42,7 @@ from quanterr.report.model import (
     Side,
     StoredFile,
     WorstElement,
-    from_values,
+    convert_values,
 )
 from quanterr.roles import block_of, role_of
 from quanterr.util.strict_json import JsonObject
@@ -155,7 +155,7 @@ class LayerGroup:
             original_bytes=self._measured.original_bits // 8,
             quantized_bytes=self._measured.stored_bits // 8,
             nonfinite=nonfinite,
-            **from_values(AGGREGATES, values),
+            **convert_values(AGGREGATES, values),
         )
 
 
@@ -440,7 +440,7 @@ def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
         worst_element=WorstElement((worst.row, worst.col), worst.x, worst.y) if worst else None,
         evidence=pair.quantized.evidence,
         nonfinite=nonfinite,
-        **from_values(METRICS, values),
+        **convert_values(METRICS, values),
     )
 
 

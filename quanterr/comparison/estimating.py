@@ -22,7 +22,7 @@ from quanterr.recipes.tensors import read_weight
 from quanterr.report.base import Tool
 from quanterr.report.kept_layers import Budget
 from quanterr.report.model import Selection as Selected
-from quanterr.report.ranking.making import UNPLACED, Rankable, Stored, db, side_by_side
+from quanterr.report.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
@@ -59,7 +59,9 @@ def estimate(
         found = _estimate_all(checkpoint, files, share, options)
         checkpoint.check_unchanged()
         others = {
-            name: Stored(entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False)
+            name: StoredTensor(
+                entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False
+            )
             for name, entry in checkpoint.entries.items()
             if selection.takes(name)
         }
@@ -81,7 +83,7 @@ def estimate(
         sample=share,
         studies=[],
         run=run,
-        **side_by_side(chosen, [], keep, [recipe.name for recipe in recipes]),
+        **compare_candidates(chosen, [], keep, [recipe.name for recipe in recipes]),
     )
 
 
@@ -155,7 +157,7 @@ def _make_rankable(
     files: dict[str, QuantizedFile],
     estimates: dict[str, Estimate | None],
     signals: dict[str, float],
-    others: dict[str, Stored],
+    others: dict[str, StoredTensor],
 ) -> Rankable:
     """Make the ranking entry of a recipe; all recipes use the same ``signals``, whatever rows each was measured on."""
     known = {name: one for name, one in estimates.items() if one is not None}
@@ -166,7 +168,7 @@ def _make_rankable(
         formats[form] = formats.get(form, 0) + 1
         n = file.source.rows * file.source.cols
         dtype, noise = reported_dtype(file.source.dtype), one.ratio * signals[name]
-        tensors[name] = Stored(form, n, file.size, noise, signals[name], dtype, True, find_margin([one]))
+        tensors[name] = StoredTensor(form, n, file.size, noise, signals[name], dtype, True, find_margin([one]))
     worst = min(known, key=lambda name: -known[name].ratio)
     total = [sum(part) for part in zip(*((one.signal, one.noise) for one in known.values()), strict=True)]
     row = Candidate(
@@ -177,11 +179,11 @@ def _make_rankable(
         not_ranked=None,
         **UNPLACED,
         checkpoint_bytes=virtual.nbytes,
-        overall_snr_db=db(total[0], total[1]),
+        overall_snr_db=compute_snr(total[0], total[1]),
         weighted_snr_db=None,
         predicted_kld=None,
         excess_db=None,
-        worst_layer=WorstLayer(worst, display(worst), db(known[worst].signal, known[worst].noise)),
+        worst_layer=WorstLayer(worst, display(worst), compute_snr(known[worst].signal, known[worst].noise)),
         formats=formats,
         findings=list(report_notes(virtual)),
         gates=[],

@@ -18,7 +18,7 @@ from quanterr.recipes.sampling import parse_share
 from quanterr.recipes.studies import study_recipes
 from quanterr.report.hardware import bandwidth_of
 from quanterr.report.kept_layers import parse_budget
-from quanterr.report.ranking.making import names_of, ranked
+from quanterr.report.ranking.making import make_ranking, name_candidates
 from quanterr.report.ranking.model import Ranking
 from quanterr.selection import LayerSelection
 
@@ -46,7 +46,7 @@ def rank_candidates(
     """Rank candidates as :func:`rank` does, with prepared rules."""
     recipes = parse_recipes(options.against) if options.against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
-    names = names_of([*paths, *list_names(recipes)])
+    names = name_candidates([*paths, *list_names(recipes)])
     return _rank(original, [*candidates, *recipes], names, options, options.keep_original, rules)
 
 
@@ -92,7 +92,7 @@ def _rank(
     """Compare and judge candidates and recipes, and rank them under these names."""
     keep = None if keep_original is None else parse_budget(keep_original)
     reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
-    return ranked(names, reports, keep, [one.name for one in candidates if isinstance(one, Recipe)])
+    return make_ranking(names, reports, keep, [one.name for one in candidates if isinstance(one, Recipe)])
 
 
 def add_studies(

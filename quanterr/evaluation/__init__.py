@@ -66,8 +66,8 @@ from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Rollout, Task, Tokens
 from quanterr.report.plan.model import ORIGINAL, Plan
-from quanterr.report.ranking.making import short_names
-from quanterr.report.subjects import overall
+from quanterr.report.ranking.making import shorten_names
+from quanterr.report.subjects import combine_verdicts
 from quanterr.selection import LayerSelection
 from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.rank_group import RankGroup, join_rank_group
@@ -138,7 +138,7 @@ def evaluate_candidates(
             Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
             for checkpoint, (own, ignored) in zip(every[1:], counterparts, strict=True)
         ]
-        names = short_names(paths)
+        names = shorten_names(paths)
         for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
             if one.rounding.is_any:
                 names.append(f"{name}, weights alone")
@@ -161,7 +161,7 @@ def evaluate_candidates(
         ]
         for row, rollout in zip(evaluated, rollouts, strict=True):
             row.rollout = rollout
-        verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
+        verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in evaluated})
         seconds, n_read = time.monotonic() - clock, _read_bytes(sides, found)
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),

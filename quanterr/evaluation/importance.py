@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 from quanterr.evaluation.states import Product
 from quanterr.pairing.gguf import to_llama_name
 from quanterr.pairing.names import canonicalize
-from quanterr.report.files import replaced
+from quanterr.report.files import open_replacement
 
 ALIGNMENT = 32
 STRING, U32, ARRAY, F32 = 8, 4, 9, 0
@@ -39,7 +39,7 @@ def write_importance(path: str, moments: Mapping[str, Product], architecture: st
         for name, product in moments.items()
         if product.moments is not None and not product.is_stack
     }
-    with replaced(path, "--importance-out") as file:
+    with open_replacement(path, "--importance-out") as file:
         _write(file, known, origin)
 
 

@@ -15,7 +15,7 @@ from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import fingerprint
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import inputs_of
-from quanterr.report.files import replaced
+from quanterr.report.files import open_replacement
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 
@@ -124,5 +124,5 @@ def write_sensitivity(
         "recipes": measured,
         "weights": [{"layer_name": name, **fields, "alphas": alphas[name]} for name, fields in ordered],
     }
-    with replaced(path, "--sensitivity") as file:
+    with open_replacement(path, "--sensitivity") as file:
         file.write((strict_json.dumps(document, indent=1) + "\n").encode())

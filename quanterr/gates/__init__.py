@@ -25,10 +25,10 @@ from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject, needed_metrics
 from quanterr.options import GateOptions
 from quanterr.report import SCHEMA as REPORT
-from quanterr.report.documents import KINDS, Kind, kind_of, read_document
+from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
 from quanterr.report.gate_results import Verdict
 from quanterr.report.reading import read_extract
-from quanterr.report.subjects import Subject, counterpart
+from quanterr.report.subjects import Subject, find_counterpart
 from quanterr.report.values import ReportValues
 from quanterr.util.text import display
 
@@ -49,7 +49,7 @@ class PreparedRules(NamedTuple):
         return apply_rules(document, self.rules, self.before) if self.rules else document
 
 
-def prepare(options: GateOptions, kind: Kind = KINDS[REPORT]) -> PreparedRules:
+def prepare(options: GateOptions, kind: DocumentKind = KINDS[REPORT]) -> PreparedRules:
     """Read the rules and the baseline that the options name, for one kind of document.
 
     Raises:
@@ -70,14 +70,14 @@ def prepare(options: GateOptions, kind: Kind = KINDS[REPORT]) -> PreparedRules:
     return PreparedRules(rules, before)
 
 
-def read_subjects(path: str, rules: list[Rule], kind: Kind) -> list[Subject]:
+def read_subjects(path: str, rules: list[Rule], kind: DocumentKind) -> list[Subject]:
     """Read the subjects of a stored document; of a report only what the rules need, which is faster.
 
     Raises:
         UsageError: the document is of another kind.
         ReportError: the document cannot be read.
     """
-    found = kind_of(path)
+    found = find_kind(path)
     if found != kind:
         kinds = f"the kind of the baseline ({found.name.lower()}) differs from the document's ({kind.name.lower()})"
         raise UsageError(f"--baseline {display(path)}: {kinds}")
@@ -124,7 +124,7 @@ def apply_rules(document: "DocumentT", rules: list[Rule], before: Sequence[Subje
 
 def verdicts_of(subjects: Sequence[Subject], rules: list[Rule], before: Sequence[Subject] = ()) -> list[Verdict]:
     """Return the verdict on each subject, compared with its counterpart in a baseline."""
-    return [judge_subject(subject, rules, counterpart(subject, before)) for subject in subjects]
+    return [judge_subject(subject, rules, find_counterpart(subject, before)) for subject in subjects]
 
 
 def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> "DocumentT":
@@ -134,15 +134,15 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
         UsageError: the document stores no verdicts, such as a plan.
     """
     values = _values(document)
-    if not hasattr(values, "with_verdicts"):
+    if not hasattr(values, "store_verdicts"):
         raise UsageError(f"a {values.VOCABULARY.document} stores no verdict")
-    return values.with_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # values is a module
+    return values.store_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # values is a module
 
 
 def subjects_of(document: "Document", rules: list[Rule]) -> list[Subject]:
     """Return the subjects of a document, with the metrics that rules need."""
     of_items, of_model = needed_metrics(rules)
-    return _values(document).subjects(document, of_items | of_model)  # type: ignore[no-any-return]
+    return _values(document).list_subjects(document, of_items | of_model)  # type: ignore[no-any-return]
 
 
 def _values(document: "Document") -> ModuleType:

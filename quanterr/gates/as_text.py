@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quanterr.report.formatting import gate_words, sentence, violation_line
+from quanterr.report.formatting import describe_gate, describe_violation, sentence
 from quanterr.report.gate_results import Gate
 from quanterr.util.colors import paint
 from quanterr.util.text import MAX_LINE, count, display
@@ -15,7 +15,7 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
     """Return a line per gate, gates that do not hold first, each with its violations below."""
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
-        _, tone = gate_words(gate)
+        _, tone = describe_gate(gate)
         mark = paint(MARKS[tone], tone, colored)
         lines.append(f"{mark}: {display(gate.message, MAX_LINE)}")
         if gate.status == "fail":
@@ -28,7 +28,7 @@ def _format_details(gate: Gate) -> list[str]:
     of_layers = [violation for violation in gate.violations if violation.layer is not None]
     if len(of_layers) < 2:  # the gate's message names it
         return lines
-    lines += [f"      - {violation_line(violation, gate.limit)}" for violation in of_layers[:MAX_VIOLATIONS]]
+    lines += [f"      - {describe_violation(violation, gate.limit)}" for violation in of_layers[:MAX_VIOLATIONS]]
     if len(of_layers) > MAX_VIOLATIONS:
         lines.append(f"      and {count(len(of_layers) - MAX_VIOLATIONS, 'more layer')}")
     return lines

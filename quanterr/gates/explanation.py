@@ -35,13 +35,13 @@ def _explain_rule(item: Item, subject: Subject, rules: list[Rule], n: int, basel
     rule, condition = rules[n], rules[n].condition
     if not condition.of_items:
         return "applies to the whole model"
-    if item not in subject.items_with(condition.metric):
+    if item not in subject.list_items(condition.metric):
         return f"applies to {condition.item}s"
     if not make_selector(rule)(item):
         return "does not select it"
     if not make_decider(rules, n)(item):
         return "selects it; a later rule with the same id decides"
-    before = {old.name: old for old in baseline.items_with(condition.metric)} if baseline else {}
+    before = {old.name: old for old in baseline.list_items(condition.metric)} if baseline else {}
     numbers = collect_values([item], rule, before)
     if numbers.skipped:
         return f"skips it: {numbers.skipped[0].reason}"

@@ -7,7 +7,7 @@ from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import make_decider
 from quanterr.gates.verdicts import collect_values, format_rule, format_value
-from quanterr.report.reading import extractor
+from quanterr.report.reading import make_extractor
 from quanterr.report.subjects import Item, Subject
 from quanterr.util.text import display
 
@@ -30,7 +30,7 @@ def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callab
     ]
     if not of_layers:
         raise UsageError("--fail-fast: no rule of severity error applies to single layers, such as 'snr_db >= 30'")
-    extract = extractor({rule.condition.metric for rule, _ in of_layers})
+    extract = make_extractor({rule.condition.metric for rule, _ in of_layers})
     before = {item.name: item for item in baseline.items} if baseline else {}
 
     def find_violation(layer: "Layer") -> str | None:

@@ -7,9 +7,9 @@ neither Markdown nor a workflow command.
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from quanterr.report.formatting import LONG, sentence, violation_line
-from quanterr.report.gate_results import Gate, Judged
-from quanterr.report.markdown import code
+from quanterr.report.formatting import LONG, describe_violation, sentence
+from quanterr.report.gate_results import Gate, HasGates
+from quanterr.report.markdown import format_code
 from quanterr.util.text import escape_commands, format_decisive, format_exact
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -24,7 +24,7 @@ def is_on_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def make_annotations(judged: Judged, candidate: str | None = None) -> list[str]:
+def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str]:
     """Return workflow commands: one for an unreliable result, and one per gate that does not hold."""
     failed = [gate for gate in judged.gates if gate.status == "fail"]
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
@@ -47,7 +47,7 @@ def has_summary() -> bool:
     return is_on_github() and bool(os.environ.get(SUMMARY))
 
 
-def write_summary(judged: Judged, candidate: str | None = None) -> str | None:
+def write_summary(judged: HasGates, candidate: str | None = None) -> str | None:
     """Append the verdict to ``$GITHUB_STEP_SUMMARY``, if set, and return why it could not be written, or None."""
     return _append(lambda room: format_summary(judged, room, candidate))
 
@@ -71,7 +71,7 @@ def _append(make: Callable[[int], str]) -> str | None:
     return None
 
 
-def format_summary(judged: Judged, limit: int = MAX_SUMMARY, candidate: str | None = None) -> str:
+def format_summary(judged: HasGates, limit: int = MAX_SUMMARY, candidate: str | None = None) -> str:
     """Return the verdict in Markdown, at most ``limit`` bytes."""
     pieces: list[str] = []
     size = len(LEFT_OUT.encode())
@@ -83,7 +83,7 @@ def format_summary(judged: Judged, limit: int = MAX_SUMMARY, candidate: str | No
     return "".join(pieces)
 
 
-def _summary_pieces(judged: Judged, candidate: str | None) -> Iterator[str]:
+def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
     of = "" if candidate is None else f" {_code(candidate)}"
     yield f"### quanterr{of}: {judged.verdict}\n\n"
     if judged.verdict == "inconclusive":
@@ -98,7 +98,7 @@ def _summary_pieces(judged: Judged, candidate: str | None) -> Iterator[str]:
         if gate.status == "fail":
             yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
             layers = [violation for violation in gate.violations if violation.layer is not None]
-            yield from (f"- {_code(violation_line(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
+            yield from (f"- {_code(describe_violation(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
             if len(layers) > MOST_LAYERS:
                 yield f"- and {len(layers) - MOST_LAYERS:,} more\n"
     yield "\n"
@@ -118,4 +118,4 @@ def _format_row(cells: Iterable[str]) -> str:
 
 
 def _code(text: str) -> str:
-    return code(text, LONG)
+    return format_code(text, LONG)

@@ -7,7 +7,7 @@ from quanterr.errors import UsageError
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.report.plan.model import ORIGINAL, SCHEMA, SCHEMA_VERSION, Plan, PlannedLayer
-from quanterr.report.same_original import Marks, other_tensor
+from quanterr.report.same_original import Marks, find_tensor_difference
 from quanterr.report.stored import read_stored
 from quanterr.util.text import count, display
 
@@ -82,7 +82,7 @@ def _check_original(plan: Plan, actual: Mapping[str, Layer | LosslessLayer]) -> 
             continue
         there = Marks(planned.original_norm, planned.original_fingerprint)
         here = Marks(layer.original_norm, layer.original_fingerprint)
-        if why := other_tensor(planned.layer_name, there, here):
+        if why := find_tensor_difference(planned.layer_name, there, here):
             raise UsageError(f"--plan: the plan was made for another original: {why}; plan again from this one")
 
 

@@ -43,7 +43,7 @@ def explain_dead_pattern(rule: Rule, subject: Subject) -> str | None:
     if not rule.layers:
         return None
     try:
-        LayerSelection(rule.layers).check_all(item.name for item in subject.items_with(rule.condition.metric))
+        LayerSelection(rule.layers).check_all(item.name for item in subject.list_items(rule.condition.metric))
     except UsageError as error:
         patterns = display(" ".join(subject.patterns), 200)
         return f"{error} (the report covers only {patterns})" if patterns else str(error)

@@ -14,7 +14,7 @@ from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_decider, make_selector
 from quanterr.report import NORM
 from quanterr.report.gate_results import Gate, Verdict, Violation
-from quanterr.report.subjects import WIDTH, Item, Subject, change
+from quanterr.report.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.util.text import count, display, format_decisive
 
 
@@ -113,15 +113,15 @@ def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject |
 
 def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
     """Return the value that a condition judges for the whole subject; None if undefined."""
-    value = subject.of_whole(condition.metric)
+    value = subject.get_whole_metric(condition.metric)
     if condition.function in OF_INTERVAL:
         error = subject.errors.get(condition.metric)
         sign = 1 if condition.function == "upper" else -1
         return None if value is None or error is None else value + sign * WIDTH * error
     if condition.function not in OF_BASELINE:
         return value
-    old = baseline.of_whole(condition.metric) if baseline else None
-    return change(old, value, condition.function)
+    old = baseline.get_whole_metric(condition.metric) if baseline else None
+    return compute_change(old, value, condition.function)
 
 
 def _judge_so_far(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome | None:
@@ -141,7 +141,7 @@ def _fail_without_value(reason: str) -> _Outcome:
 
 def _judge_model(condition: Condition, subject: Subject) -> _Outcome:
     """Judge a number of the aggregate, which may be infinite only if no layer differs."""
-    value = subject.of_model(condition.metric)
+    value = subject.get_model_metric(condition.metric)
     if value is not None and isinf(value) and any(item.kind == "layers" for item in subject.items):
         return _fail_without_value(f"{condition.metric} is {value}")
     return _judge_value(condition, value)
@@ -160,7 +160,7 @@ def _judge_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject 
     if dead := explain_dead_pattern(rule, subject):
         return _fail_without_value(dead)
     takes = make_decider(rules, n)
-    every = subject.items_with(condition.metric)
+    every = subject.list_items(condition.metric)
     items = [item for item in every if takes(item)]
     if not items:
         selected = any(map(make_selector(rule), every))
@@ -169,7 +169,7 @@ def _judge_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject 
             if selected
             else f"there is no {condition.item} to judge"
         )
-    before = {item.name: item for item in baseline.items_with(condition.metric)} if baseline else {}
+    before = {item.name: item for item in baseline.list_items(condition.metric)} if baseline else {}
     numbers = collect_values(items, rule, before)
     gone = _find_removed(every, before, takes) if condition.function in OF_BASELINE else []
     numbers.missing.extend(gone)
@@ -198,13 +198,13 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
     badness: dict[str, float] = {}
     metric, function = rule.condition.metric, rule.condition.function
     for item in items:
-        value = item.number(metric)
+        value = item.get_number(metric)
         trouble, undefined = item.trouble or _reject_infinite(item, metric, value), f"{metric} is undefined"
         skips = rule.undefined == "skip"
         if function in OF_BASELINE:
             old = before.get(item.name)
             trouble = trouble or _distrust_baseline(old)
-            value = change(old.number(metric), value, function) if old else None
+            value = compute_change(old.get_number(metric), value, function) if old else None
             undefined = undefined if old else "is not in the baseline"
             skips = skips and old is None  # a layer of the baseline without a number may have got worse
         if trouble is None and value is not None and not isnan(value):

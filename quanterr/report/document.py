@@ -1,4 +1,4 @@
-"""A document: a file of its own, in strict JSON, with everything that is seen of it declared in a module."""
+"""Base classes of documents: results that are stored as strict JSON, with their views and outputs."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
-LINE = 150  # characters of the answer on one line
+LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Declared:
-    """A result with everything that readers, spreadsheets and CI see, declared in modules that are imported on use.
+class Result:
+    """Base of all results; the modules that render them are imported on use.
 
-    ``VIEW`` is a module with ``view``, ``conclusion`` and ``brief``,; ``ROWS``, where it
-    is another one, has ``CSV_COLUMNS``, ``rows`` and ``suites``.
+    ``VIEW`` names a module with ``view``, ``conclusion`` and ``brief``. ``ROWS`` names
+    the module with ``CSV_COLUMNS``, ``rows`` and ``suites``; if empty, that is ``VIEW``, too.
     """
 
     VIEW: ClassVar[str]
@@ -32,11 +32,11 @@ class Declared:
     ROWS: ClassVar[str] = ""
 
     def view(self, top: int) -> View:
-        """Return everything that a reader sees, with ``top`` layers of each kind."""
+        """Return the sections that a reader sees, with at most ``top`` layers of each kind."""
         return self._shown().view(self, top)  # type: ignore[no-any-return]
 
     def brief(self) -> str:
-        """Return the answer on one line, for ``--quiet``."""
+        """Return the result in one line, for ``--quiet``."""
         return self._shown().brief(self)  # type: ignore[no-any-return]
 
     def columns(self) -> Sequence[str]:
@@ -55,7 +55,7 @@ class Declared:
 
     @property
     def noun(self) -> str:
-        """The kind of result: report, plan, diff."""
+        """The kind of result in lower case, such as "report" or "plan"."""
         return type(self).__name__.lower()
 
     def __repr__(self) -> str:
@@ -69,13 +69,13 @@ class Declared:
         view = self.view(notebook.WORST)
         shown = [section for section in view.sections if TERMINAL in section.media]
         tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
-        return notebook.heading(view) + "".join(map(notebook.table, tables))
+        return notebook.render_heading(view) + "".join(map(notebook.render_table, tables))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
 
         Raises:
-            UsageError: an unknown suffix.
+            UsageError: the suffix is unknown.
             ResourceError: the file cannot be written.
         """
         from quanterr.report.files import save
@@ -83,21 +83,21 @@ class Declared:
         save(self, fspath(path), self.OUTPUTS)
 
 
-class Document(Declared, Model):
-    """A file of its own, in strict, ASCII JSON; ``run`` is its last field, and a checksum covers those before it.
+class Document(Result, Model):
+    """A result stored as strict ASCII JSON; ``run`` is its last field, and a checksum covers all fields before it.
 
-    ``ITEMS`` are the fields of which JSON Lines have an item per line, with what a line of each is called.
+    ``ITEMS`` maps fields that JSON Lines write one item per line to the ``record`` name of these lines.
     """
 
     schema_: str
     ITEMS: ClassVar[Mapping[str, str]] = {}
 
     def suites(self) -> Sequence[Suite]:
-        """Return the suites of tests of the JUnit output."""
+        """Return the test suites of the JUnit output."""
         return self._listed().suites(self)  # type: ignore[no-any-return]
 
     def plot(self) -> Figure:
-        """A picture, as a matplotlib Figure: where the error is, or what a size buys.
+        """Return a matplotlib Figure: a map of the error, or error over size.
 
         Raises:
             UsageError: matplotlib is not installed, or there is nothing to draw.
@@ -105,11 +105,11 @@ class Document(Declared, Model):
         return import_module("quanterr.report.plot").plot(self)
 
     def write_json(self, file: IO[str]) -> None:
-        """Write it as strict, ASCII JSON."""
+        """Write the document as strict ASCII JSON."""
         file.write(self.to_json())
 
     def to_json(self) -> str:
-        """Strict, ASCII JSON."""
+        """Return the document as strict ASCII JSON."""
         own = {info.alias or name: getattr(self, name) for name, info in self._fields()}
         run = own.pop("run")
         checked = dumps(own).removesuffix("}")
@@ -130,7 +130,7 @@ class Document(Declared, Model):
 
     @classmethod
     def json_schema(cls) -> JsonObject:
-        """Its JSON Schema (2020-12)."""
+        """Return the JSON Schema (2020-12) of the document."""
         schema = cls.model_json_schema(by_alias=True, mode="serialization")
         schema["properties"]["checksum"] = checksum.SCHEMA
         return {"$schema": DRAFT} | schema

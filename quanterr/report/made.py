@@ -1,15 +1,15 @@
-"""How a result was made: the section that every document has."""
+"""The section "How it was made" of a document's page."""
 
 import shlex
 from collections.abc import Sequence
 
 from quanterr.report.base import RunInfo
-from quanterr.report.sections import PAGE, Facts, Section
+from quanterr.report.sections import PAGE, FactList, Section
 from quanterr.util.text import count, size
 
 
-def how_it_was_made(run: RunInfo, made_by: str, settings: Sequence[tuple[str, str]] = ()) -> Section:
-    """Return command, program, settings, time and machine of a run, for a page."""
+def describe_run(run: RunInfo, made_by: str, settings: Sequence[tuple[str, str]] = ()) -> Section:
+    """Return a section with the command, program, settings, time and machine of a run."""
     kernel = f", kernel {run.kernel}" if run.kernel else ""
     facts = [
         ("Command", shlex.join(run.command) if run.command else "from a library"),
@@ -19,4 +19,4 @@ def how_it_was_made(run: RunInfo, made_by: str, settings: Sequence[tuple[str, st
         ("Where", f"{run.device}, {count(run.threads, 'thread')}{kernel}"),
         ("With", f"torch {run.torch}, Python {run.python}"),
     ]
-    return Section("run", "How it was made", [Facts(facts)], (PAGE,), is_open=False)
+    return Section("run", "How it was made", [FactList(facts)], (PAGE,), is_open=False)

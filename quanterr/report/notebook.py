@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: the answer, compact tables, a data frame."""
+"""HTML of results in notebooks, and data frames."""
 
 from collections.abc import Iterable
 from html import escape
@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import Any
 
 from quanterr.errors import UsageError
-from quanterr.report.formatting import but, sentence
+from quanterr.report.formatting import format_doubts, sentence
 from quanterr.report.sections import Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 Frame = Any  # a pandas.DataFrame: pandas is optional
-WORST = 10  # layers of a table
-ROWS = 50  # of any table
+WORST = 10  # layers in a table
+ROWS = 50  # rows in any table
 REASONS = 3
 RIGHT = ' style="text-align: right"'
 
 
-def frame(rows: Iterable[JsonObject]) -> Frame:
-    """Rows as a pandas.DataFrame.
+def make_frame(rows: Iterable[JsonObject]) -> Frame:
+    """Return rows as a pandas.DataFrame.
 
     Raises:
         UsageError: pandas is not installed.
@@ -31,16 +31,16 @@ def frame(rows: Iterable[JsonObject]) -> Frame:
     return pandas.DataFrame(list(rows))
 
 
-def heading(view: View) -> str:
-    """Return the answer of a view, with what questions the comparison, and its first reasons."""
+def render_heading(view: View) -> str:
+    """Return the conclusion of a view with doubts and the first reasons."""
     said = "; ".join(escape(sentence(reason)) for reason in (view.conclusion, *view.reasons[:REASONS]))
     more = f" (and {len(view.reasons) - REASONS} more)" if len(view.reasons) > REASONS else ""
-    word = "" if view.word is None else f"<b>{escape(view.word + but(view.doubts))}</b>: "
+    word = "" if view.word is None else f"<b>{escape(view.word + format_doubts(view.doubts))}</b>: "
     return f"<p>{word}{said}{more}</p>"
 
 
-def table(one: Table) -> str:
-    """Return a table of a view with its title as caption, without the columns that only a terminal draws."""
+def render_table(one: Table) -> str:
+    """Return a table of a view with its title as caption, without columns that only terminals draw."""
     kept = [n for n, column in enumerate(one.columns) if not column.legend]
     align = ["", *(RIGHT if one.columns[n].right else "" for n in kept)]
     rows = [[row[0], *(row[n + 1] for n in kept)] for row in one.rows[:ROWS]]

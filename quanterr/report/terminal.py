@@ -1,7 +1,7 @@
-"""Documents in the terminal: what a view holds, the answer last.
+"""Views in the terminal, with the answer last.
 
-Without a terminal (a pipe, a CI log) tables are as wide as their widest row, in ASCII. In a narrow
-terminal columns are left out, the least telling first; a name or a number is never cut short.
+Without a terminal (a pipe, a CI log) tables are ASCII and as wide as their widest row. Narrow terminals leave out the
+least important columns; names and numbers are never cut.
 """
 
 import os
@@ -15,15 +15,15 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quanterr.report.base import Finding
-from quanterr.report.block_map import block_maps
-from quanterr.report.formatting import LONG, sentence, stated
+from quanterr.report.block_map import draw_block_maps
+from quanterr.report.formatting import LONG, format_answer, sentence
 from quanterr.report.sections import (
     TERMINAL,
     VERBOSE,
-    Bar,
+    BarCell,
     BlockMap,
     Column,
-    Figures,
+    FigureGroup,
     Findings,
     Gates,
     LayerName,
@@ -36,23 +36,23 @@ from quanterr.util.colors import use_color
 from quanterr.util.text import count, display
 
 NO_LIMIT = 1 << 16  # columns
-NARROWEST = 48  # in which no table has to cut anything
+NARROWEST = 48  # columns; no table needs to cut cells at this width
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", None: "bold"}
 SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MAX_FINDINGS = 10
-NAME_WIDTH = 24  # the least width of a folded name
-RED, YELLOW = 5 / 6, 1 / 2  # shares above which a bar has that colour: of SNR below 10 and 30 dB
+NAME_WIDTH = 24  # minimum width of a name before it is folded
+RED, YELLOW = 5 / 6, 1 / 2  # shares above which bars have these colours: SNR below 10 and 30 dB
 WEIGHT = ".weight"
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to the caller: rich would exit with 1, which says that a gate failed."""
+        """Raise for the caller: rich would exit with 1, which means that a gate failed."""
         raise BrokenPipeError
 
 
 def console(file: IO[str], color: str = "auto") -> Console:
-    """A console for a stream. ``color`` is auto, always or never."""
+    """Return a console for a stream. ``color`` is auto, always or never."""
     colored = use_color(file, color)
     columns = os.environ.get("COLUMNS", "")
     asked = int(columns) if columns.isdecimal() else 0
@@ -62,21 +62,21 @@ def console(file: IO[str], color: str = "auto") -> Console:
     )
 
 
-class Answer(NamedTuple):
-    """How a command ended: its exit status, the files that it wrote, the command that it proposes."""
+class Outcome(NamedTuple):
+    """The outcome of a command: its exit status, the files it wrote and the command it proposes."""
 
     status: int | None = None
     wrote: Sequence[str] = ()
     next_step: str = ""
 
 
-UNANSWERED = Answer()
+NO_OUTCOME = Outcome()
 
 
-def show(view: View, to: Console, answer: Answer = UNANSWERED, verbose: bool = False, plot: bool = True) -> None:
-    """Print a view, findings and the answer last.
+def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = False, plot: bool = True) -> None:
+    """Print a view: sections, then findings, then the answer.
 
-    ``verbose`` prints all findings and sections that are for it alone, ``plot`` maps, in a terminal.
+    ``verbose`` adds sections for verbose terminals and prints all findings; ``plot`` draws maps in a terminal.
     """
     wrap = not to.is_terminal
     to.print(Text("; ".join(_facts(view))), soft_wrap=wrap)
@@ -87,7 +87,7 @@ def show(view: View, to: Console, answer: Answer = UNANSWERED, verbose: bool = F
         for part in section.parts:
             if isinstance(part, Findings | Gates) or (isinstance(part, BlockMap) and not (plot and to.file.isatty())):
                 continue
-            if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table has an empty line below it
+            if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table is followed by an empty line
                 to.print()
             _print_part(part, to)
             before = part
@@ -97,28 +97,28 @@ def show(view: View, to: Console, answer: Answer = UNANSWERED, verbose: bool = F
     to.print(Text(view.about, style="dim"), soft_wrap=wrap)
     for reason in _reasons(view, found):
         to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
-    if answer.next_step:  # on a line that a shell takes as it is
+    if answer.next_step:  # unwrapped, so that it can be pasted
         to.print(Text(f"next: {display(answer.next_step, LONG)}", style="dim"), soft_wrap=True)
-    to.print(Text(conclude(view, answer), style=_style_of(view)), soft_wrap=wrap)
+    to.print(Text(format_conclusion(view, answer), style=_pick_style(view)), soft_wrap=wrap)
 
 
-def conclude(view: View, answer: Answer) -> str:
-    """Return ``PASS (exit 0): …. Wrote a.json``, the last line, with what questions the comparison itself."""
-    written = ", ".join(display(_from_here(path)) for path in answer.wrote)
+def format_conclusion(view: View, answer: Outcome) -> str:
+    """Return the last line, such as "PASS (exit 0): …. Wrote a.json", with doubts about the comparison."""
+    written = ", ".join(display(_relative_path(path)) for path in answer.wrote)
     words = f"{view.conclusion}. Wrote {written}" if written else view.conclusion
     if view.word is None:
         return words
     status = "" if answer.status is None else f" (exit {int(answer.status)})"
-    return stated(f"{view.word.upper()}{status}", view.doubts, words)
+    return format_answer(f"{view.word.upper()}{status}", view.doubts, words)
 
 
-def _style_of(view: View) -> str:
-    """Return the style of the last line; none for what was compared without limits, which is no approval."""
+def _pick_style(view: View) -> str:
+    """Return the style of the last line; a pass without gates is no approval and gets no colour."""
     return STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
 
 
 def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
-    """Yield the reasons of the verdict that no finding gives."""
+    """Yield the reasons of the verdict that repeat no finding."""
     given = tuple(f"{name}: {one.message}" if name else one.message for name, one in found)
     for reason in view.reasons if view.verdict not in ("pass", None) else ():
         if not reason.startswith(given):
@@ -134,10 +134,10 @@ def _print_part(part: Part, to: Console) -> None:
     wrap = not to.is_terminal
     if isinstance(part, Table):
         _print_table(part, to)
-    elif isinstance(part, Figures):
+    elif isinstance(part, FigureGroup):
         _print_figures(part, to)
     elif isinstance(part, BlockMap):
-        for picture in block_maps(part.weights(), to.width, unicode="utf" in (to.encoding or "").lower()):
+        for picture in draw_block_maps(part.weights(), to.width, unicode="utf" in (to.encoding or "").lower()):
             to.print(picture)
     elif isinstance(part, Lines):
         for line in part.lines:
@@ -147,7 +147,7 @@ def _print_part(part: Part, to: Console) -> None:
 def _print_table(part: Table, to: Console) -> None:
     wrap = not to.is_terminal
     rows, left_out = _shorten_names(part)
-    to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap it to the width of the table
+    to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
     table = fit_table("", part.first, part.columns, rows, is_plain(to), to)
     to.print(table)
     kept = {column.header for column in table.columns}
@@ -162,7 +162,7 @@ def _print_table(part: Table, to: Console) -> None:
 
 
 def _shorten_names(part: Table) -> tuple[list[tuple[str, Sequence[str]]], str]:
-    """Return the rows with names without what all layers begin and end with, and a note that says so."""
+    """Return rows whose names lack the common prefix and suffix, and these ends as text."""
     names = [row[0] for row in part.rows if isinstance(row[0], LayerName)]
     prefix, suffix = _common_ends(names) if len(names) == len(part.rows) else ("", "")
     rows: list[tuple[str, Sequence[str]]] = [
@@ -172,7 +172,7 @@ def _shorten_names(part: Table) -> tuple[list[tuple[str, Sequence[str]]], str]:
 
 
 def _common_ends(names: Sequence[str]) -> tuple[str, str]:
-    """Return words before any number that all names begin with, and .weight; each keeps a word of its own."""
+    """Return the common prefix of names in whole words without numbers, and ".weight"; each name keeps a word."""
     suffix = WEIGHT if len(names) > 1 and all(name.endswith(WEIGHT) for name in names) else ""
     words = [name.removesuffix(suffix).split(".")[:-1] for name in names]
     if len(names) < 2:
@@ -181,7 +181,7 @@ def _common_ends(names: Sequence[str]) -> tuple[str, str]:
     return "".join(f"{same[0]}." for same in alike), suffix
 
 
-def _print_figures(part: Figures, to: Console) -> None:
+def _print_figures(part: FigureGroup, to: Console) -> None:
     to.print(Text(part.title, style="bold"), soft_wrap=not to.is_terminal)
     table = _bare_table("", is_plain(to))
     table.show_header = False
@@ -194,12 +194,12 @@ def _print_figures(part: Figures, to: Console) -> None:
 
 
 def is_plain(to: Console) -> bool:
-    """Whether tables are drawn in ASCII there."""
+    """Return True if tables must be drawn in ASCII."""
     return not to.file.isatty() or "utf" not in (to.encoding or "").lower()
 
 
-def _from_here(path: str) -> str:
-    """A path as seen from the current folder, where it is in there."""
+def _relative_path(path: str) -> str:
+    """Return the path relative to the current folder if it is inside."""
     try:
         relative = os.path.relpath(path)
     except ValueError:  # on another drive
@@ -221,7 +221,7 @@ def fit_table(
     plain: bool,
     to: Console,
 ) -> RichTable:
-    """Return a table whose first column holds names, with as many of the others as the console is wide enough for."""
+    """Return a table that drops the least important columns until it fits the console; the first column holds names."""
     widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
     name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
     kept = list(range(len(columns)))
@@ -242,18 +242,18 @@ def fit_table(
 
 
 def _draw(cell: str, plain: bool) -> Text:
-    """Return a cell as text; a bar in eighths of a character, the fuller the redder."""
-    if plain or not isinstance(cell, Bar):
+    """Return a cell as text; bars are drawn in eighths of a character, red where long."""
+    if plain or not isinstance(cell, BarCell):
         return Text(display(cell, LONG))
-    eighths = round(cell.share * Bar.WIDTH * 8)
+    eighths = round(cell.share * BarCell.WIDTH * 8)
     bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
     style = "red" if cell.share > RED else "yellow" if cell.share > YELLOW else "green"
-    return Text(bar.ljust(Bar.WIDTH), style=style)
+    return Text(bar.ljust(BarCell.WIDTH), style=style)
 
 
 def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: bool) -> None:
-    """Print the first few findings, or all: each layer once, with all that is found of it."""
-    groups = _by_layer(found)
+    """Print the worst findings, or all if ``verbose``, grouped by layer."""
+    groups = _group_by_layer(found)
     shown = groups if verbose else groups[:MAX_FINDINGS]
     if shown:
         to.print()
@@ -268,11 +268,11 @@ def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: b
         to.print(Text(f"and {count(left, 'more finding')} (-v shows all)"))
     if shown:
         codes = ", ".join(dict.fromkeys(display(item.code) for group in shown for _, item in group))
-        to.print(Text(f"quanterr explain NAME says more: {codes}", style="dim"), soft_wrap=not to.is_terminal)
+        to.print(Text(f"for details, run quanterr explain NAME: {codes}", style="dim"), soft_wrap=not to.is_terminal)
 
 
-def _by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
-    """Return findings of one layer of one candidate together, the worst first; groups by their worst finding."""
+def _group_by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
+    """Return findings grouped by candidate and layer, in groups and within them the most severe first."""
     severities = list(SEVERITIES)
     groups: dict[object, list[tuple[str, Finding]]] = {}
     for n, (name, item) in enumerate(found):

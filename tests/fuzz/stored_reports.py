@@ -22,7 +22,7 @@ from quanterr.gates.verdicts import Verdict, judge_subject, needed_metrics
 from quanterr.report import LISTS, OUTPUTS
 from quanterr.report.checksum import KEY as CHECKSUM
 from quanterr.report.diff.reports import AGGREGATES, METRICS
-from quanterr.report.diff.reports import difference_of as diff
+from quanterr.report.diff.reports import diff_reports as diff
 from quanterr.report.reading import read_extract, read_report
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as show_view

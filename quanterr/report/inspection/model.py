@@ -1,4 +1,4 @@
-"""What one checkpoint stores: data with a schema version, inferred from headers alone."""
+"""The inspection of one checkpoint: data with a schema version, inferred from headers alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -22,33 +22,33 @@ SCORES = {
 
 @dataclass(slots=True)
 class StoredWeight:
-    """A weight and how it is stored."""
+    """A weight and its storage."""
 
     name: str
-    display_name: Annotated[str, Field(description="the same with everything unprintable escaped")]
+    display_name: Annotated[str, Field(description="name with unprintable characters escaped")]
     role: str
-    block: Annotated[str | None, Field(description="the block of the model it is in, such as layers.12")]
-    format: Annotated[str | None, Field(description="see `quanterr formats`; null: not read, as `reason` says")]
-    dtype: Annotated[str, Field(description="of the codes, as the file calls it")]
+    block: Annotated[str | None, Field(description="the model block that contains the weight, such as layers.12")]
+    format: Annotated[str | None, Field(description="see `quanterr formats`; null: unsupported, see `reason`")]
+    dtype: Annotated[str, Field(description="stored dtype of the codes, as named in the file")]
     shape: list[int]
     elements: int
-    bytes: Annotated[int, Field(description="of all its parts")]
+    bytes: Annotated[int, Field(description="bytes of all parts")]
     bits_per_weight: float | None
-    code_bits: Annotated[int | None, Field(description="of one code, scales not included")]
+    code_bits: Annotated[int | None, Field(description="bits per code, without scales")]
     block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
-    scales: Annotated[int, Field(description="how many")]
-    comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
-    evidence: Annotated[list[str], Field(description="the evidence for the format")]
-    reason: Annotated[str | None, Field(description="why it is not read")]
+    scales: Annotated[int, Field(description="number of scales")]
+    comfy_format: Annotated[str | None, Field(description="format named by a ComfyUI label")]
+    evidence: Annotated[list[str], Field(description="evidence for the detected format")]
+    reason: Annotated[str | None, Field(description="why the weight cannot be read")]
     activations: Annotated[
         str | None,
-        Field(description="scheme by which its inputs are rounded, as declared; `unknown`: none that evaluate has"),
+        Field(description="declared rounding scheme of the inputs; `unknown`: not supported by evaluate"),
     ] = None
 
 
 @dataclass(slots=True)
 class Tally:
-    """Several weights together."""
+    """Totals over several weights."""
 
     weights: int
     elements: int
@@ -59,17 +59,17 @@ class Tally:
 
 @dataclass(slots=True)
 class DecodeBound:
-    """Tokens a second that memory bandwidth allows for one sequence: each reads all active weights once."""
+    """Upper bound on tokens per second by memory bandwidth: each token of one sequence reads all active weights."""
 
     hardware: str
     gigabytes_per_second: float
-    active_bytes: Annotated[int, Field(description="without embeddings that are looked up, and experts that rest")]
-    tokens_per_second: Annotated[float, Field(description="no more; activations, cache and compute come on top")]
-    experts: Annotated[str | None, Field(description="which share of the experts counts, and why; null: none")]
+    active_bytes: Annotated[int, Field(description="without embedding tables and inactive experts")]
+    tokens_per_second: Annotated[float, Field(description="an upper bound: activations, cache and compute are ignored")]
+    experts: Annotated[str | None, Field(description="counted share of the experts, and why; null: no experts")]
 
 
 class Inspection(Document):
-    """What one checkpoint stores, inferred from headers and labels alone."""
+    """The formats, weights and findings of one checkpoint, from headers and labels alone."""
 
     VIEW: ClassVar[str] = "quanterr.report.inspection.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
@@ -82,14 +82,16 @@ class Inspection(Document):
     files: list[StoredFile]
     tensors: int
     bytes: int
-    architecture: str | None = Field(description="of the model, as a GGUF file or config.json declares")
-    quant_method: str | None = Field(description="as config.json or its like says")
+    architecture: str | None = Field(description="model architecture declared by the GGUF file or config.json")
+    quant_method: str | None = Field(description="quantization method declared by config.json or a similar file")
     total: Tally
-    formats: dict[str, Tally] = Field(description="the largest first; `unread` is what no format claims")
-    groups: dict[str, dict[str, Tally]] = Field(description="role → format")
-    activations: dict[str, int] = Field({}, description="scheme by which inputs are rounded, as declared → weights")
-    kv: str | None = Field(None, description="scheme by which keys and values are stored, as declared; null: none")
-    decode: DecodeBound | None = Field(None, description="with --hardware")
+    formats: dict[str, Tally] = Field(
+        description="by format, the largest first; `unread` has weights of no known format"
+    )
+    groups: dict[str, dict[str, Tally]] = Field(description="by role, then format")
+    activations: dict[str, int] = Field({}, description="number of weights by declared rounding scheme of inputs")
+    kv: str | None = Field(None, description="declared storage scheme of keys and values; null: none")
+    decode: DecodeBound | None = Field(None, description="only with --hardware")
     findings: list[Finding]
     weights: list[StoredWeight]
     run: RunInfo
@@ -111,4 +113,4 @@ class Inspection(Document):
             UsageError: pandas is not installed.
         """
         names = [field.name for field in fields(StoredWeight)]
-        return notebook.frame({name: getattr(weight, name) for name in names} for weight in self.weights)
+        return notebook.make_frame({name: getattr(weight, name) for name in names} for weight in self.weights)

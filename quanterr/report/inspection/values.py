@@ -18,7 +18,7 @@ VOCABULARY = Vocabulary(
 )
 
 
-def subjects(inspection: Inspection, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(inspection: Inspection, metrics: Collection[str]) -> list[Subject]:
     """Return the checkpoint; weights that are not read make every verdict inconclusive."""
     weights = [
         Item(weight.name, "weight", {name: getattr(weight, name) for name in (*OF_WEIGHTS, "format")}, weight.reason)

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
-from quanterr.report.html_data import DIFFERS, NOT_COMPARED, Row, columns_of, rounded
+from quanterr.report.html_data import DIFFERS, NOT_COMPARED, Row, make_columns, round_digits
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
-from quanterr.report.made import how_it_was_made
+from quanterr.report.made import describe_run
 from quanterr.report.sections import (
     LAYERS,
     MAP,
@@ -16,8 +16,8 @@ from quanterr.report.sections import (
     Column,
     Findings,
     Lines,
+    MapMetric,
     Maps,
-    Metric,
     Name,
     Section,
     Suite,
@@ -45,8 +45,8 @@ WEIGHTS = (
     Column("activations", 6, right=False),
 )
 METRICS = {
-    "bits": Metric("Bits per weight", "lower", "bit", column="Bits/w"),
-    "bytes": Metric("Bytes", "lower", log=True, column="Bytes", is_wide=True),
+    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits/w"),
+    "bytes": MapMetric("Bytes", "lower", log=True, column="Bytes", is_wide=True),
 }
 WORDS = {"role": "Role", "format": "Format", "group": "Group", "activations": "Activations"}
 CSV_WEIGHT = (
@@ -116,7 +116,7 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     yield Section("weights", "All weights", [Table("All weights", "weight", WEIGHTS, weights)], (VERBOSE,))
     yield MAP
     yield LAYERS
-    yield how_it_was_made(inspection.run, f"{inspection.tool.name} {inspection.tool.version}")
+    yield describe_run(inspection.run, f"{inspection.tool.name} {inspection.tool.version}")
 
 
 def _describe_bound(decode: DecodeBound) -> str:
@@ -159,7 +159,7 @@ def _format_bits(bits: float | None) -> str:
 
 def page_data(inspection: Inspection) -> JsonObject:
     """Return all weights, for the scripts of a page."""
-    return columns_of(map(_row, inspection.weights))
+    return make_columns(map(_row, inspection.weights))
 
 
 def _row(weight: StoredWeight) -> Row:
@@ -170,7 +170,7 @@ def _row(weight: StoredWeight) -> Row:
         "activations": weight.activations and display(weight.activations),
         "reason": weight.reason and sentence(weight.reason),
     }
-    numbers = {"bits": rounded(weight.bits_per_weight, html_data.DIGITS), "bytes": weight.bytes}
+    numbers = {"bits": round_digits(weight.bits_per_weight, html_data.DIGITS), "bytes": weight.bytes}
     return Row(weight.name, DIFFERS if weight.reason is None else NOT_COMPARED, words, numbers)
 
 

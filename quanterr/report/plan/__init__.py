@@ -1,4 +1,4 @@
-"""Which recipe each layer should have under a budget, and how that is shown and handed to quantizers.
+"""Plans: a recipe for each layer under a budget; model, views and outputs.
 
-To add an export: a function in exports.py, and its row in CONSUMERS.
+To add an export, write a function in planning/exports.py and add its row to CONSUMERS.
 """
