@@ -13,7 +13,8 @@ from quanterr.options import Option
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE)?")  # group 1: it is part of a proposed command
+# Options in an error; the first group is that of a proposed command, which keeps them.
+_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE(?:\.[a-z]+)?)?")
 
 
 def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:

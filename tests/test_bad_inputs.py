@@ -765,7 +765,7 @@ MACHINE = [
     Row(74, "a folder that is missing", whole("-o", "{folder}/reports/r.json"), ENVIRONMENT, "no such folder: "),
     Row(74, "a full disk", whole("-o", "/dev/full"), ENVIRONMENT, ("COMPARED (exit 0): ", FULL)),
     Row(74, "an output that is an input", output_is_an_input, USAGE, "quantized.json: this is an input"),
-    Row(74, "an output that is there", output_is_there, ENVIRONMENT, "r.json: exists, and --no-clobber"),
+    Row(74, "an output that is there", output_is_there, ENVIRONMENT, "r.json: already exists (--no-clobber)"),
     Row(74, "an unknown suffix", whole("-o", "{folder}/r.pdf"), USAGE, "unknown suffix; choose one of .json"),
     Row(75, "an unknown metric", whole("--require", "snr >= 30"), USAGE, "named snr; did you mean snr_db?"),
     Row(75, "a bad operator", whole("--require", "snr_db => 30"), USAGE, "column 8: expected one of"),

@@ -8,7 +8,7 @@ import pytest
 import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS, INPUT_SCHEMES
 from quanterr.checkpoints.labels import Label
-from quanterr.pairing.inputs import _of_comfy, _of_torchao, find_online_rotations
+from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_online_rotations
 
 FOLDER = Path(__file__).parent / "golden_declared"  # make.py there says how the files were made
 CASES = [
@@ -120,7 +120,7 @@ def torchao(kind: str, **fields: object) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_torchaos_configurations_are_read_field_by_field(quant_type, expected):
-    found = _of_torchao("a", {"quant_type": quant_type}, {})
+    found = _read_torchao("a", {"quant_type": quant_type}, {})
 
     assert expected == (None if found is None else found.scheme)
 
@@ -139,8 +139,8 @@ def test_torchaos_configurations_are_read_field_by_field(quant_type, expected):
         ({"format": "awq_w4a16"}, None),
     ],
 )
-def test_labels_of_comfyui_say_how_inputs_are_rounded(fields, expected):
-    found = _of_comfy("a", Label("tensor", fields), {})
+def test_labels_read_comfyui_say_how_inputs_are_rounded(fields, expected):
+    found = _read_comfy("a", Label("tensor", fields), {})
 
     assert expected == (None if found is None else found.scheme)
 

@@ -485,7 +485,7 @@ class TestWhatIsWrong:
             quanterr.evaluate(original, [quantized], tokens=few, context=CONTEXT)
         with pytest.raises(UsageError, match="has token 96, the vocabulary has 96"):
             quanterr.evaluate(original, [quantized], tokens=large, context=CONTEXT)
-        with pytest.raises(UsageError, match="give a text with --text FILE, or token ids"):
+        with pytest.raises(UsageError, match="give a text with text, or token ids with tokens"):
             quanterr.evaluate(original, [quantized])
 
     def test_a_model_that_wants_more_than_tokens_is_told(self, llama, tmp_path, monkeypatch):

@@ -381,7 +381,7 @@ def test_a_device_is_written_through_and_stays():
 
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="there is no /dev/stdout here")
 def test_standard_output_may_be_called_by_its_path():
-    code = "write(*targets(['/dev/stdout'], []), lambda file: file.write('new'))"
+    code = "write(*check_targets(['/dev/stdout'], []), lambda file: file.write('new'))"
     command = [sys.executable, "-c", f"from quanterr.report.files import *; {code}"]
 
     done = subprocess.run(command, capture_output=True, timeout=60)

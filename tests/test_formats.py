@@ -328,7 +328,7 @@ REFUSED = {
     ),
     "an unused scale beside plain numbers": (
         {"a.weight": numbers(4, 40), "a.weight_scale": torch.tensor(2.0)},
-        "stored as dense (BF16), but unused: a.weight_scale; its producer worked out scales and left the weight",
+        "stored as dense (BF16), but unused: a.weight_scale; its producer computed scales but left the weight",
     ),
     "a scale of a shape that fits no known layout": (
         {"a.weight": fp8_codes(192, 320), "a.weight_scale": torch.ones(5, 3)},

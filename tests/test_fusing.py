@@ -217,7 +217,7 @@ def test_vocabulary_is_cropped_and_said_so(tmp_path):
     report = compared(tmp_path, {"lm_head.weight": x}, quantized)
 
     assert report.layers[0].snr_db > 30
-    assert any("28 rows more" in finding.message for finding in report.findings)
+    assert any("28 more rows" in finding.message for finding in report.findings)
 
 
 class TestNames:

@@ -89,4 +89,4 @@ def test_in_50_columns_a_bar_has_room_for_share_time_and_both_ends_of_the_name(m
 
 @pytest.mark.parametrize(("room", "shown"), [(9, "abcdefghi"), (8, "abc…fghi"), (3, "a…i")])
 def test_a_name_is_cut_in_the_middle(room, shown):
-    assert shown == progress.cut("abcdefghi", room)
+    assert shown == progress.shorten("abcdefghi", room)

@@ -296,8 +296,8 @@ def test_a_gguf_file_in_their_authors_names_is_original_and_candidate(tmp_path, 
     save_file(values, tmp_path / "values.safetensors")
     inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
     both = [tmp_path / "q8.gguf", tmp_path / "values.safetensors"]
-    found = quanterr.evaluate(tmp_path / "diffusers", both, inputs=inputs)
-    same = quanterr.evaluate(both[0], [both[1]], inputs=inputs, config=tmp_path / "diffusers")
+    found = quanterr.evaluate(tmp_path / "diffusers", both, inputs=inputs, activations="none")
+    same = quanterr.evaluate(both[0], [both[1]], inputs=inputs, config=tmp_path / "diffusers", activations="none")
 
     assert ["pass", "pass", "pass"] == [one.verdict for one in (*found.candidates, *same.candidates)]
     errors = [one.outputs.output_error for one in (*found.candidates, *same.candidates)]

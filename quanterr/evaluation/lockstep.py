@@ -289,6 +289,7 @@ class Lockstep:
             products, unit = [self._products[name] for name in names], self._unit_of[names[0]]
             noise, total = sum(product.noise[n] for product in products), totals[unit]
             signal = sum(product.signal for product in products)
+            rounded = [of_inputs[name] for name in names if name in of_inputs]
             known = 0 < signal < inf and isfinite(noise)
             rows.append(
                 WeightError(
@@ -299,7 +300,7 @@ class Lockstep:
                     share_of_block=noise / total if known and total > 0 else None,
                     inputs=max(product.inputs for product in products),
                     predicted_kld=None,
-                    input_error=of_inputs[name] / product.signal if known and name in of_inputs else None,
+                    input_error=sum(rounded) / signal if known and rounded else None,
                 )
             )
         return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))

@@ -14,7 +14,7 @@ const LLAMA_CPP = {
 };
 const LLAMA_CPP_WHOLE = { "model.embed_tokens": "token_embd", lm_head: "output" };
 
-/** Syntaxes of lists for quantizers: [value, text, names → text]. */
+/** Syntaxes of lists for quantizers: [value, text, names → text]; the last where llama.cpp has every name. */
 const SYNTAXES = [
   ["names", "names", (names) => names.join("\n")],
   ["convert_to_quant", "convert_to_quant", (names) => `--exclude-layers '^(${names.map(escapeRegex).join("|")})$'`],
@@ -29,16 +29,13 @@ function escapeRegex(name) {
   return name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replaceAll("'", "'\\''");
 }
 
-/** Return options of llama-quantize; a comment marks layers whose llama.cpp name is unknown. */
+/** Return options of llama-quantize for layers that llama.cpp has. */
 function llamaQuantize(names) {
-  const lines = names.map((name) => {
-    const known = llamaName(name.replace(/\.weight$/, ""));
-    return known === null ? `# name in llama.cpp unknown: ${name}` : `--tensor-type '^${escapeRegex(known)}\\.weight$=bf16'`;
-  });
-  return lines.join("\n");
+  return names.map((name) => `--tensor-type '^${escapeRegex(llamaName(name))}\\.weight$=bf16'`).join("\n");
 }
 
-function llamaName(path) {
+function llamaName(name) {
+  const path = name.replace(/\.weight$/, "");
   if (/^(blk\.\d+\.|token_embd$|output$)/.test(path)) return path;
   if (path in LLAMA_CPP_WHOLE) return LLAMA_CPP_WHOLE[path];
   const [, block, module] = /^model\.layers\.(\d+)\.(.+)$/.exec(path) ?? [];
@@ -53,7 +50,9 @@ function showKeep(layers, keep, pick) {
   const added = runningTotals(keep.added);
   const range = byId("keep-range");
   range.max = `${keep.rows.length}`;
-  fillSelect(byId("keep-syntax"), SYNTAXES.map(([value, text]) => [value, text]));
+  const isInLlama = keep.rows.every((row) => llamaName(layers.name[row]) !== null);
+  const syntaxes = SYNTAXES.filter(([value]) => value !== "llama-quantize" || isInLlama);
+  fillSelect(byId("keep-syntax"), syntaxes.map(([value, text]) => [value, text]));
   const curves = [
     new Curve(byId("keep-layers"), left.map((_, n) => n), left, (n) => formatCount(n, "layer")),
     new Curve(byId("keep-bytes"), added, left, (n) => `+${bytesText(added[n])}`),

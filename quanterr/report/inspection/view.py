@@ -124,7 +124,7 @@ def _describe_bound(decode: DecodeBound) -> str:
     return (
         f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
         f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. "
-        "A bound of memory bandwidth alone."
+        "This is a bound by memory bandwidth alone."
     )
 
 
