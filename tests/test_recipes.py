@@ -55,6 +55,10 @@ def snr(x, y):
     return float(10 * torch.log10(x.square().sum() / (y - x).square().sum()))
 
 
+def _type(kind):
+    return gguf.GGMLQuantizationType[kind.upper()]
+
+
 @pytest.mark.parametrize("case", VALUES)
 def test_values_are_those_of_the_library_bit_for_bit(case):
     recipe, _, _ = case.partition(" ")
@@ -411,6 +415,46 @@ class TestSweep:
 
         with pytest.raises(UsageError, match=r"no selected weight can be quantized: a\.up_proj\.weight"):
             quanterr.sweep(path, ["int4_g32"], layers=["up_proj"], device="cpu")
+
+    @pytest.mark.parametrize(
+        ("kind", "fallback"), [("q6_k", "Q8_0"), ("q5_k", "Q5_1"), ("q4_k", "Q5_0"), ("q3_k", "Q4_0"), ("q2_k", "Q4_0")]
+    )
+    def test_a_k_type_falls_back_as_llama_quantize_does(self, kind, fallback, tmp_path):
+        """Rows of 256 are its blocks; of rows of 96 the values are those that gguf writes of the other type."""
+        x = {"a.up_proj.weight": numbers(8, 256).float(), "a.down_proj.weight": numbers(8, 96, seed=1).float()}
+        path, recipe = store(tmp_path / "x.safetensors", x), f"gguf_{kind}"
+        found, left = (quanterr.sweep(path, [name], device="cpu") for name in (recipe, f"{recipe}:strict"))
+        [falling], [strict] = found.candidates, left.candidates
+        choices = {layer.layer_name: layer.choices[0] for layer in found.layers}
+        whole, other = choices["a.up_proj.weight"], choices["a.down_proj.weight"]
+
+        quants, values = getattr(gguf.GGMLQuantizationType, fallback), x["a.down_proj.weight"].numpy()
+        theirs = gguf.quants.dequantize(gguf.quants.quantize(values, quants), quants)
+        error = float(((torch.from_numpy(theirs) - x["a.down_proj.weight"]).double() ** 2).sum())
+        assert other.squared_error == pytest.approx(error, rel=1e-6)  # float32 of x, summed in float64
+        assert {recipe: 1, f"gguf_{fallback.lower()}": 1} == falling.formats
+        assert ["fallback_recipe"] == [finding.code for finding in falling.findings]
+        assert f"stored as gguf_{fallback.lower()}" in falling.findings[0].message
+        assert ["left_unquantized"] == [finding.code for finding in strict.findings]
+        assert whole.bytes == x["a.up_proj.weight"].numel() * gguf.GGML_QUANT_SIZES[_type(kind)][1] // 256
+
+    def test_only_rows_of_whole_blocks_of_32_fall_back_and_tensors_never(self, tmp_path):
+        path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": numbers(8, 40)})
+        with pytest.raises(UsageError, match="its 40 columns are not a multiple of 32"):
+            quanterr.sweep(path, ["gguf_q4_k"], device="cpu")
+        with pytest.raises(UsageError, match="96 columns do not fill its blocks; gguf_q5_0 stores them"):
+            fake_quantize(numbers(8, 96), "gguf_q4_k")
+        with pytest.raises(UsageError, match="unknown option :strict; it has none"):
+            recipe_named("gguf_q5_0:strict")
+
+    def test_a_plan_names_what_stores_a_layer(self, tmp_path):
+        x = {"a.up_proj.weight": numbers(8, 256), "b.up_proj.weight": numbers(8, 96, seed=1)}
+        path = store(tmp_path / "x.safetensors", x)
+        planned = quanterr.plan(path, to=["gguf_q4_k"], bits=6)
+
+        assert ["gguf_q4_k", "gguf_q5_0"] == [layer.recipe for layer in planned.layers]
+        assert "gguf_q4_k: 1 weight is stored as gguf_q5_0, as llama-quantize does" in planned.notes[-1]
+        assert (4.5 * 8 * 256 + 5.5 * 8 * 96) / 8 == sum(layer.bytes for layer in planned.layers)
 
     def test_the_command_writes_shows_and_lists(self, original, tmp_path):
         checkpoint, _ = original

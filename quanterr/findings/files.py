@@ -12,7 +12,7 @@ from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
 LEFT, RECIPE = "left_unquantized", "recipe"  # a kind of checkpoint
-UNREAD = "unread_weights"
+UNREAD, FALLBACK = "unread_weights", "fallback_recipe"
 MAX_NOTES = 20
 
 BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
@@ -22,12 +22,32 @@ LOADED = {"load_in_4bit": 4, "load_in_8bit": 8}
 
 
 def of_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What was noted when the files were opened, or what a recipe cannot store."""
+    """What was noted when the files were opened; what a recipe cannot store, and what it stores by its fallback."""
     code = LEFT if checkpoint.kind == RECIPE else NOTE
     for note in checkpoint.notes[:MAX_NOTES]:
         yield finding(code, "warning", None, note)
     if more := checkpoint.notes[MAX_NOTES:]:
         yield finding(NOTE, "warning", None, f"{display(checkpoint.path)}: {count(len(more), 'more note')}")
+    if checkpoint.kind == RECIPE:
+        yield from _of_fallbacks(checkpoint)
+
+
+def _of_fallbacks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Return a finding for each recipe of a virtual checkpoint that stores weights by its fallback."""
+    from quanterr.recipes.candidate import QuantizedFile  # a comparison of files needs no recipes
+
+    files = (entry.file for entry in checkpoint.entries.values())
+    fallen: dict[tuple[str, str], list[QuantizedFile]] = {}
+    for file in (file for file in files if isinstance(file, QuantizedFile) and file.fell_back):
+        fallen.setdefault((file.wanted.name, file.recipe.name), []).append(file)
+    for (wanted, stored), own in fallen.items():
+        names, columns = listed([file.weight for file in own], 3), own[0].source.cols
+        verb = "is" if len(own) == 1 else "are"
+        message = (
+            f"{wanted}: {count(len(own), 'weight')} {verb} stored as {stored}, as llama-quantize does: {names} "
+            f"({columns:,} columns do not fill its blocks)"
+        )
+        yield finding(FALLBACK, "info", None, message)
 
 
 def of_unread(checkpoint: Checkpoint, other: Checkpoint | None = None) -> Iterator[Finding]:

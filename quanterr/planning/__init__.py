@@ -17,11 +17,11 @@ from typing import Final, Literal, NamedTuple, Unpack
 from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
-from quanterr.findings.files import LEFT
+from quanterr.findings.files import FALLBACK, LEFT
 from quanterr.knapsack import Choice, path, solve
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
-from quanterr.recipes import PRESETS, recipes_named
+from quanterr.recipes import PRESETS, recipe_named, recipes_named
 from quanterr.report.base import Tool
 from quanterr.report.keeping import UNITS, amount_of, original_bytes, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report
@@ -75,6 +75,7 @@ class Goal(NamedTuple):
 class _Option:
     """A layer as a recipe stores it."""
 
+    recipe: str  # that stores it: of one whose blocks the rows do not fill, its fallback
     nbytes: int
     cost: float
     error: float  # Σe²
@@ -187,7 +188,8 @@ def _planned(
     curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
     notes += [first.settings.calibration] if first.settings.calibration else []
-    notes += [found.message for report in reports.values() for found in report.findings if found.code == LEFT]
+    every = [found for report in reports.values() for found in report.findings]
+    notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
     if left_out:
         notes.append(
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, which stay: {listed(left_out, 3)}"
@@ -243,13 +245,13 @@ def _rows(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_Row], 
     for name, stored in found.items():
         any_layer = next(iter(stored.values()))
         signal = (any_layer.original_norm or 0.0) ** 2
-        options = {recipe: _option(layer, measure) for recipe, layer in stored.items()}
+        options = {recipe: _option(recipe, layer, measure) for recipe, layer in stored.items()}
         known = {recipe: option for recipe, option in options.items() if option is not None}
         if len(known) < len(options):
             left_out.append(name)
             continue
         nbytes = original_bytes(any_layer.original_dtype, any_layer.tensor_elements)
-        known[ORIGINAL] = _Option(nbytes, 0.0, 0.0, None)
+        known[ORIGINAL] = _Option(ORIGINAL, nbytes, 0.0, 0.0, None)
         rows.append(
             _Row(
                 name,
@@ -263,16 +265,17 @@ def _rows(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_Row], 
     return rows, left_out
 
 
-def _option(layer: Layer | LosslessLayer, measure: Measure) -> _Option | None:
-    """A layer as a recipe stores it; None where its cost is not known."""
+def _option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) -> _Option | None:
+    """Return a layer as a recipe stores it; None where its cost is not known."""
     nbytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
+    recipe = recipe_named(recipe).for_columns(layer.tensor_shape[-1]).name
     if isinstance(layer, LosslessLayer):
-        return _Option(nbytes, 0.0, 0.0, layer)
+        return _Option(recipe, nbytes, 0.0, 0.0, layer)
     error = layer.error_norm**2
     weighted = layer.weighted_error_norm
     costs = {KLD: layer.predicted_kld, SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
     cost = costs[measure]
-    return None if cost is None else _Option(nbytes, cost, error, layer)
+    return None if cost is None else _Option(recipe, nbytes, cost, error, layer)
 
 
 def _groups(rows: Sequence[_Row], same_in: SameIn) -> list[list[_Row]]:
@@ -331,7 +334,7 @@ def _layer(row: _Row, recipe: str) -> PlannedLayer:
     return PlannedLayer(
         layer_name=row.name,
         display_name=display(row.name),
-        recipe=recipe,
+        recipe=option.recipe,
         format=row.original if layer is None else layer.format,
         elements=row.elements,
         bytes=option.nbytes,

@@ -97,7 +97,7 @@ def check_consumer(consumer: str | None) -> None:
 
 
 def _recipe(layer: PlannedLayer) -> str:
-    return layer.recipe.partition(":scales")[0]
+    return layer.recipe.partition(":scales")[0].removesuffix(":strict")
 
 
 def _refused(plan: Plan, consumer: str) -> list[str]:

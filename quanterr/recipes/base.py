@@ -43,6 +43,13 @@ class Scheme(Protocol):
         """Why a weight of that shape cannot be stored like this; None if it can: any, if nothing else is said."""
         return None
 
+    def fallback(self, cols: int) -> "Recipe | None":
+        """Return the recipe that replaces this one where rows of so many columns do not fill its blocks.
+
+        None where they do, or where nothing replaces it.
+        """
+        return None
+
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """What is stored of it. The first holds the codes, row by row."""
 
@@ -88,6 +95,10 @@ class Recipe(NamedTuple):
 
     name: str
     scheme: Scheme
+
+    def for_columns(self, cols: int) -> "Recipe":
+        """Return the recipe that really stores a weight of so many columns: this one, or its fallback."""
+        return self.scheme.fallback(cols) or self
 
 
 def bytes_of(values: Tensor) -> Tensor:

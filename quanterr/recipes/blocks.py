@@ -10,8 +10,11 @@ In the low bits of the bytes are the first 16 codes. Division is multiplication 
 
 Where the importance of the columns is known, scales are searched as with an importance matrix there (but of Q8_0).
 
+A K type has blocks of 256 elements. A weight whose rows do not fill them falls back to a type with blocks of 32, as
+llama-quantize does: see ``FALLBACKS``. ``:strict`` leaves such a weight as it is.
+
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c quantize_row_q…_ref, with importance
-quantize_row_q…_impl; gguf-py gguf/quants.py.
+quantize_row_q…_impl; gguf-py gguf/quants.py; the fallbacks: src/llama-quant.cpp, tensor_type_fallback.
 """
 
 from collections.abc import Callable
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.recipes.base import Scheme, Source, Stored, bytes_of, not_whole
+from quanterr.recipes.base import Recipe, Scheme, Source, Stored, bytes_of, not_whole
 from quanterr.recipes.searches import FINE, by_importance, symmetric, with_minimum
 
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of the same shape → uint8 (n, bytes of a block)
@@ -34,10 +37,16 @@ class Blocks(Scheme):
     dtype: str
     quantize: Quantize
     weighs: bool = True  # errors by the importance of columns
+    other: Recipe | None = None  # for rows that are no whole blocks
 
     def refusal(self, source: Source) -> str | None:
-        """Rows are whole blocks."""
-        return not_whole(source, BLOCKS[self.dtype][0])
+        """Rows are whole blocks, of this type or of its fallback."""
+        found = self.fallback(source.cols)
+        return not_whole(source, BLOCKS[self.dtype][0]) if found is None else found.scheme.refusal(source)
+
+    def fallback(self, cols: int) -> Recipe | None:
+        """Return the recipe of a type with smaller blocks, where rows do not fill blocks of this one."""
+        return self.other if cols % BLOCKS[self.dtype][0] else None
 
     def stored(self, source: Source) -> tuple[Stored, ...]:
         """Blocks, with their scales in them."""
@@ -150,5 +159,8 @@ def _high_bits(codes: Tensor) -> Tensor:
     places = torch.arange(8, dtype=torch.uint8)
     return ((codes >> 4).view(-1, 4, 8) << places).sum(2, dtype=torch.uint8)
 
+
+# As llama-quantize falls back; older versions took IQ4_NL for Q3_K and Q2_K.
+FALLBACKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0", "Q2_K": "Q4_0"}
 
 LEGACY: dict[str, Quantize] = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1}

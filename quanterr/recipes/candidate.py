@@ -58,7 +58,8 @@ class QuantizedFile(StoredFile):
 
         ``stretch`` multiplies what scales are made of; ``importance`` is that of the columns, for calibrators.
         """
-        self.stretch, self.importance = stretch, importance
+        self.stretch, self.importance, self.wanted = stretch, importance, recipe
+        recipe = recipe.for_columns(source.cols)
         self.path = Path(recipe.name)
         self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
         self.entries = list(self._entries(recipe.scheme.stored(source)))
@@ -68,6 +69,11 @@ class QuantizedFile(StoredFile):
         together = min(recipe.scheme.together(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes
         kept.register(self)
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether another recipe stores the weight than the one that was wanted."""
+        return self.recipe.name != self.wanted.name
 
     @property
     def kind(self) -> tuple[str, int]:
