@@ -16,7 +16,8 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes import Source, listing, recipe_named, recipes_named
-from quanterr.recipes.candidate import PIECE, choose, mixed, rows_of
+from quanterr.recipes.candidate import PIECE, choose, mixed
+from quanterr.recipes.matrices import rows_of
 from quanterr.recipes.tensors import (
     calibrate,
     error_within_bounds,
@@ -226,10 +227,10 @@ class TestCandidate:
             assert virtual.entries["a.weight"] is checkpoint.entries["a.weight"]
             assert ["b.weight"] == [layer.layer_name for layer in quanterr.compare(checkpoint, virtual).layers]
 
-    def test_norms_heads_routers_and_stacks_stay_with_a_reason(self, tmp_path):
+    def test_norms_heads_routers_and_convolutions_stay_with_a_reason(self, tmp_path):
         tensors = {
             "lm_head.weight": numbers(4, 8),
-            "a.experts.up_proj": numbers(2, 4, 8, seed=1),
+            "a.conv1d.weight": numbers(4, 1, 8, seed=1),
             "b.weight": numbers(4, 8, seed=2).to(torch.float8_e4m3fn),
             "c.weight": numbers(4, 8, seed=3),
         }
@@ -237,7 +238,7 @@ class TestCandidate:
             chosen, left = choose(checkpoint, Selection())
 
         assert ["c.weight"] == chosen
-        assert {"lm_head.weight", "a.experts.up_proj", "b.weight"} == {one.name for one in left}
+        assert {"lm_head.weight", "a.conv1d.weight", "b.weight"} == {one.name for one in left}
 
     @pytest.mark.parametrize(
         ("patterns", "chosen"),

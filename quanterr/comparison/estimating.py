@@ -12,14 +12,15 @@ from math import prod
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, Entry, entered
+from quanterr.checkpoints import Checkpoint, entered
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import of_notes
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
-from quanterr.recipes.candidate import QuantizedFile, quantized_by
+from quanterr.recipes.candidate import QuantizedFile, choose, quantized_by
+from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.sampling import Estimate, estimated, margin
 from quanterr.recipes.tensors import weight_of
 from quanterr.report.base import RunInfo, Tool
@@ -58,7 +59,9 @@ def estimate(
         selection.check(checkpoint.entries)
         virtuals = _virtuals(recipes, checkpoint, selection)
         files = [_files(virtual) for virtual in virtuals]
-        found = _estimates(checkpoint, files, share, options)
+        chosen_names, _ = choose(checkpoint, selection)
+        matrices = {one.name: one for name in chosen_names for one in matrices_of(name, checkpoint.entries)}
+        found = _estimates(matrices, files, share, options)
         checkpoint.check_unchanged()
         others = {
             name: Stored(entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False)
@@ -67,7 +70,14 @@ def estimate(
         }
         signals = {name: next(one.signal for one in each if one is not None) for name, each in found.items()}
         chosen = [
-            _rankable(recipe, virtual, own, {name: each[n] for name, each in found.items()}, signals, others)
+            _rankable(
+                recipe,
+                virtual,
+                own,
+                {name: each[n] for name, each in found.items()},
+                signals,
+                {name: one for name, one in others.items() if virtual.entries.get(name) is checkpoint.entries[name]},
+            )
             for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
         ]
         run = RunInfo(
@@ -77,7 +87,7 @@ def estimate(
             threads=usable_cores(),
             torch=torch.__version__,
             python=platform.python_version(),
-            read_bytes=sum(_read_bytes(checkpoint.entries[name], recipes, each) for name, each in found.items()),
+            read_bytes=sum(_read_bytes(matrices[name], recipes, each) for name, each in found.items()),
             command=list(options.command),
         )
     return Ranking.model_construct(
@@ -118,11 +128,11 @@ def _virtuals(recipes: Sequence[Recipe], original: Checkpoint, selection: Select
     return [found[recipe.name] for recipe in recipes]
 
 
-def _read_bytes(entry: Entry, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
-    """What was read of a weight: each sample once, and all rows where scales depend on them."""
+def _read_bytes(matrix: Matrix, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
+    """Return what was read of a weight: each sample once, and all rows where scales depend on them."""
     rows = {one.runs: one.runs.read for one in estimates if one is not None}
     is_whole = any(one and not recipe.scheme.is_local for one, recipe in zip(estimates, recipes, strict=True))
-    return entry.nbytes // entry.shape[0] * (sum(rows.values()) + is_whole * entry.shape[0])
+    return matrix.nbytes // matrix.shape[0] * (sum(rows.values()) + is_whole * matrix.shape[0])
 
 
 def _files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
@@ -132,23 +142,23 @@ def _files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
 
 
 def _estimates(
-    original: Checkpoint, files: Sequence[dict[str, QuantizedFile]], share: float, options: ComparisonOptions
+    matrices: dict[str, Matrix], files: Sequence[dict[str, QuantizedFile]], share: float, options: ComparisonOptions
 ) -> dict[str, list[Estimate | None]]:
-    """Each weight by each recipe, all cores at work."""
-    entries = {name: original.entries[name] for own in files for name in own}
-    progress = Progress(sum(entry.nbytes for entry in entries.values()), total_weights=len(entries))
+    """Estimate each matrix by each recipe, all cores at work."""
+    asked = {name: matrices[name] for own in files for name in own}
+    progress = Progress(sum(matrix.nbytes for matrix in asked.values()), total_weights=len(asked))
 
     def one(name: str) -> list[Estimate | None]:
         if options.stop is not None and options.stop.is_set():
             raise Interrupted("interrupted; nothing is estimated before all weights were sampled")
         progress.name = name
-        made = estimated(name, entries[name], share, [each.get(name) for each in files])
-        progress.done_bytes += entries[name].nbytes
+        made = estimated(asked[name], share, [each.get(name) for each in files])
+        progress.done_bytes += asked[name].nbytes
         progress.done_weights += 1
         return made
 
     with ThreadPoolExecutor(usable_cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
-        futures = {name: pool.submit(one, name) for name in entries}
+        futures = {name: pool.submit(one, name) for name in asked}
         missing = set(futures.values())
         while missing and not any(future.exception() for future in futures.values() if future.done()):
             _, missing = wait(missing, LOOK, FIRST_EXCEPTION)
@@ -167,7 +177,10 @@ def _rankable(
     signals: dict[str, float],
     others: dict[str, Stored],
 ) -> Rankable:
-    """What is known of a recipe; each has the same ``signals``, whichever rows it was measured on."""
+    """Return what is known of a recipe; each has the same ``signals``, whichever rows it was measured on.
+
+    ``others`` are the tensors that it leaves as they are.
+    """
     known = {name: one for name, one in estimates.items() if one is not None}
     tensors, formats = dict(others), dict[str, int]()
     for name, one in known.items():

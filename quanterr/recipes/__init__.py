@@ -12,6 +12,7 @@ superblocks.py    its K types
 searches.py       scales of ggml's types, searched
 lookup.py         the nearest numbers of a small table
 calibration.py    from which numbers scales are made
+matrices.py       stored weights as the matrices that recipes quantize; stacks of experts
 candidate.py      an original as a checkpoint that is quantized while it is read
 scales.py         scales of the weights that are being quantized
 tensors.py        tensors in memory, for training and for tests of quantizers

@@ -4,11 +4,8 @@ Each weight that a recipe takes is a file of its own, which holds the tensors th
 somebody reads them, kept nowhere. So such a candidate goes through the same pairs, readers and findings as one on disk.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +18,12 @@ from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, Stored
+from quanterr.recipes.matrices import is_stack, matrices_of
 from quanterr.recipes.scales import KeptScales
 from quanterr.selection import Selection
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 PIECE = 1 << 19  # elements that are measured or encoded at once: fewer cost more in Python than a cache saves
-PIECES_KEPT = 4  # of a thread
 
 # Parts of names that stay as they are. Norms and biases are small and sensitive; embeddings (also T5's
 # relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose
@@ -162,38 +158,6 @@ class Left(NamedTuple):
     reason: str
 
 
-class _Reading(threading.local):
-    """Each thread's buffers: the last few rows that it has read, which several recipes ask for one after the other."""
-
-    def __init__(self) -> None:
-        self.workspace = Workspace(torch.device("cpu"))
-        self.kept: OrderedDict[tuple[int, int, int], tuple[Entry, str]] = OrderedDict()
-
-    @torch.inference_mode()
-    def rows(self, entry: Entry, first: int, stop: int) -> Tensor:
-        """Rows of a matrix, float32."""
-        shape, key = (stop - first, entry.shape[1]), (id(entry), first, stop)
-        if key in self.kept:
-            return self.workspace.buffer(self.kept[key][1], shape, torch.float32)
-        stored = self.workspace.read("stored", entry, first * shape[1], shape)
-        name = self.kept.popitem(last=False)[1][1] if len(self.kept) == PIECES_KEPT else f"x{len(self.kept)}"
-        found = self.workspace.buffer(name, shape, torch.float32).copy_(stored)
-        self.kept[key] = entry, name  # the entry too, so that no other has its id
-        return found
-
-
-_reading = _Reading()
-
-
-def rows_of(entry: Entry) -> Rows:
-    """Rows of a stored matrix of floats, not to be changed: a buffer that holds until the thread reads a few others."""
-    return partial(_rows, entry)
-
-
-def _rows(entry: Entry, first: int, stop: int) -> Tensor:
-    return _reading.rows(entry, first, stop)
-
-
 def choose(original: Checkpoint, selection: Selection) -> tuple[list[str], list[Left]]:
     """The weights to quantize of those that are selected, and the matrices that stay, with the reason.
 
@@ -205,8 +169,10 @@ def choose(original: Checkpoint, selection: Selection) -> tuple[list[str], list[
             continue
         stays = SKIP if selection.names(name) else (*SKIP, *ENDS)
         skipped = next((part for part in stays if part in name.lower()), None)
-        if len(entry.shape) != 2 or not name.endswith(".weight"):
-            left.append(Left(name, f"of shape {list(entry.shape)}: recipes quantize matrices X.weight"))
+        is_matrix = len(entry.shape) == 2 and name.endswith(".weight")
+        if not is_matrix and not is_stack(name, entry.shape):
+            why = "recipes quantize matrices X.weight and stacks of experts"
+            left.append(Left(name, f"of shape {list(entry.shape)}: {why}"))
         elif entry.dtype not in FLOATS:
             left.append(Left(name, f"stored as {entry.dtype}, not as floats"))
         elif skipped:
@@ -275,16 +241,17 @@ def mixed(
         if recipe is None:
             entries[own] = entry
             continue
-        rows, cols = entry.shape
-        source = Source(rows, cols, entry.dtype)
+        matrices = matrices_of(own, original.entries)
+        source = Source(*matrices[0].shape, entry.dtype)
         why = recipe.scheme.refusal(source)
         if why:
             left.append(Left(own, f"{recipe.name}: {why}"))
             entries[own] = entry
             continue
-        columns = None if importance is None else importance(own, entry.shape)
-        for part in QuantizedFile(own, recipe, source, rows_of(entry), kept, importance=columns).entries:
-            entries[part.name] = part
+        for each in matrices:
+            columns = None if importance is None else importance(each.name, each.shape)
+            for part in QuantizedFile(each.name, recipe, source, each.read, kept, importance=columns).entries:
+                entries[part.name] = part
     configs = {str(recipe.scheme.config): recipe.scheme.config for recipe in recipes.values() if recipe.scheme.config}
     config = dict(original.config)
     if len(configs) == 1:

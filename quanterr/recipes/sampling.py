@@ -22,10 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Entry
 from quanterr.errors import UsageError
 from quanterr.recipes.base import FLOATS
-from quanterr.recipes.candidate import QuantizedFile, rows_of
+from quanterr.recipes.candidate import QuantizedFile
+from quanterr.recipes.matrices import Matrix
 from quanterr.recipes.tensors import fake_quantized, weight_of
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -76,10 +76,10 @@ class Runs(NamedTuple):
         return [(n * self.height, min((n + 1) * self.height, self.rows)) for n in self.numbers]
 
 
-def drawn(name: str, entry: Entry, share: float, together: int) -> Runs:
-    """The runs of a matrix to read; always the same of a name. Runs begin at multiples of ``together`` rows."""
-    rows = entry.shape[0]
-    height = max(RUN_BYTES // max(entry.nbytes // rows, 1) // together, 1) * together
+def drawn(matrix: Matrix, share: float, together: int) -> Runs:
+    """Draw the runs of a matrix to read; always the same of a name. Runs begin at multiples of ``together`` rows."""
+    name, rows = matrix.name, matrix.shape[0]
+    height = max(RUN_BYTES // max(matrix.nbytes // rows, 1) // together, 1) * together
     while height > together and ceil(rows / height) * share < WANTED_RUNS:
         height = max(height // 2 // together, 1) * together
     total = ceil(rows / height)
@@ -143,24 +143,24 @@ def _quantile(freedom: int) -> float:
 
 
 @torch.inference_mode()
-def estimated(name: str, entry: Entry, share: float, files: Sequence[QuantizedFile | None]) -> list[Estimate | None]:
-    """A matrix by each of some recipes: how they store it, None for those that cannot.
+def estimated(matrix: Matrix, share: float, files: Sequence[QuantizedFile | None]) -> list[Estimate | None]:
+    """Estimate a matrix by each of some recipes: how they store it, None for those that cannot.
 
     Raises:
         CheckpointError: NaN or infinity, or the file cannot be read.
     """
     heights = [0 if file is None else file.recipe.scheme.together(file.source) for file in files]
-    runs = {height: drawn(name, entry, share, height) for height in sorted(set(heights) - {0})}
+    runs = {height: drawn(matrix, share, height) for height in sorted(set(heights) - {0})}
     found = [Estimate(runs[height], [], []) if height else None for height in heights]
     for own in runs.values():
-        for spans in _pieces(own, entry.shape[1]):
-            _measure(entry, spans, [(f, e) for f, e in zip(files, found, strict=True) if f and e and e.runs is own])
+        for spans in _pieces(own, matrix.shape[1]):
+            _measure(matrix, spans, [(f, e) for f, e in zip(files, found, strict=True) if f and e and e.runs is own])
     return found
 
 
-def _measure(entry: Entry, spans: Sequence[tuple[int, int]], of: Sequence[tuple[QuantizedFile, Estimate]]) -> None:
-    """Some runs by the recipes that are measured on these."""
-    x = _rows(entry, spans)
+def _measure(matrix: Matrix, spans: Sequence[tuple[int, int]], of: Sequence[tuple[QuantizedFile, Estimate]]) -> None:
+    """Measure some runs by the recipes that are measured on these."""
+    x = _rows(matrix, spans)
     heights = [stop - first for first, stop in spans]
     signals = _by_runs(x.float(), heights)
     for file, estimate in of:
@@ -176,10 +176,9 @@ def _pieces(runs: Runs, cols: int) -> Iterator[list[tuple[int, int]]]:
         yield spans[first : first + step]
 
 
-def _rows(entry: Entry, spans: Sequence[tuple[int, int]]) -> Tensor:
-    """Rows of a matrix in its dtype."""
-    read = rows_of(entry)
-    return torch.cat([read(first, stop).to(FLOATS[entry.dtype], copy=True) for first, stop in spans])
+def _rows(matrix: Matrix, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """Read rows of a matrix in its dtype."""
+    return torch.cat([matrix.read(first, stop).to(FLOATS[matrix.dtype], copy=True) for first, stop in spans])
 
 
 def _values(file: QuantizedFile, x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:

@@ -12,11 +12,12 @@ from math import log10
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints import Checkpoint
 from quanterr.errors import Interrupted
 from quanterr.recipes.base import FLOATS, Recipe
 from quanterr.recipes.blocks import Blocks
-from quanterr.recipes.candidate import ImportanceOf, choose, rows_of
+from quanterr.recipes.candidate import ImportanceOf, choose
+from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.tensors import fake_quantized, refusal
 from quanterr.report.ranking.model import Changed, Study
 from quanterr.selection import Selection
@@ -45,23 +46,24 @@ def studied(
     chosen, _ = choose(original, selection)
     noises = [[0.0] * (2 + len(OUTLIERS) + len(STRETCHES)) for _ in recipes]
     for name in chosen:
-        x = _sampled(original.entries[name])
-        columns = None if importance is None else importance(name, original.entries[name].shape)
-        lesser = [*_without_outliers(x), _without_columns(x, columns)]
-        for recipe, own in zip(recipes, noises, strict=True):
-            if stop is not None and stop.is_set():
-                raise Interrupted("interrupted while outliers and scales were studied")
-            if refusal(x, recipe) is None:
-                own[:] = [total + noise for total, noise in zip(own, _noises(x, lesser, recipe), strict=True)]
+        for matrix in matrices_of(name, original.entries):
+            x = _sampled(matrix)
+            columns = None if importance is None else importance(matrix.name, matrix.shape)
+            lesser = [*_without_outliers(x), _without_columns(x, columns)]
+            for recipe, own in zip(recipes, noises, strict=True):
+                if stop is not None and stop.is_set():
+                    raise Interrupted("interrupted while outliers and scales were studied")
+                if refusal(x, recipe) is None:
+                    own[:] = [total + noise for total, noise in zip(own, _noises(x, lesser, recipe), strict=True)]
     return [_study(recipe, own, importance is not None) for recipe, own in zip(recipes, noises, strict=True)]
 
 
-def _sampled(entry: Entry) -> Tensor:
-    """Some rows of a weight, in its dtype."""
-    rows, read = entry.shape[0], rows_of(entry)
+def _sampled(matrix: Matrix) -> Tensor:
+    """Read some rows of a weight, in its dtype."""
+    rows = matrix.shape[0]
     n = min(rows, SAMPLE)
     places = [place * rows // n for place in range(n)]
-    return torch.cat([read(place, place + 1).to(FLOATS[entry.dtype], copy=True) for place in places])
+    return torch.cat([matrix.read(place, place + 1).to(FLOATS[matrix.dtype], copy=True) for place in places])
 
 
 def _without_outliers(x: Tensor) -> list[Tensor]:
