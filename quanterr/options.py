@@ -331,6 +331,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
         saliency: how many of them, in per cent.
+        save_reference: a folder in which to keep all that is needed of the original to evaluate candidates without it.
+        reference: such a folder in the place of the original; then every path is a candidate.
         activations: how inputs of quantized weights are rounded: as declared, none, or a scheme of recipes/inputs.py.
         kv: how keys and values are rounded: as declared, none, or fp8.
         split: evaluate the weights alone as well, of each candidate whose inputs are rounded.
@@ -389,6 +391,18 @@ class EvaluateOptions(ReadOptions, GateOptions):
         Option("Write the most salient columns and elements of each weight (JSON): Var(x) · w².", OUTPUT, "FILE"),
     ] = None
     saliency: Annotated[float, Option("Percentage of columns and elements to write.", OUTPUT, "PERCENT")] = 1.0
+    save_reference: Annotated[
+        Path | None,
+        Option("Keep what is needed of the original to evaluate candidates without it.", OUTPUT, "FOLDER"),
+    ] = None
+    reference: Annotated[
+        Path | None,
+        Option(
+            "What --save-reference kept, in the place of the original: then every path is a candidate.",
+            INPUTS,
+            "FOLDER",
+        ),
+    ] = None
     activations: Annotated[
         str,
         Option(
@@ -498,6 +512,8 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     importance_out: Path | None
     saliency_out: Path | None
     saliency: float
+    save_reference: Path | None
+    reference: Path | None
     activations: str
     kv: str
     split: bool

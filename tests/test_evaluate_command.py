@@ -73,7 +73,7 @@ class TestCommand:
             folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=32
         )
 
-        assert ("quanterr.evaluation", "1.3") == (found["schema"], found["schema_version"])
+        assert ("quanterr.evaluation", "1.4") == (found["schema"], found["schema_version"])
         assert json.loads(same.to_json())["candidates"][0]["scores"] == found["candidates"][0]["scores"]
 
     def test_without_tokens_or_text_it_is_wrong_usage(self, folder):

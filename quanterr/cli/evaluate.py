@@ -31,6 +31,8 @@ HELP = help_of("""Run the original's model with the weights of each side on a te
 [bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
 [bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
+[bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
+[bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
 ORIGINAL is a folder with config.json, here or in a store (hf://org/name). Any format that compare reads runs through
@@ -54,7 +56,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="QUANTIZED ...",
-            help="Quantized checkpoints of it; without any, --sensitivity, --importance-out, --saliency-out alone.",
+            help="Quantized checkpoints of it; without any, --sensitivity, --save-reference and other files alone.",
             show_default=False,
         ),
     ] = None,
@@ -85,6 +87,8 @@ def evaluate(
     written = {option: fspath(path) for option, path in by_products.items() if path is not None}
     for option, path in written.items():
         check_place(path, option, [fspath(path) for path in inputs if path is not None])
+    if options.save_reference is not None:
+        written["--save-reference"] = fspath(options.save_reference)
     announce([original, *(candidates or [])], show.quiet)
     with Interrupt(keeps=False) as interrupt:
         require_memory()
@@ -92,7 +96,7 @@ def evaluate(
 
         with stepping(show.quiet) as on_progress, ended_by(interrupt):
             asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
-            if not candidates and not recipes.against:
+            if not candidates and not recipes.against and options.reference is None:
                 study_original(original, asked)
                 print(f"quanterr: wrote {', '.join(map(display, written.values()))}", file=sys.stderr)
                 return

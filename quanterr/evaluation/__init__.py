@@ -5,6 +5,7 @@ names.py      which stored tensors make up a parameter
 sides.py      the weights of both checkpoints in the original's terms
 stepping.py   a forward that stops at each unit
 rounding.py   inputs, keys and values as a runtime rounds them
+references.py what is kept of an original, to evaluate candidates without it
 lockstep.py   all sides, unit by unit, compared as they pass
 scores.py     perplexity, divergence, agreement
 states.py     errors of hidden states and of the outputs of weights
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from math import isfinite, prod
+from pathlib import Path
 from typing import NamedTuple, Unpack
 
 import torch
@@ -30,8 +32,9 @@ from quanterr.evaluation import models, together
 from quanterr.evaluation.calls import Calls, read_calls
 from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
-from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
+from quanterr.evaluation.lockstep import BesideReference, Lockstep, Outcome, RunSettings
 from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
+from quanterr.evaluation.references import SAVE, USE, Reference, Settings, check_place, write_reference
 from quanterr.evaluation.rounding import checked as check_rounding
 from quanterr.evaluation.rounding import of_rounding
 from quanterr.evaluation.saliency import Saliency
@@ -77,7 +80,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 PLAN = ".json"  # how the name of a plan ends
-NOTHING_TO_DO = "no candidate is given: evaluate needs one, or --sensitivity, --importance-out or --saliency-out alone"
+NOTHING_TO_DO = (
+    "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
+    "alone"
+)
 
 
 def evaluate(
@@ -110,8 +116,10 @@ def evaluate_candidates(
     chosen: EvaluateOptions,
     rules: Prepared,
 ) -> Evaluation:
-    """The same with rules that were read before."""
+    """Evaluate candidates as :func:`evaluate`, by rules that were read before."""
     started = datetime.now(UTC)
+    if chosen.reference is not None:
+        return _evaluate_beside_reference([original, *candidates], against, chosen, rules, started)
     plans, words = _plans_and_recipes(against)
     recipes = recipes_named(words) if words else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
@@ -138,11 +146,13 @@ def evaluate_candidates(
                 names.append(f"{name}, weights alone")
                 found.append(Candidate(sides, one.checkpoint))
         together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
-        pace = _pace(chosen, stop, company)
-        with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace) as lockstep:
+        settings = _run_settings(chosen, stop, company)
+        with Lockstep(prepared.architecture, sides, found, prepared.chunks, settings) as lockstep:
             together.run(lockstep, company)
             outcomes = lockstep.outcomes()
             _write_by_products(chosen, prepared, lockstep, saliency, opened)
+            if chosen.save_reference is not None:
+                _save_reference(chosen, prepared, lockstep, opened)
         answers = (
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
@@ -169,8 +179,99 @@ def evaluate_candidates(
     return rules.judge(made)
 
 
+def _evaluate_beside_reference(
+    candidates: Sequence[str | os.PathLike[str] | Checkpoint],
+    against: Iterable[str | Plan],
+    chosen: EvaluateOptions,
+    rules: Prepared,
+    started: datetime,
+) -> Evaluation:
+    """Evaluate candidates on the text of a reference; the original is not needed, so weights have no output errors."""
+    _check_needs_no_original(against, chosen)
+    check_rounding(chosen.activations, chosen.kv)
+    clock, stop = time.monotonic(), chosen.stop or threading.Event()
+    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    reference = Reference(Path(chosen.reference or ""))
+    with ExitStack() as stack:
+        original = reference.checkpoint()
+        prepared = _prepared(chosen, original)
+        reference.check(_settings_of(chosen, prepared))
+        every = [entered(stack, side, chosen.lenient, chosen.cache) for side in candidates]
+        sides = Sides(original, prepared.architecture.device)
+        found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
+        assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - none of another kind is saved
+        assert isinstance(prepared.chunks, Chunks)  # noqa: S101 - the same
+        settings = _run_settings(chosen, stop, None)
+        with BesideReference(prepared.architecture, sides, found, prepared.chunks, settings, reference) as running:
+            running.run()
+            outcomes = running.outcomes()
+        for checkpoint in every:
+            checkpoint.check_unchanged()
+        evaluated = [
+            _evaluated(*each, {}, [], prepared) for each in zip(short_names(paths), found, outcomes, strict=True)
+        ]
+        verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
+        made = Evaluation.model_construct(
+            tool=Tool(name="quanterr", version=__version__),
+            verdict=verdict,
+            reasons=reasons,
+            original=reference.original,
+            original_bytes=reference.original_bytes,
+            model=type(running.model).__name__,
+            kind=prepared.architecture.workload.kind,
+            dtype=chosen.dtype,
+            tokens=_tokens(prepared, chosen, outcomes),
+            candidates=evaluated,
+            reference=os.fspath(chosen.reference or ""),
+            run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
+        )
+    return rules.judge(made)
+
+
+def _check_needs_no_original(against: Iterable[str | Plan], chosen: EvaluateOptions) -> None:
+    """Refuse options that a reference cannot serve.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    given = {
+        "--against": against,
+        "--task": chosen.tasks,
+        "--sensitivity": chosen.sensitivity,
+        "--importance-out": chosen.importance_out,
+        "--saliency-out": chosen.saliency_out,
+        SAVE: chosen.save_reference,
+    }
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option}: needs the original, and {USE} has none of its weights; leave one of them out")
+    with company_of_environment(threading.Event()) as company:
+        if company is not None:
+            raise UsageError(f"{USE}: one process reads a reference")
+
+
+def _save_reference(chosen: EvaluateOptions, prepared: "_Prepared", lockstep: Lockstep, original: Checkpoint) -> None:
+    with model_folder(original) as folder:
+        settings = _settings_of(chosen, prepared)
+        write_reference(Path(chosen.save_reference or ""), original, folder, settings, lockstep.hidden, lockstep.head)
+
+
+def _settings_of(chosen: EvaluateOptions, prepared: "_Prepared") -> Settings:
+    chunks = prepared.chunks
+    assert isinstance(chunks, Chunks)  # noqa: S101 - options were checked
+    return Settings(
+        dtype=chosen.dtype,
+        batch=chosen.batch,
+        device=prepared.architecture.device.type,
+        context=chosen.context,
+        chunks=len(chunks.raw),
+        tokens=fingerprint(chunks.given),
+        targets=fingerprint(chunks.raw),
+    )
+
+
 def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[EvaluateKeywords]) -> None:
-    """What can be learned of an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``.
+    """Measure an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``, ``save_reference``.
 
     ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Errors are those of
     :func:`evaluate`.
@@ -181,18 +282,20 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[Evalu
 def study_original(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
     """The same with its options as one."""
     stop, saliency = chosen.stop or threading.Event(), _saliency(chosen)
-    if chosen.sensitivity is None and not chosen.with_moments:
+    if chosen.sensitivity is None and chosen.save_reference is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)
     with company_of_environment(stop) as company, ExitStack() as stack:
         checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
-        if chosen.with_moments:
-            pace = _pace(chosen, stop, company)
-            with Lockstep(prepared.architecture, sides, [], prepared.chunks, pace) as lockstep:
+        if chosen.with_moments or chosen.save_reference is not None:
+            settings = _run_settings(chosen, stop, company)
+            with Lockstep(prepared.architecture, sides, [], prepared.chunks, settings) as lockstep:
                 together.run(lockstep, company)
                 _write_by_products(chosen, prepared, lockstep, saliency, checkpoint)
+                if chosen.save_reference is not None:
+                    _save_reference(chosen, prepared, lockstep, checkpoint)
         else:
             together.leave_to_rank_0(company)
         _profiled(chosen, prepared, sides, [], [])
@@ -261,6 +364,11 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     if (tasks or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
         option = "--task" if tasks else "--sensitivity"
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
+    if chosen.save_reference is not None:
+        check_place(Path(chosen.save_reference))
+    if (chosen.save_reference or chosen.reference) and architecture.workload is not CAUSAL:
+        option = SAVE if chosen.save_reference else USE
+        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     return _Prepared(architecture, text, chunks, tasks, likeness(text, chunks.raw), vocabulary, tokenizer)
 
 
@@ -275,7 +383,8 @@ def _of_calls(
         raise UsageError(
             f"{name} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
         )
-    for option, given in (("--task", chosen.tasks), ("--sensitivity", chosen.sensitivity)):
+    of_texts = {"--task": chosen.tasks, "--sensitivity": chosen.sensitivity, SAVE: chosen.save_reference}
+    for option, given in of_texts.items():
         if given:
             raise UsageError(f"{option}: for models that continue a text")
     calls = read_calls(os.fspath(chosen.inputs))
@@ -324,9 +433,17 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
     return made
 
 
-def _pace(chosen: EvaluateOptions, stop: threading.Event, company: Company | None) -> Pace:
+def _run_settings(chosen: EvaluateOptions, stop: threading.Event, company: Company | None) -> RunSettings:
+    """Return the settings of a run.
+
+    Raises:
+        UsageError: several processes cannot save one reference.
+    """
     rank, world = (0, 1) if company is None else (company.rank, company.world)
-    return Pace(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world)
+    with_hidden = chosen.save_reference is not None
+    if with_hidden and world > 1:
+        raise UsageError(f"{SAVE}: one process saves a reference")
+    return RunSettings(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world, with_hidden)
 
 
 def _profiled(

@@ -72,8 +72,12 @@ class Sides:
 class Candidate:
     """A quantized checkpoint in the original's terms."""
 
-    def __init__(self, sides: Sides, quantized: Checkpoint, activations: str = NONE, kv: str = NONE) -> None:
+    def __init__(
+        self, sides: Sides, quantized: Checkpoint, activations: str = NONE, kv: str = NONE, undo: bool = True
+    ) -> None:
         """Pair it with the original; ``activations`` and ``kv`` are how its runtime rounds: see rounding.py.
+
+        ``undo``: :meth:`compared` undoes factors that a quantizer folded elsewhere, which takes the original's values.
 
         Raises:
             CheckpointError: a weight that cannot be brought into the original's shape.
@@ -86,7 +90,7 @@ class Candidate:
         inputs, cache = (NONE if virtual and way == DECLARED else way for way in (activations, kv))
         self.rounding = Rounding(self.plan, quantized.entries, inputs, cache, sides.device)
         self.found = {each.name: (each.quantized, self._back(each)) for each in self.plan.pairs}
-        self.unfolded = self._unfolded()
+        self.unfolded = self._unfolded() if undo else {}
         left = [item for item in self.plan.leftovers if item.bucket not in NOT_NEEDED]
         self.not_found = {item.name: item.reason for item in left if item.name in sides.weights}
         self.unused = {item.name: item.reason for item in left if item.side == "quantized"}

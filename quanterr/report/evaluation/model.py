@@ -12,8 +12,9 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 from quanterr.util.text import display
 
-# 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se
-SCHEMA_VERSION = "1.3"
+# 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
+# 1.4 reference
+SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
 
@@ -272,6 +273,9 @@ class Evaluation(Document):
     dtype: str = Field(description="in which both sides compute")
     tokens: Tokens
     candidates: list[Evaluated]
+    reference: str | None = Field(
+        None, description="folder of what was kept of the original; null: the original itself was run"
+    )
     gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
     run: RunInfo
 

@@ -61,6 +61,8 @@ def view(evaluation: Evaluation, top: int) -> View:
         ("text", [Name(evaluation.tokens.source)]),
         ("model", [base_line(evaluation)]),
     ]
+    if evaluation.reference is not None:
+        facts.insert(1, ("reference", [Name(evaluation.reference), ", in the place of the original"]))
     words, first = {"role": "Role", "unit": "Block"}, "output_0"
     maps = Maps(_metrics(evaluation), words, lambda: page_data(evaluation), first, first)
     has_weights = any(candidate.weights for candidate in evaluation.candidates)
