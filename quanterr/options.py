@@ -320,7 +320,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
     """What :func:`quanterr.evaluate` does.
 
     Attributes:
-        text: a text file, read through the original's tokenizer.json; or
+        text: text files, read through the original's tokenizer.json, each with a name if given as ``prose=a.txt``; and
+        chat: files of conversations, through its chat template; see evaluation/conversations.py; or
         tokens: a safetensors file with one tensor of token ids; or
         inputs: recorded calls of a model of diffusers; see evaluation/calls.py.
         tasks: files of questions with choices; see evaluation/tasks.py.
@@ -341,7 +342,19 @@ class EvaluateOptions(ReadOptions, GateOptions):
         on_progress: called with (units done, units, micro-batches done, micro-batches).
     """
 
-    text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
+    text: Annotated[
+        Iterable[Path],
+        Option(f"{READ_TEXT} Repeatable, with names: prose=a.txt.", TEXT, "[NAME=]FILE"),
+    ] = ()
+    chat: Annotated[
+        Iterable[Path],
+        Option(
+            "Conversations, a JSON line each, through the original's chat template; the assistant's tokens are scored. "
+            "Repeatable.",
+            TEXT,
+            "[NAME=]FILE",
+        ),
+    ] = ()
     tokens: Annotated[
         Path | None,
         Option("Token ids instead: a safetensors file with one tensor of integers.", TEXT, "FILE"),
@@ -501,7 +514,8 @@ class PlanKeywords(ComparisonKeywords, total=False):
 class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     """The fields of :class:`EvaluateOptions`."""
 
-    text: Path | None
+    text: Iterable[Path]
+    chat: Iterable[Path]
     tokens: Path | None
     inputs: Path | None
     tasks: Iterable[Path]

@@ -22,7 +22,7 @@ from quanterr.cli.common import (
 from quanterr.cli.gate import annotate, summarize
 from quanterr.cli.options import Only, with_options
 from quanterr.options import EvaluateOptions, RankOptions
-from quanterr.util.text import display
+from quanterr.util.text import display, named_path
 
 HELP = help_of("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
 
@@ -30,6 +30,7 @@ HELP = help_of("""Run the original's model with the weights of each side on a te
 [bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
 [bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
+[bold]quanterr evaluate original/ a/ --text prose=a.txt --text code=b.txt --chat conversations.jsonl[/bold]
 [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
 [bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
 [bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
@@ -71,7 +72,7 @@ def evaluate(
     inputs = [
         original,
         *(candidates or []),
-        options.text,
+        *(named_path(fspath(text))[1] for text in (*options.text, *options.chat)),
         options.tokens,
         options.inputs,
         *options.tasks,

@@ -5,6 +5,7 @@ names.py      which stored tensors make up a parameter
 sides.py      the weights of both checkpoints in the original's terms
 stepping.py   a forward that stops at each unit
 rounding.py   inputs, keys and values as a runtime rounds them
+tokens.py     texts as tokens; conversations.py: those of chats
 references.py what is kept of an original, to evaluate candidates without it
 lockstep.py   all sides, unit by unit, compared as they pass
 scores.py     perplexity, divergence, agreement
@@ -30,6 +31,7 @@ from quanterr.checkpoints import Checkpoint, entered
 from quanterr.errors import UsageError
 from quanterr.evaluation import models, together
 from quanterr.evaluation.calls import Calls, read_calls
+from quanterr.evaluation.conversations import read_conversations
 from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import BesideReference, Lockstep, Outcome, RunSettings
@@ -48,6 +50,7 @@ from quanterr.evaluation.tokens import (
     chunks_of,
     fingerprint,
     likeness,
+    named_files,
     read_text,
     read_tokens,
     tokenizer_fingerprint,
@@ -65,7 +68,7 @@ from quanterr.recipes.candidate import mixed, quantized_by
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
-from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Task, Tokens
+from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, NamedTokens, Task, TextScores, Tokens
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.ranking.making import short_names
 from quanterr.report.subjects import overall
@@ -173,6 +176,7 @@ def evaluate_candidates(
             kind=prepared.architecture.workload.kind,
             dtype=chosen.dtype,
             tokens=_tokens(prepared, chosen, outcomes),
+            texts=_named_texts(prepared, chosen, outcomes),
             candidates=evaluated,
             run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
         )
@@ -200,9 +204,10 @@ def _evaluate_beside_reference(
         sides = Sides(original, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
         assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - none of another kind is saved
-        assert isinstance(prepared.chunks, Chunks)  # noqa: S101 - the same
         settings = _run_settings(chosen, stop, None)
-        with BesideReference(prepared.architecture, sides, found, prepared.chunks, settings, reference) as running:
+        with BesideReference(
+            prepared.architecture, sides, found, [text.chunks for text in prepared.texts], settings, reference
+        ) as running:
             running.run()
             outcomes = running.outcomes()
         for checkpoint in every:
@@ -221,6 +226,7 @@ def _evaluate_beside_reference(
             kind=prepared.architecture.workload.kind,
             dtype=chosen.dtype,
             tokens=_tokens(prepared, chosen, outcomes),
+            texts=_named_texts(prepared, chosen, outcomes),
             candidates=evaluated,
             reference=os.fspath(chosen.reference or ""),
             run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
@@ -257,16 +263,15 @@ def _save_reference(chosen: EvaluateOptions, prepared: "_Prepared", lockstep: Lo
 
 
 def _settings_of(chosen: EvaluateOptions, prepared: "_Prepared") -> Settings:
-    chunks = prepared.chunks
-    assert isinstance(chunks, Chunks)  # noqa: S101 - options were checked
+    chunks = [text.chunks for text in prepared.texts]
     return Settings(
         dtype=chosen.dtype,
         batch=chosen.batch,
         device=prepared.architecture.device.type,
         context=chosen.context,
-        chunks=len(chunks.raw),
-        tokens=fingerprint(chunks.given),
-        targets=fingerprint(chunks.raw),
+        chunks=sum(len(each.raw) for each in chunks),
+        tokens=fingerprint(*(each.given for each in chunks)),
+        targets=fingerprint(*(part for each in chunks for part in _scored_parts(each))),
     )
 
 
@@ -314,35 +319,56 @@ def _write_by_products(
         write_importance(os.fspath(chosen.importance_out), lockstep.moments(), architecture_of(original), origin)
 
 
+class ReadText(NamedTuple):
+    """A text, or conversations, as tokens."""
+
+    name: str
+    source: str
+    chunks: Chunks
+    like: Likeness
+
+
 class _Prepared(NamedTuple):
-    """What is known before a weight is read."""
+    """All that is known before a weight is read."""
 
     architecture: models.Architecture | models.Denoiser
-    text: Text | None
-    chunks: Chunks | Calls
+    texts: list[ReadText]
+    calls: Calls | None
     tasks: list[Asked]
-    like: Likeness | None
     vocabulary: int
     tokenizer: str | None  # fingerprint
 
     @property
+    def chunks(self) -> list[Chunks] | Calls:
+        """The tokens of all texts, or recorded calls."""
+        return [text.chunks for text in self.texts] if self.calls is None else self.calls
+
+    @property
     def doubts(self) -> list[str]:
-        """Why numbers of this text say nothing."""
-        if self.like is None or isinstance(self.chunks, Calls):
-            return []
-        return self.like.doubts(len(self.chunks.raw), self.vocabulary)
+        """The reasons why numbers of these texts say nothing."""
+        found = []
+        for text in self.texts:
+            named = f"{text.name}: " if len(self.texts) > 1 else ""
+            found += [f"{named}{why}" for why in text.like.doubts(len(text.chunks.raw), self.vocabulary)]
+        return found
 
     @property
     def source(self) -> str:
-        """What both sides read."""
-        return self.chunks.source if isinstance(self.chunks, Calls) else self.text.source if self.text else ""
+        """The paths of all that both sides read."""
+        return self.calls.source if self.calls is not None else ", ".join(text.source for text in self.texts)
 
     @property
     def given(self) -> Tensor:
-        """Token ids as the model gets them."""
-        if isinstance(self.chunks, Calls):
-            raise UsageError("recorded calls hold no tokens: --sensitivity, --importance-out need a text")
-        return self.chunks.given
+        """Token ids (n, context) of the texts as the model gets them, a chunk of each text in turn.
+
+        Raises:
+            UsageError: there is no text.
+        """
+        plain = [text.chunks.given for text in self.texts if text.chunks.scored is None]
+        if not plain:
+            raise UsageError("--sensitivity, --importance-out: need a text, with --text or --tokens")
+        order = sorted((n, k) for k, given in enumerate(plain) for n in range(len(given)))
+        return torch.stack([plain[k][n] for n, k in order])
 
 
 def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
@@ -355,21 +381,20 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
         if denoiser is not None or chosen.inputs is not None:
             return _of_calls(chosen, denoiser, dtype, device)
         config = models.read_config(folder)
-        text = _text(chosen, folder)
+        vocabulary = config.get_text_config().vocab_size
+        texts = _texts(chosen, folder, vocabulary)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer = tokenizer_fingerprint(folder)
     architecture = models.Architecture(config, dtype, device)
-    vocabulary = config.get_text_config().vocab_size
-    chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
-    if (tasks or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
-        option = "--task" if tasks else "--sensitivity"
+    if (tasks or chosen.chat or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
+        option = "--task" if tasks else "--chat" if chosen.chat else "--sensitivity"
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     if chosen.save_reference is not None:
         check_place(Path(chosen.save_reference))
     if (chosen.save_reference or chosen.reference) and architecture.workload is not CAUSAL:
         option = SAVE if chosen.save_reference else USE
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
-    return _Prepared(architecture, text, chunks, tasks, likeness(text, chunks.raw), vocabulary, tokenizer)
+    return _Prepared(architecture, texts, None, tasks, vocabulary, tokenizer)
 
 
 def _of_calls(
@@ -378,7 +403,7 @@ def _of_calls(
     """A model of diffusers, and the calls that it gets."""
     if config is None:
         raise UsageError("--inputs: for models of diffusers, whose config.json has a _class_name; others take --text")
-    if chosen.inputs is None or chosen.text is not None or chosen.tokens is not None:
+    if chosen.inputs is None or chosen.text or chosen.chat or chosen.tokens is not None:
         name = display(str(config["_class_name"]))
         raise UsageError(
             f"{name} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
@@ -388,7 +413,7 @@ def _of_calls(
         if given:
             raise UsageError(f"{option}: for models that continue a text")
     calls = read_calls(os.fspath(chosen.inputs))
-    return _Prepared(models.Denoiser(config, dtype, device), None, calls, [], None, 0, None)
+    return _Prepared(models.Denoiser(config, dtype, device), [], calls, [], 0, None)
 
 
 def _saliency(chosen: EvaluateOptions) -> Saliency:
@@ -473,15 +498,41 @@ def _is_of_recipe(candidate: Candidate) -> bool:
     return checkpoint.kind == RECIPE and not checkpoint.path.endswith(PLAN)
 
 
-def _text(chosen: EvaluateOptions, folder: ModelFolder) -> Text:
-    if (chosen.text is None) == (chosen.tokens is None):
-        raise UsageError("give a text with --text FILE, or token ids with --tokens FILE.safetensors")
+def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int) -> list[ReadText]:
+    """Read all texts and conversations.
+
+    Raises:
+        UsageError: there is none, or one cannot be read.
+    """
+    texts, chats = list(chosen.text), list(chosen.chat)
+    if bool(texts or chats) == (chosen.tokens is not None):
+        raise UsageError("give a text with --text FILE or --chat FILE, or token ids with --tokens FILE.safetensors")
     if chosen.context < 2:
         raise UsageError(f"--context {chosen.context}: at least 2 tokens are needed")
     if chosen.tokens is not None:
-        return read_tokens(os.fspath(chosen.tokens))
+        text = read_tokens(os.fspath(chosen.tokens))
+        return [_read_text(Path(text.source).stem, text, chosen, vocabulary)]
     enough = None if chosen.chunks is None else max(chosen.chunks, LEAST_CONTEXTS) * chosen.context
-    return read_text(os.fspath(chosen.text or ""), folder, enough)
+    named = named_files([*texts, *chats], "--text" if texts else "--chat")
+    found = [
+        _read_text(one.name, read_text(one.path, folder, enough), chosen, vocabulary) for one in named[: len(texts)]
+    ]
+    for one in named[len(texts) :]:
+        chunks = read_conversations(one.path, folder, chosen.context, chosen.chunks)
+        tokens = torch.cat([row[:length] for row, length in zip(chunks.raw, chunks.lengths, strict=True)])
+        like = likeness(Text(tokens, one.path, None), tokens[None])._replace(repeated=_repeated(chunks.raw))
+        found.append(ReadText(one.name, one.path, chunks, like))
+    return found
+
+
+def _read_text(name: str, text: Text, chosen: EvaluateOptions, vocabulary: int) -> ReadText:
+    chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
+    return ReadText(name, text.source, chunks, likeness(text, chunks.raw))
+
+
+def _repeated(raw: Tensor) -> int:
+    """Return how many of some conversations repeat others."""
+    return len(raw) - len({row.numpy().tobytes() for row in raw})
 
 
 def _evaluated(
@@ -516,6 +567,7 @@ def _evaluated(
         reasons=reasons or ["evaluated on all tokens; no gates set"],
         bytes=candidate.checkpoint.nbytes,
         scores=outcome.scores,
+        texts=[TextScores(text.name, each) for text, each in zip(prepared.texts, outcome.texts, strict=False)],
         predicted_kld=sum(known.values()) if known else None,
         embeddings=outcome.embeddings,
         outputs=outcome.outputs,
@@ -552,20 +604,38 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> It
 
 def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
     scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
-    if isinstance(prepared.chunks, Calls) or prepared.like is None:
-        calls = prepared.chunks
-        assert isinstance(calls, Calls)  # noqa: S101 - what has no likeness is recorded calls
-        return Tokens(calls.source, calls.sha256, 0, len(calls.calls), 0)
-    raw = prepared.chunks.raw
+    if prepared.calls is not None:
+        return Tokens(prepared.calls.source, prepared.calls.sha256, 0, len(prepared.calls.calls), 0)
+    if len(prepared.texts) == 1:
+        return _tokens_of(prepared.texts[0], prepared, chosen, scored)
+    n = sum(len(text.chunks.raw) for text in prepared.texts)
+    digest = fingerprint(*(part for text in prepared.texts for part in _scored_parts(text.chunks)))
+    return Tokens(prepared.source, digest, chosen.context, n, scored, tokenizer=prepared.tokenizer)
+
+
+def _tokens_of(text: ReadText, prepared: _Prepared, chosen: EvaluateOptions, scored: int) -> Tokens:
     return Tokens(
-        prepared.source,
-        fingerprint(raw),
+        text.source,
+        fingerprint(*_scored_parts(text.chunks)),
         chosen.context,
-        len(raw),
+        len(text.chunks.raw),
         scored,
-        **prepared.like._asdict(),
+        **text.like._asdict(),
         tokenizer=prepared.tokenizer,
     )
+
+
+def _scored_parts(chunks: Chunks) -> list[Tensor]:
+    return [chunks.raw] if chunks.scored is None else [chunks.raw, chunks.scored]
+
+
+def _named_texts(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> list[NamedTokens]:
+    """Return each of several texts."""
+    found = next((outcome.texts for outcome in outcomes if outcome.texts), [])
+    return [
+        NamedTokens(text.name, _tokens_of(text, prepared, chosen, scores.tokens))
+        for text, scores in zip(prepared.texts, found, strict=False)
+    ]
 
 
 def _run(chosen: EvaluateOptions, device: torch.device, started: datetime, seconds: float, read_bytes: int) -> RunInfo:

@@ -20,7 +20,7 @@ from quanterr.evaluation.rounding import RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Product, Visit, hidden_of
 from quanterr.evaluation.stepping import Stream
-from quanterr.evaluation.tokens import Chunks
+from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import Measures
 from quanterr.report.evaluation.model import BlockError, Embeddings, Outputs, WeightError
@@ -38,6 +38,7 @@ class Outcome:
     """All that was measured of a candidate."""
 
     scores: ReportedScores | None = None
+    texts: list[ReportedScores] = field(default_factory=list)  # of each, where there are several
     embeddings: Embeddings | None = None
     outputs: Outputs | None = None
     not_finite: str | None = None
@@ -71,14 +72,23 @@ class Batch(NamedTuple):
     given: Any
     raw: Any
     tokens: int
+    first: int  # number of its first chunk
+    scored: Tensor | None = None  # (n, context) bool, of conversations
 
 
-def batches_of(chunks: Chunks | Calls, size: int) -> list[Batch]:
-    """Return the micro-batches of ``size`` chunks each."""
-    if isinstance(chunks, Calls):
-        return [Batch(n, call, call, _tokens_of(call)) for n, call in enumerate(chunks.calls)]
-    split = zip(*(torch.split(each, size) for each in chunks), strict=True)
-    return [Batch(number, given, raw, given.numel()) for number, (given, raw) in enumerate(split)]
+def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
+    """Return the micro-batches of ``size`` chunks each; of conversations, which differ in length, one each."""
+    if isinstance(texts, Calls):
+        return [Batch(n, call, call, _tokens_of(call), n) for n, call in enumerate(texts.calls)]
+    found: list[Batch] = []
+    for chunks, span in zip(texts, spans_of(texts), strict=True):
+        step = 1 if chunks.lengths else size
+        for n in range(0, len(chunks.raw), step):
+            width = chunks.lengths[n] if chunks.lengths else chunks.raw.shape[1]
+            given, raw = (each[n : n + step, :width] for each in (chunks.given, chunks.raw))
+            scored = None if chunks.scored is None else chunks.scored[n : n + step, :width]
+            found.append(Batch(len(found), given, raw, given.numel(), span[n], scored))
+    return found
 
 
 def _tokens_of(call: Call) -> int:
@@ -126,14 +136,19 @@ class Running:
         folded = any(key in self.candidate.unfolded for name in names for key in self.stream.names.sources(name))
         return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
 
-    def outcome(self, order: Sequence[str]) -> Outcome:
-        """Return what was measured, weights aside; ``order`` are the units as the model runs them."""
+    def outcome(self, order: Sequence[str], spans: Sequence[range]) -> Outcome:
+        """Return what was measured, weights aside.
+
+        ``order`` are the units as the model runs them, ``spans`` the numbers of the chunks of each text.
+        """
         blocks = [BlockError(name, **error.row()) for name, error in self.blocks.items()]
         not_finite = min(self.not_finite, key=[*order, LOGITS].index, default=None)
         outcome, measures = Outcome(not_finite=not_finite, blocks=blocks), self.measures
         if not_finite is None and measures.scores.columns:
             try:
                 outcome.scores = ReportedScores(**measures.scores.result())
+                if len(spans) > 1:
+                    outcome.texts = [ReportedScores(**measures.scores.among(span).result()) for span in spans]
             except OverflowError:
                 outcome.not_finite = "the perplexity"
         if not_finite is None and measures.embedded.chunks:
@@ -155,7 +170,7 @@ class Lockstep:
         architecture: Architecture | Denoiser,
         sides: Sides,
         candidates: Sequence[Candidate],
-        chunks: Chunks | Calls,
+        chunks: Sequence[Chunks] | Calls,
         pace: RunSettings,
     ) -> None:
         """Build a model for each side; the only weights read here are those outside of all units.
@@ -170,7 +185,10 @@ class Lockstep:
         self._batches = batches_of(chunks, pace.batch)[pace.rank :: pace.world]
         if isinstance(chunks, Calls):
             chunks.check(self.model)
-        inputs = [self._workload.inputs(self.model, architecture.config, batch.given) for batch in self._batches]
+        self._spans = [] if isinstance(chunks, Calls) else spans_of(chunks)
+        inputs = [
+            self._workload.inputs(self.model, architecture.config, batch.given, batch.scored) for batch in self._batches
+        ]
         names = complete(Names(self.model, sides.weights), sides)
         self._original = Stream(self.model, names, sides.get, inputs, architecture.device)
         self._others = []
@@ -266,8 +284,7 @@ class Lockstep:
             result = side.stream.result(batch)
             if base is not None and result is not None:
                 own = self._batches[batch]
-                first = own.number * self._pace.batch
-                if not self._workload.measure(base, result, own.raw, first, side.measures):
+                if not self._workload.measure(base, result, own.raw, own.first, side.measures, own.scored):
                     side.not_finite.add(LOGITS)
 
     def _check_head(self, base: Any) -> None:
@@ -283,7 +300,7 @@ class Lockstep:
 
     def _outcome(self, n: int) -> Outcome:
         side = self._others[n]
-        outcome = side.outcome([*self._original.units])
+        outcome = side.outcome([*self._original.units], self._spans)
         outcome.weights = self._weights(n)
         return outcome
 
@@ -375,7 +392,7 @@ class BesideReference:
         architecture: Architecture,
         sides: Sides,
         candidates: Sequence[Candidate],
-        chunks: Chunks,
+        chunks: Sequence[Chunks],
         pace: RunSettings,
         reference: Reference,
     ) -> None:
@@ -389,7 +406,10 @@ class BesideReference:
         self._batches = batches_of(chunks, pace.batch)
         self._head = reference.head(architecture)
         self.model = self._head.model
-        self._inputs = [self._workload.inputs(self.model, architecture.config, batch.given) for batch in self._batches]
+        self._spans = spans_of(chunks)
+        self._inputs = [
+            self._workload.inputs(self.model, architecture.config, batch.given, batch.scored) for batch in self._batches
+        ]
         self._running = []
         for candidate in candidates:
             model = architecture.build()
@@ -417,7 +437,7 @@ class BesideReference:
 
     def outcomes(self) -> list[Outcome]:
         """Return what was measured of each candidate: its scores."""
-        return [side.outcome([*side.stream.units]) for side in self._running]
+        return [side.outcome([*side.stream.units], self._spans) for side in self._running]
 
     def _step(self, name: str, done: int, total: int) -> None:
         units = [side.stream.units[name] for side in self._running]
@@ -443,7 +463,7 @@ class BesideReference:
                     if base is None:
                         base = self._head(self._reference.hidden(batch), self._inputs[batch])
                     own = self._batches[batch]
-                    if not self._workload.measure(base, result, own.raw, batch * self._pace.batch, side.measures):
+                    if not self._workload.measure(base, result, own.raw, own.first, side.measures, own.scored):
                         side.not_finite.add(LOGITS)
             if self._pace.on_progress:
                 self._pace.on_progress(done, total, batch + 1, len(self._batches))

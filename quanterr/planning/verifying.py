@@ -23,7 +23,7 @@ def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measuremen
         UsageError: too little text, or one that says nothing; a model that predicts no tokens; transformers is missing.
     """
     options = EvaluateOptions(
-        text=chosen.text,
+        text=() if chosen.text is None else [chosen.text],
         context=chosen.context,
         chunks=chosen.chunks,
         device=chosen.device,

@@ -1,6 +1,7 @@
 """Text for people: names made harmless, sizes and counts made short."""
 
 import re
+from os.path import exists
 
 MAX_SHOWN = 200
 MAX_LINE = 20_000
@@ -89,3 +90,9 @@ def decisive(value: float, limit: float | None = None) -> str:
 def unrounded(value: float) -> str:
     """A number with all its digits: ``30``, ``29.999999999999996``."""
     return repr(float(value)).removesuffix(".0")
+
+
+def named_path(given: str) -> tuple[str, str]:
+    """Return name and path of ``prose=a.txt``; no name where there is no sign, or a file of the whole name."""
+    name, sign, path = given.partition("=")
+    return (name, path) if name and sign and not exists(given) else ("", given)

@@ -13,7 +13,7 @@ from quanterr.report.gate_results import Gate
 from quanterr.util.text import display
 
 # 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 reference
+# 1.4 reference, texts
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -33,6 +33,14 @@ class Tokens:
     unknown: Annotated[Number, Field(description="share of tokens that the tokenizer does not know")] = None
     repeated: Annotated[int | None, Field(description="chunks that are the same as earlier ones")] = None
     tokenizer: Annotated[str | None, Field(description="SHA-256 of what tokenizer.json makes of a text")] = None
+
+
+@dataclass(slots=True)
+class NamedTokens:
+    """One of several texts."""
+
+    name: str
+    tokens: Tokens
 
 
 @dataclass(slots=True)
@@ -91,6 +99,32 @@ class Scores:
     def kld_error(self) -> float:
         """The standard error of the mean divergence [nat], the larger of those over predictions and over chunks."""
         return max(self.kld_mean_se, self.kld_mean_chunk_se or 0.0)
+
+
+@dataclass(slots=True)
+class TextScores:
+    """The predictions of one of several texts."""
+
+    name: str
+    scores: Scores
+
+    @property
+    def text_kld_mean(self) -> float:
+        """Mean divergence on this text [nat], for rules."""
+        return self.scores.kld_mean
+
+    @property
+    def text_ppl_ratio(self) -> float:
+        """Ratio of perplexities on this text, for rules."""
+        return self.scores.ppl_ratio
+
+    @property
+    def text_top1(self) -> float:
+        """Share of predictions on this text with the same most probable token, for rules."""
+        return self.scores.top1
+
+
+OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
 
 
 @dataclass(slots=True)
@@ -229,6 +263,9 @@ class Evaluated:
     )
     kv: Annotated[str | None, Field(description="scheme by which keys and values were rounded; null: none")] = None
     outputs: Annotated[Outputs | None, Field(description="of recorded calls; null of a model that reads tokens")] = None
+    texts: Annotated[list[TextScores], Field(description="of several; ``scores`` are of all predictions")] = field(
+        default_factory=list
+    )
 
     def value(self, metric: str) -> float | None:
         """A number of its scores or embeddings, predicted_kld, the least of its tasks; None where it has none."""
@@ -273,6 +310,7 @@ class Evaluation(Document):
     dtype: str = Field(description="in which both sides compute")
     tokens: Tokens
     candidates: list[Evaluated]
+    texts: list[NamedTokens] = Field([], description="each of several texts; empty of one, which ``tokens`` says")
     reference: str | None = Field(
         None, description="folder of what was kept of the original; null: the original itself was run"
     )

@@ -1,4 +1,4 @@
-"""What rules see of an evaluation: of each candidate its scores, and its tasks, blocks and weights.
+"""What rules see of an evaluation: of each candidate its scores, and its texts, tasks, blocks and weights.
 
 A candidate that is the original, or whose config.json or tokenizer differs from those that it was run with, is
 inconclusive under any rule. Of fewer than eight chunks no interval is formed: tokens of one chunk are no independent
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from quanterr.errors import UsageError
-from quanterr.report.evaluation.model import METRICS, OF_TASKS, SCORES, Evaluated, Evaluation, difference
+from quanterr.report.evaluation.model import METRICS, OF_TASKS, OF_TEXTS, SCORES, Evaluated, Evaluation, difference
 from quanterr.report.gate_results import Verdict
 from quanterr.report.subjects import Item, Subject, Vocabulary, reasons_of_its_own, whole_of
 
@@ -27,6 +27,7 @@ VOCABULARY = Vocabulary(
         **dict.fromkeys(OF_BLOCKS, "block"),
         **dict.fromkeys(OF_WEIGHTS, "weight"),
         **dict.fromkeys(OF_TASKS, "task"),
+        **dict.fromkeys(OF_TEXTS, "text"),
     },
     OF_CANDIDATES,
     "kld_mean <= 0.01",
@@ -89,6 +90,7 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
 def _items(candidate: Evaluated) -> list[Item]:
     of_kinds = (
         ("task", [(task.name, task) for task in candidate.tasks], OF_TASKS),
+        ("text", [(text.name, text) for text in candidate.texts], OF_TEXTS),
         ("block", [(block.name, block) for block in candidate.blocks], OF_BLOCKS),
         ("weight", [(weight.layer_name, weight) for weight in candidate.weights], OF_WEIGHTS),
     )

@@ -4,9 +4,11 @@ Also its rows of CSV and its tests of JUnit.
 """
 
 from collections.abc import Iterator, Sequence
+from math import exp
+from statistics import fmean
 
 from quanterr.report import html_data
-from quanterr.report.evaluation.model import METRICS, Evaluated, Evaluation
+from quanterr.report.evaluation.model import METRICS, OF_TEXTS, Evaluated, Evaluation, Scores
 from quanterr.report.evaluation.pairs import neighbours
 from quanterr.report.evaluation.wording import (
     base_line,
@@ -46,6 +48,11 @@ from quanterr.util.text import count, display, size
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
 TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
+TEXTS = (
+    *(Column("predictions", 5), Column("KLD", 0), Column("KLD 99 %", 1), Column("PPL", 4), Column("PPL ratio", 2)),
+    Column("same top token", 3),
+)
+MACRO = "macro average"
 MAX_BLOCKS = 8
 MAX_DETAILED = 2  # candidates
 CSV_COLUMNS = (
@@ -86,6 +93,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     yield Section("scores", "Scores", [scores(evaluation), *_sure(evaluation)])
+    if any(candidate.texts for candidate in candidates):
+        yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
         rows = [[Name(f"{task.name}, {candidate.name}"), *task_cells(task)] for task, candidate in tasks]
         yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
@@ -125,6 +134,27 @@ def scores(evaluation: Evaluation) -> Table:
         for candidate in evaluation.candidates
     ]
     return Table("Against the original", "candidate", columns, rows)
+
+
+def _texts(candidate: Evaluated) -> Part:
+    """Return the scores of each text, and their macro average: each text counts the same."""
+    rows = [[Name(text.name), f"{text.scores.tokens:,}", *_text_cells(text.scores)] for text in candidate.texts]
+    scores = [text.scores for text in candidate.texts]
+    ratio = exp(fmean(each.ln_ppl_ratio for each in scores))
+    cells = [f"{fmean(each.kld_mean for each in scores):.5g}", f"{fmean(each.kld_p99 for each in scores):.5g}"]
+    cells += ["-", f"{ratio:.5g}", f"{100 * fmean(each.top1 for each in scores):.4g} %"]
+    rows.append([MACRO, "", *cells])
+    return Table(f"By text, {display(candidate.name)}", "text", TEXTS, rows)
+
+
+def _text_cells(scores: Scores) -> list[str]:
+    return [
+        f"{scores.kld_mean:.5g} ± {scores.kld_error:.2g}",
+        f"{scores.kld_p99:.5g}",
+        f"{scores.ppl:.5g}",
+        f"{scores.ppl_ratio:.5g}",
+        f"{100 * scores.top1:.4g} %",
+    ]
 
 
 def _detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
@@ -206,6 +236,9 @@ def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
     for metric in METRICS:
         if (value := candidate.value(metric)) is not None:
             yield {"list": "scores", "name": metric, "value": value}
+    for text in candidate.texts:
+        for metric in OF_TEXTS:
+            yield {"list": "texts", "name": text.name, "block": metric, "value": getattr(text, metric)}
     for block in candidate.blocks:
         yield {"list": "blocks", "name": block.name, "value": block.relative_error, "cosine": block.cosine}
     for w in candidate.weights:
